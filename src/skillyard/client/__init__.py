@@ -1,0 +1,1 @@
+"""The Python client. It imports nothing of the server."""

@@ -1,0 +1,142 @@
+"""Every error that crosses a face. A run that fails is no error: see :mod:`skillyard.domain.outcome`.
+
+``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
+(skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SkillyardError(Exception):
+    """Something of ours went wrong; the message is fit for the caller."""
+
+    type: ClassVar[str] = "InternalError"
+    code: ClassVar[int] = -32603
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def data(self) -> dict[str, Any]:
+        """The JSON-RPC ``error.data`` object: ``type`` and whatever the error knows besides."""
+        return {"type": self.type, **self.details}
+
+
+class InvalidInput(SkillyardError):
+    """A value breaks a rule. ``field`` is a path (``limits.timeout_ms``); ``got`` a shape, never content."""
+
+    type = "InvalidParams"
+    code = -32602
+
+    def __init__(self, field: str, rule: str, got: str | None = None, **details: Any) -> None:
+        super().__init__(f"{field}: {rule}" + (f" (got {got})" if got else ""), field=field, **details)
+        self.field = field
+        self.rule = rule
+
+
+class SkillNotFound(InvalidInput):
+    type = "SkillNotFound"
+
+
+class BlobNotFound(InvalidInput):
+    type = "BlobNotFound"
+
+
+class FileNotFound(InvalidInput):
+    type = "FileNotFound"
+
+
+class RunNotFound(InvalidInput):
+    type = "RunNotFound"
+
+
+class NotExecutable(InvalidInput):
+    """The skill is text for the model to read, not code."""
+
+    type = "NotExecutable"
+
+
+class UnsupportedLanguage(InvalidInput):
+    type = "UnsupportedLanguage"
+
+
+class IdempotencyConflict(InvalidInput):
+    """The key was used before with other parameters."""
+
+    type = "IdempotencyConflict"
+
+
+class QuotaExceeded(InvalidInput):
+    """Storing this would pass a limit; nothing was stored."""
+
+    type = "QuotaExceeded"
+
+
+class Unauthenticated(SkillyardError):
+    type = "Unauthenticated"
+    code = -32001
+
+
+class Forbidden(SkillyardError):
+    type = "Forbidden"
+    code = -32003
+
+
+class ProtectionMissing(SkillyardError):
+    """A protection that was asked for cannot be enforced here; the message names it and the mend."""
+
+    type = "ProtectionMissing"
+    code = -32004
+
+
+class Busy(SkillyardError):
+    """Too many runs at once. ``retry_after_ms`` says when to come again."""
+
+    type = "Busy"
+    code = -32005
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message, retry_after_ms=retry_after_ms)
+        self.retry_after_ms = retry_after_ms
+
+
+class SandboxFault(SkillyardError):
+    """The sandbox machinery failed; what foreign code does is an outcome instead."""
+
+    type = "SandboxError"
+
+
+class SandboxGone(SandboxFault):
+    """No such sandbox or process any more."""
+
+
+class StoreFault(SkillyardError):
+    """A store cannot be read or written."""
+
+    type = "StoreError"
+
+
+def shape(value: object) -> str:
+    """How an error describes a value without repeating it: ``string of 12 characters``, ``integer``."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return f"string of {len(value)} characters"
+        case list() | tuple():
+            return f"array of {len(value)}"
+        case dict():
+            return f"object of {len(value)} keys"
+        case bytes():
+            return f"{len(value)} bytes"
+        case _:
+            return type(value).__name__

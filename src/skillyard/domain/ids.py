@@ -1,0 +1,17 @@
+"""Identifiers. Unguessable ones carry 128 random bits; all of them are opaque to clients."""
+
+from __future__ import annotations
+
+import re
+
+BLOB_ID = re.compile(r"blob:[A-Za-z0-9._-]{1,128}")
+RUN_ID = re.compile(r"run_[A-Za-z0-9]{1,64}")
+
+
+def is_blob_id(text: str) -> bool:
+    """Whether ``text`` has the form of a blob id (skills-protocol §5.1)."""
+    return BLOB_ID.fullmatch(text) is not None and text not in ("blob:.", "blob:..")
+
+
+def is_run_id(text: str) -> bool:
+    return RUN_ID.fullmatch(text) is not None

@@ -1,0 +1,64 @@
+"""What a run may use. A limit above its maximum is refused by name, never clamped (design §8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, shape
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one run: milliseconds, MiB, cores, processes with threads, MiB of written files."""
+
+    timeout_ms: int = 300_000
+    memory_mb: int = 512
+    cpus: float = 1.0
+    pids: int = 256
+    disk_mb: int = 512
+
+    def as_dict(self) -> dict[str, int | float]:
+        return asdict(self)
+
+
+MINIMUM = Limits(timeout_ms=1, memory_mb=16, cpus=0.01, pids=4, disk_mb=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitFamily:
+    """Defaults and maxima of one kind of run (design §8)."""
+
+    defaults: Limits = field(default_factory=Limits)
+    maxima: Limits = field(
+        default_factory=lambda: Limits(
+            timeout_ms=3_600_000, memory_mb=8192, cpus=16.0, pids=4096, disk_mb=16384
+        )
+    )
+
+    def resolve(self, asked: Mapping[str, Any], *, where: str = "limits") -> Limits:
+        """The limits for a request that names some of them.
+
+        Raises InvalidInput for an unknown name, a wrong type, or a value outside minimum and maximum.
+        """
+        known = {f.name for f in fields(Limits)}
+        values: dict[str, Any] = {}
+        for name, value in asked.items():
+            path = f"{where}.{name}"
+            if name not in known:
+                raise InvalidInput(path, f"unknown limit; known are {', '.join(sorted(known))}")
+            values[name] = self._checked(path, name, value)
+        return replace(self.defaults, **values)
+
+    def _checked(self, path: str, name: str, value: object) -> int | float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidInput(path, "must be a number", shape(value))
+        if name != "cpus" and not isinstance(value, int):
+            raise InvalidInput(path, "must be an integer", shape(value))
+        low, high = getattr(MINIMUM, name), getattr(self.maxima, name)
+        if not low <= value <= high:
+            raise InvalidInput(
+                path, f"must be from {low} to {high}", str(value)[:32], limit=name, maximum=high
+            )
+        return float(value) if name == "cpus" else value

@@ -1,0 +1,61 @@
+"""The record of a run: written before its sandbox exists, and again when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from skillyard.domain.outcome import Outcome
+
+
+class RunKind(StrEnum):
+    SKILL = "execute_skill"
+    CODE = "run_code"
+
+
+class RunStatus(StrEnum):
+    """RUNNING becomes exactly one of the other two, once; terminal is terminal."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Times are UTC seconds since the epoch. ``output`` is at most 4,096 bytes of compact JSON.
+
+    ``digests`` name what ran (``code``, ``skill``, ``environment``, ``blobs``), so that it can be repeated.
+    """
+
+    run_id: str
+    kind: RunKind
+    principal: str
+    status: RunStatus
+    created_at: float
+    skill: str | None = None
+    version: str | None = None
+    environment: str = "base"
+    outcome: Outcome | None = None
+    reason: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    summary: str = ""
+    limits: dict[str, Any] = field(default_factory=dict)
+    enforced: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, Any] = field(default_factory=dict)
+    output: Any = None
+    output_blobs: tuple[str, ...] = ()
+    logs_preview: str = ""
+    logs_blob: str | None = None
+    error: dict[str, Any] | None = None
+    idempotency_key: str | None = None
+    request_digest: str = ""
+    sandbox: str | None = None
+    """The backend's handle while it runs: how a restart finds it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""
+        return asdict(self) | {"output_blobs": list(self.output_blobs)}

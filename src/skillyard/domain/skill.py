@@ -1,0 +1,103 @@
+"""A skill as the catalogue holds it: one immutable version of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class SkillKind(StrEnum):
+    ACTION = "action"
+    INSTRUCTION = "instruction"
+
+
+class SkillFormat(StrEnum):
+    PROTOCOL = "skills-protocol"
+    AGENT_SKILLS = "agent-skills"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSpec:
+    """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it."""
+
+    language: str
+    entrypoint: str
+    export: str
+    environment: str = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretNeed:
+    name: str
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the manifest declares that it needs from outside its own files."""
+
+    network: tuple[str, ...] = ()
+    secrets: tuple[SecretNeed, ...] = ()
+    dependencies: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that validation has to say. ``line`` counts from 1, 0 when the whole file is meant.
+    ``level`` is ``error`` or ``warning``."""
+
+    level: str
+    file: str
+    line: int
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.level}: {self.message} [{self.rule}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """``root`` is an immutable snapshot (files 0444 or 0555, directories 0555), ready to be mounted.
+
+    ``digest`` is over every file's path, mode and bytes. ``manifest`` and ``frontmatter`` are verbatim JSON
+    values; ``body`` is the Markdown after the front matter.
+    """
+
+    name: str
+    version: str
+    kind: SkillKind
+    format: SkillFormat
+    description: str
+    namespace: str
+    root: Path
+    digest: str
+    manifest: Mapping[str, Any]
+    frontmatter: Mapping[str, Any]
+    body: str
+    files: tuple[SkillFile, ...]
+    runtime: RuntimeSpec | None = None
+    needs: Needs = Needs()
+    tags: tuple[str, ...] = ()
+    short_description: str = ""
+    inputs_schema: Mapping[str, Any] | None = None
+    outputs_schema: Mapping[str, Any] | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def import_name(self) -> str:
+        """The dotted name below ``skills`` by which Python imports it: ``-`` becomes ``_``."""
+        return self.name.replace("-", "_")

@@ -1,0 +1,1 @@
+"""Thin: parse, authorise, call the engine, render."""

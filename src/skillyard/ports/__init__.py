@@ -1,0 +1,1 @@
+"""The Protocols that the engine needs and that backends and stores implement."""

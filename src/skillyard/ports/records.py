@@ -1,0 +1,41 @@
+"""Run records: compare-and-set, terminal is terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from skillyard.domain.run import RunRecord
+
+
+class RecordStore(Protocol):
+    async def insert(self, record: RunRecord) -> None:
+        """Durable when it returns. Raises IdempotencyConflict when (principal, idempotency_key) is taken
+        by a record with another ``request_digest`` or another run id."""
+        ...
+
+    async def update_running(self, record: RunRecord) -> bool:
+        """Replace a record that is still RUNNING; False (and no change) when it is terminal or absent."""
+        ...
+
+    async def finish(self, record: RunRecord) -> bool:
+        """Move RUNNING to the record's terminal state; False when it was terminal already."""
+        ...
+
+    async def get(self, run_id: str) -> RunRecord | None: ...
+
+    async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None: ...
+
+    async def list(
+        self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
+    ) -> Sequence[RunRecord]:
+        """Newest first; ``principal`` None for all; ``after`` is the last run id of the page before."""
+        ...
+
+    async def unfinished(self) -> Sequence[RunRecord]:
+        """All RUNNING records: what start-up has to attach or call lost."""
+        ...
+
+    async def sweep(self, older_than: float) -> int:
+        """Delete terminal records that ended before ``older_than`` (UTC seconds); how many."""
+        ...

@@ -1,0 +1,125 @@
+"""The sandbox port: small enough for an afternoon, wide enough for a fork, a container and a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from skillyard.domain.outcome import Ending, Usage
+from skillyard.domain.protection import Probe
+from skillyard.domain.sandbox import DEFAULT_STREAMS, Entry, Held, Program, SandboxSpec, Stream, StreamLimits
+
+
+class Process(Protocol):
+    """One started program. Its output is a log with offsets that can be read again, also after it ended."""
+
+    @property
+    def id(self) -> str: ...
+
+    def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        """Bytes of ``stream`` from ``offset`` on, as they come, until the process ended and all was given."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Write to the standard input of an ``Argv`` with ``stdin``; returns when the backend took it.
+        Raises SandboxGone when nobody reads it any more."""
+        ...
+
+    async def close_stdin(self) -> None:
+        """The program reads end of file. Idempotent."""
+        ...
+
+    async def wait(self) -> Ending:
+        """How it ended: it and every process it left behind are gone (a one-program sandbox), or it is gone
+        (a session). Can be awaited by many, and again."""
+        ...
+
+    async def kill(self, reason: str = "") -> None:
+        """End the whole tree at once; :meth:`wait` then gives CANCELLED. No effect once it has ended."""
+        ...
+
+
+class Sandbox(Protocol):
+    @property
+    def handle(self) -> str:
+        """What ``Backend.attach`` takes, after a restart too."""
+        ...
+
+    @property
+    def enforced(self) -> dict[str, str]:
+        """Protection name → level that is in force for this very sandbox."""
+        ...
+
+    async def start(
+        self,
+        program: Program,
+        *,
+        id: str,
+        timeout_ms: int | None = None,
+        streams: StreamLimits = DEFAULT_STREAMS,
+    ) -> Process:
+        """Start a program. ``id`` is the caller's and unique in this sandbox; a second start with it gives
+        the first process. The deadline counts from here and is kept by the backend, not by the caller.
+
+        A sandbox runs several programs, one after another or at once.
+        """
+        ...
+
+    async def process(self, id: str) -> Process:
+        """The process that was started under ``id``. Raises SandboxGone."""
+        ...
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """A regular file's bytes, streamed from inside. Links are not followed.
+
+        Raises FileNotFound for what is missing or no regular file."""
+        ...
+
+    async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
+        """Make or replace a file below a writable directory, parents included; the bytes written.
+
+        Raises QuotaExceeded when the disk limit is reached."""
+        ...
+
+    async def entries(self, path: str) -> Sequence[Entry]:
+        """The names directly below a directory, sorted, at most 10,000. Raises FileNotFound."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes sandboxes. All of it can be called again: create is idempotent on its key, destroy on its handle."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def probe(self) -> Probe:
+        """What can be enforced here and, for what cannot, why. Found by trying; may be cached."""
+        ...
+
+    async def create(self, spec: SandboxSpec, key: str) -> Sandbox:
+        """A ready sandbox, used by nobody before. On failure nothing is left behind.
+
+        Raises ProtectionMissing, SandboxFault.
+        """
+        ...
+
+    async def attach(self, handle: str) -> Sandbox:
+        """The live sandbox of an earlier ``create``, perhaps of an earlier server. Raises SandboxGone."""
+        ...
+
+    async def survey(self) -> Sequence[Held]:
+        """Every lent sandbox it still holds, those of dead servers too; ready ones in a pool are not lent."""
+        ...
+
+    async def destroy(self, handle: str) -> Usage:
+        """End it and what runs in it; returns when no process, mount, cgroup and file of it is left.
+        The usage of its whole life. Idempotent: a handle that is gone gives an empty Usage."""
+        ...
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """A hint that sandboxes like this will be asked for. May do nothing; never fails the caller."""
+        ...
+
+    async def close(self) -> None:
+        """Let go: RUN sandboxes end, TASK sandboxes stay where the backend can keep them."""
+        ...

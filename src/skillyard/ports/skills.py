@@ -1,0 +1,31 @@
+"""The catalogue of skills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from skillyard.domain.skill import Finding, Skill
+
+
+class SkillStore(Protocol):
+    async def revision(self) -> str:
+        """Changes whenever the catalogue does; what a cursor is bound to."""
+        ...
+
+    async def names(self) -> Sequence[str]:
+        """Every skill's name, sorted by code points."""
+        ...
+
+    async def get(self, name: str, version: str | None = None) -> Skill:
+        """A version, the latest when none is given (semver; pre-releases only when nothing else is there).
+        Raises SkillNotFound."""
+        ...
+
+    async def versions(self, name: str) -> Sequence[str]:
+        """Newest first. Raises SkillNotFound."""
+        ...
+
+    async def problems(self) -> Sequence[Finding]:
+        """Why some bundles on disk are not served."""
+        ...

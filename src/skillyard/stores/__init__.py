@@ -1,0 +1,1 @@
+"""Blobs, skills, records, secrets and tokens on the local disk."""

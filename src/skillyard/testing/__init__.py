@@ -1,0 +1,1 @@
+"""Conformance suites as library API, and in-memory twins of the ports."""
