@@ -87,7 +87,7 @@ class Sandbox(Protocol):
 
 
 class Backend(Protocol):
-    """Makes sandboxes. All of it can be called again: create is idempotent on its key, destroy on its handle."""
+    """Makes sandboxes. Calls can be repeated: create is idempotent on its key, destroy on its handle."""
 
     @property
     def name(self) -> str: ...
