@@ -1,0 +1,65 @@
+"""The engine's settings as plain values; :mod:`skillyard.assembly` makes them from the user's settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skillyard.domain.limits import LimitFamily
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDefinition:
+    """A named set of packages: PEP 508 requirements to install, and modules worth importing ahead."""
+
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+BUNDLED: Mapping[str, EnvironmentDefinition] = {
+    "base": EnvironmentDefinition(),
+    "data": EnvironmentDefinition(packages=("numpy", "pandas"), preload=("numpy", "pandas")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """``memory_mb`` bounds the sum of what running sandboxes may use at most (memory and disk, which is
+    memory too); None leaves that to the limits of each run. ``queued_each`` bounds one principal's share
+    of the queue."""
+
+    running: int = 64
+    queued: int = 256
+    queued_each: int = 128
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the use cases need to know. Times are seconds unless the name says otherwise.
+
+    ``kernel_only`` and ``allow_degraded`` are policy on protections (design §4); ``run_code_secrets`` says
+    whether code may have the secrets that its mounted skills declare (skills-protocol §10).
+    """
+
+    limits: LimitFamily = field(default_factory=LimitFamily)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    environments: Mapping[str, EnvironmentDefinition] = field(default_factory=lambda: BUNDLED)
+    strict_params: bool = True
+    oversize_output: Literal["spill", "fail"] = "spill"
+    run_code_secrets: Literal["none", "mounted"] = "none"
+    kernel_only: frozenset[str] = frozenset()
+    allow_degraded: frozenset[str] = frozenset()
+    separate_principals: bool = False
+    log_bytes: int = 64 * MIB
+    json_blob_bytes: int = 32 * MIB
+    run_blob_bytes: int = 4096 * MIB
+    run_blobs: int = 1000
+    blob_ttl_s: float | None = 7 * 86400.0
+    record_ttl_s: float | None = 30 * 86400.0
+    sweep_every_s: float = 300.0
+    cursor_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)

@@ -1,0 +1,109 @@
+"""One row of the method table: what every face needs to know of a method, and nothing about any face."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from skillyard.domain.errors import InvalidInput, SkillyardError, shape
+from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.schema import Check, Schema, compile_schema, unknown_name
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+Handler = Callable[["Engine", Principal, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+Surface = Literal["protocol", "operator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` describes the
+    answer for documentation. ``scope`` or any of ``also`` lets a token call it. ``errors`` are the
+    protocol-level errors besides InvalidInput that a caller must expect. ``runs`` marks the methods that
+    start a run, which ends when its caller goes away. ``handler`` gets checked parameters with the
+    defaults filled in.
+    """
+
+    name: str
+    params: Schema
+    result: Schema
+    scope: Scope
+    errors: tuple[type[SkillyardError], ...]
+    surface: Surface
+    doc: str
+    handler: Handler
+    runs: bool = False
+    also: frozenset[Scope] = frozenset()
+    _check: Check = field(init=False, repr=False)
+    _defaults: Mapping[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        properties = self.params["properties"]
+        defaults = {name: rules["default"] for name, rules in properties.items() if "default" in rules}
+        object.__setattr__(self, "_check", compile_schema(self.params))
+        object.__setattr__(self, "_defaults", defaults)
+
+    def authorise(self, principal: Principal) -> None:
+        """Raises Forbidden unless the principal holds the scope or one that suffices as well."""
+        if not self.also or self.also.isdisjoint(principal.scopes):
+            principal.require(self.scope)
+
+    def bind(self, params: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """The parameters with defaults, checked. With ``strict`` off, unknown names are dropped.
+
+        Raises InvalidInput.
+        """
+        if not isinstance(params, Mapping):
+            raise InvalidInput("params", "must be an object", shape(params))
+        if not strict:
+            known = self.params["properties"]
+            params = {name: value for name, value in params.items() if name in known}
+        self._check("", params)
+        return {**self._defaults, **params}
+
+    def unknown(self, name: str) -> InvalidInput:
+        """The error for a parameter that this method does not have."""
+        return unknown_name("", name, self.params["properties"])
+
+
+def obj(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """A closed object schema."""
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def answer(properties: Mapping[str, Schema], *required: str) -> Schema:
+    """An open object schema for a result: more fields may come, these stay."""
+    return {"type": "object", "properties": dict(properties), "required": list(required)}
+
+
+def described(schema: Schema, text: str, **more: Any) -> Schema:
+    """``schema`` with a description for people and models, and further rules or a default."""
+    return {**schema, "description": text, **more}
+
+
+def list_of(items: Schema, text: str, **more: Any) -> Schema:
+    return {"type": "array", "items": items, "description": text, **more}
+
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+ARRAY: Schema = {"type": "array"}
+BLOB_ID: Schema = {"type": "string", "pattern": r"^blob:[A-Za-z0-9._-]{1,128}$"}
+RUN_ID: Schema = {"type": "string", "pattern": r"^run_[A-Za-z0-9]{1,64}$"}
+SKILL_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
+CURSOR: Schema = {
+    "type": ["string", "null"],
+    "maxLength": 1024,
+    "description": "next_cursor of the page before",
+    "default": None,
+}

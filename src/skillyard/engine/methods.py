@@ -1,0 +1,37 @@
+"""THE table: every method that every face offers, and the one way to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.principal import Principal
+from skillyard.engine import blobs, discovery, execution, operator
+from skillyard.engine.method import Method
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (*discovery.TABLE, *execution.TABLE, *blobs.TABLE, *operator.TABLE)
+}
+
+
+class UnknownMethod(SkillyardError):
+    """No row of the table has this name (JSON-RPC 2.0 §5.1)."""
+
+    type = "MethodNotFound"
+    code = -32601
+
+
+async def invoke(engine: Engine, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Authorise, check the parameters and call.
+
+    Raises UnknownMethod, Forbidden, InvalidInput and what the method's row lists.
+    """
+    method = METHODS.get(name)
+    if method is None:
+        raise UnknownMethod(f"there is no method '{name[:64]}'")
+    method.authorise(principal)
+    return await method.handler(engine, principal, method.bind(params, strict=engine.config.strict_params))
