@@ -1,0 +1,137 @@
+"""``PUT /blobs`` and ``GET /blobs/{blob_id}``: bytes of any size, in constant memory (skills-protocol §11)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from skillyard.domain.errors import BlobNotFound
+from skillyard.domain.ids import is_blob_id
+from skillyard.domain.principal import Principal
+from skillyard.faces.http import body, ranges
+from skillyard.faces.http.auth import principal_of
+from skillyard.faces.http.caller import HttpCaller
+from skillyard.faces.http.errors import BadRequest, MethodNotAllowed
+from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.replies import end, piece, reply, start
+from skillyard.faces.rpc.wire import dumps
+from skillyard.ports.blobs import BlobInfo
+
+DEFAULT_KIND = "application/octet-stream"
+
+
+class BlobAccess(Protocol):
+    """Blobs as a principal may use them; both check the scope and raise Forbidden."""
+
+    async def put(self, principal: Principal, kind: str, chunks: AsyncIterator[bytes]) -> BlobInfo:
+        """Raises QuotaExceeded, InvalidInput. Nothing is left when it fails, or when ``chunks`` does."""
+        ...
+
+    async def stat(self, principal: Principal, blob_id: str) -> BlobInfo:
+        """Raises BlobNotFound, for another principal's blob as well."""
+        ...
+
+    def read(self, blob_id: str, offset: int, length: int) -> AsyncIterator[bytes]: ...
+
+
+class Traffic(Protocol):
+    """Told of the bytes that went through."""
+
+    def received(self, count: int) -> None: ...
+
+    def sent(self, count: int) -> None: ...
+
+
+class BlobEndpoint:
+    def __init__(
+        self,
+        blobs: BlobAccess,
+        traffic: Traffic,
+        lifecycle: Lifecycle,
+        max_blob: int,
+        pace: body.Pace = body.DEFAULT_PACE,
+    ) -> None:
+        self._blobs = blobs
+        self._traffic = traffic
+        self._lifecycle = lifecycle
+        self._max_blob = max_blob
+        self._pace = pace
+
+    async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/blobs``."""
+        if scope["method"] != "PUT":
+            raise MethodNotAllowed("PUT")
+        _refuse_query(scope)
+        headers = Headers(scope=scope)
+        if "content-range" in headers or headers.get("content-encoding", "identity") != "identity":
+            raise BadRequest("Content-Range and Content-Encoding: send the whole content as it is")
+        chunks = body.stream(scope, receive, self._max_blob, self._pace)
+        async with aclosing(chunks):  # type: ignore[type-var]
+            info = await self._blobs.put(principal_of(scope), headers.get("content-type") or DEFAULT_KIND, chunks)
+        self._traffic.received(info.size)
+        content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
+        await reply(send, 201, dumps(content), headers={"location": f"/blobs/{info.blob_id}"})
+
+    async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/blobs/{blob_id}``."""
+        if scope["method"] not in ("GET", "HEAD"):
+            raise MethodNotAllowed("GET", "HEAD")
+        _refuse_query(scope)
+        info = await self._find(principal_of(scope), scope["path_params"]["blob_id"])
+        headers = Headers(scope=scope)
+        if ranges.matches(headers.get("if-none-match"), ranges.etag(info.sha256)):
+            await start(send, 304, _validators(info))
+        elif scope["method"] == "HEAD":
+            await start(send, 200, _describe(info, None))
+        else:
+            part = _part(headers, info)
+            await start(send, 206 if part else 200, _describe(info, part))
+            async with HttpCaller(receive, self._lifecycle) as caller:
+                await caller.wait(self._send_content(send, info, part or ranges.Range(0, info.size)))
+        await end(send)
+
+    async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
+        if not is_blob_id(blob_id):
+            raise BlobNotFound("blob_id", "no such blob")
+        return await self._blobs.stat(principal, blob_id)
+
+    async def _send_content(self, send: Send, info: BlobInfo, part: ranges.Range) -> None:
+        if part.length == 0:
+            return
+        chunks = self._blobs.read(info.blob_id, part.start, part.length)
+        async with aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                await piece(send, chunk)
+                self._traffic.sent(len(chunk))
+
+
+def _part(headers: Headers, info: BlobInfo) -> ranges.Range | None:
+    tag = ranges.etag(info.sha256)
+    if headers.get("if-range", tag) != tag:
+        return None
+    return ranges.read_range(headers.get("range"), info.size)
+
+
+def _validators(info: BlobInfo) -> dict[str, str]:
+    return {"etag": ranges.etag(info.sha256), "cache-control": "private, no-cache"}
+
+
+def _describe(info: BlobInfo, part: ranges.Range | None) -> dict[str, str]:
+    """A kind is whatever its maker said: it is never shown as a page of ours."""
+    headers = {
+        **_validators(info),
+        "accept-ranges": "bytes",
+        "content-type": info.kind,
+        "content-length": str(part.length if part else info.size),
+        "content-disposition": "attachment",
+    }
+    return headers | ({"content-range": part.content_range(info.size)} if part else {})
+
+
+def _refuse_query(scope: Scope) -> None:
+    if scope["query_string"]:
+        raise BadRequest("this path takes no query parameters")

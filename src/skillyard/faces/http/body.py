@@ -1,0 +1,109 @@
+"""Request bodies: counted, and bounded in size, in time and in what all of them together may hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from starlette.types import Receive, Scope
+
+from skillyard.faces.http.errors import BadRequest, PayloadTooLarge, SlowBody, Unavailable
+from skillyard.faces.rpc.errors import CallerGone
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A body may pause ``idle_s`` seconds, and on the whole comes at ``bytes_per_s`` or faster."""
+
+    idle_s: float = 30.0
+    bytes_per_s: int = 4096
+
+    def left(self, elapsed_s: float, received: int) -> float:
+        """Seconds until the next piece has to be here."""
+        return min(self.idle_s, self.idle_s + received / self.bytes_per_s - elapsed_s)
+
+
+DEFAULT_PACE = Pace()
+
+
+class ByteBudget:
+    """What all buffered bodies of a server may hold together."""
+
+    def __init__(self, total: int) -> None:
+        self._left = total
+
+    def take(self, count: int) -> None:
+        """Raises Unavailable when that much is not free now."""
+        if count > self._left:
+            raise Unavailable("too many large requests at once", retry_after_ms=1000)
+        self._left -= count
+
+    def give_back(self, count: int) -> None:
+        self._left += count
+
+
+class Lease:
+    """One request's part of a budget, given back at the end of a ``with`` block."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def take(self, count: int) -> None:
+        self._budget.take(count)
+        self._held += count
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._budget.give_back(self._held)
+
+
+def declared_length(scope: Scope) -> int | None:
+    """``Content-Length``; None when the body is chunked."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise BadRequest("Content-Length: must be a number")
+            return int(value)
+    return None
+
+
+async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFAULT_PACE) -> AsyncIterator[bytes]:
+    """The body's pieces. Raises PayloadTooLarge, SlowBody, and CallerGone when it breaks off."""
+    if (declared_length(scope) or 0) > maximum:
+        raise PayloadTooLarge(maximum)
+    clock = asyncio.get_running_loop().time
+    started, received, more = clock(), 0, True
+    while more:
+        piece, more = await _next(receive, pace.left(clock() - started, received))
+        received += len(piece)
+        if received > maximum:
+            raise PayloadTooLarge(maximum)
+        if piece:
+            yield piece
+
+
+async def read(scope: Scope, receive: Receive, maximum: int, lease: Lease, pace: Pace = DEFAULT_PACE) -> bytes:
+    """The whole body, taken from ``lease`` as it comes. Raises what :func:`stream` raises, and Unavailable."""
+    pieces = []
+    async for piece in stream(scope, receive, maximum, pace):
+        lease.take(len(piece))
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _next(receive: Receive, seconds: float) -> tuple[bytes, bool]:
+    try:
+        async with asyncio.timeout(seconds):
+            message = await receive()
+    except TimeoutError:
+        raise SlowBody("the body came too slowly") from None
+    if message["type"] == "http.disconnect":
+        raise CallerGone("the client went away within its request")
+    return message.get("body", b""), message.get("more_body", False)

@@ -1,0 +1,77 @@
+"""Sending answers: whole ones, errors, and refusals of a request whose body nobody will read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from skillyard.faces.http.errors import headers_of, status_of
+from skillyard.faces.rpc.errors import error_object
+from skillyard.faces.rpc.wire import dumps
+
+JSON = "application/json"
+PIECE = 64 * 1024
+"""Bytes given to the transport at once, so that a slow reader holds no more than a few of them."""
+
+LINGER_S = 1.0
+LINGER_BYTES = 1024 * 1024
+"""How much of an unwanted body is read away, so that the client gets to see the answer and not a reset."""
+
+
+async def reply(
+    send: Send, status: int, body: bytes = b"", *, kind: str = JSON, headers: Mapping[str, str] | None = None
+) -> None:
+    """A whole response."""
+    await start(send, status, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
+    for at in range(PIECE, len(body), PIECE):
+        await piece(send, body[at - PIECE : at])
+    await send({"type": "http.response.body", "body": body[-(len(body) % PIECE or PIECE) :]})
+
+
+async def start(send: Send, status: int, headers: Mapping[str, str]) -> None:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def end(send: Send) -> None:
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def piece(send: Send, data: bytes) -> None:
+    """One part of a body that has more. A client that does not take it is cut off by the server's sweep."""
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception) -> None:
+    """Answer a request with the JSON-RPC form of ``exc`` and close, whatever of its body is still to come."""
+    body = dumps({"jsonrpc": "2.0", "id": None, "error": error_object(exc)})
+    headers = {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}
+    if _has_body(scope):
+        headers["connection"] = "close"
+    await start(send, status_of(exc), headers)
+    await piece(send, body)
+    if _has_body(scope):
+        await _read_away(receive)
+    await end(send)
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0")
+        for name, value in scope["headers"]
+    )
+
+
+async def _read_away(receive: Receive) -> None:
+    left = LINGER_BYTES
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while left > 0:
+                message = await receive()
+                if not message.get("more_body"):
+                    return
+                left -= len(message["body"])
+    except TimeoutError:
+        return

@@ -1,0 +1,17 @@
+"""JSON-RPC 2.0 as skills-protocol §2 and §6 want it; how the bytes travel is another face's matter."""
+
+from skillyard.faces.rpc.dispatcher import Answer, Caller, Dispatcher, Invoke, MethodInfo
+from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, UnknownMethod, error_object
+
+__all__ = [
+    "Answer",
+    "Caller",
+    "CallerGone",
+    "Dispatcher",
+    "InvalidRequest",
+    "Invoke",
+    "MethodInfo",
+    "ParseError",
+    "UnknownMethod",
+    "error_object",
+]

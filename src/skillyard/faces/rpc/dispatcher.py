@@ -1,0 +1,172 @@
+"""From the bytes of a request to the bytes of its answer, knowing nothing of HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
+from skillyard.domain.principal import Principal
+from skillyard.faces.rpc import envelope
+from skillyard.faces.rpc.envelope import Request
+from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, UnknownMethod, error_object
+from skillyard.faces.rpc.wire import dumps, loads
+
+logger = logging.getLogger("skillyard.rpc")
+
+MAX_BATCH = 16
+MAX_BATCH_ANSWER = 32 * 1024 * 1024
+"""Bytes of answers after which the rest of a batch is refused rather than executed."""
+
+Invoke = Callable[[Principal, str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
+Meter = Callable[[str, str, float], None]
+"""Told of every call: its method, its outcome (``ok`` or the error's type), its seconds."""
+
+
+class MethodInfo(Protocol):
+    @property
+    def runs(self) -> bool:
+        """Whether it starts foreign code, which ends when its caller goes away."""
+        ...
+
+
+class Caller(Protocol):
+    """Whoever waits for the answer."""
+
+    @property
+    def gone(self) -> bool: ...
+
+    async def wait(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """The call's result. Raises CallerGone after cancelling the call when the caller went away."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``content`` is None when nothing is to be sent back: only notifications came.
+
+    ``well_formed`` is False for parse and envelope errors of the body as a whole. ``refusal`` is the error
+    when the body was one request and it was refused.
+    """
+
+    content: bytes | None
+    well_formed: bool = True
+    refusal: SkillyardError | None = None
+
+
+class Dispatcher:
+    """Serves a table of methods. ``invoke`` checks scope and parameters and raises SkillyardError."""
+
+    def __init__(self, methods: Mapping[str, MethodInfo], invoke: Invoke, meter: Meter) -> None:
+        self._methods = methods
+        self._invoke = invoke
+        self._meter = meter
+
+    async def answer(self, body: bytes, principal: Principal, caller: Caller) -> Answer:
+        """Raises CallerGone when the caller of a single run went away."""
+        try:
+            value = loads(body)
+            if isinstance(value, list):
+                _check_batch(value)
+                return await self._batch(value, principal, caller)
+            request = envelope.read_request(value)
+        except (ParseError, InvalidRequest) as exc:
+            return malformed(exc)
+        return await self._single(request, principal, caller)
+
+    async def _single(self, request: Request, principal: Principal, caller: Caller) -> Answer:
+        if request.notification:
+            await self._notify(request, principal, caller)
+            return Answer(None)
+        try:
+            value = await self._measured(request, principal, caller)
+            return Answer(dumps(envelope.result(request.id, value)))
+        except CallerGone:
+            raise
+        except Exception as exc:  # noqa: BLE001 - error_object logs what is our fault
+            refusal = exc if isinstance(exc, SkillyardError) else None
+            return Answer(_failure(request, exc), refusal=refusal)
+
+    async def _batch(self, values: list[Any], principal: Principal, caller: Caller) -> Answer:
+        parts: list[bytes] = []
+        for value in values:
+            part = await self._entry(value, principal, caller, sum(map(len, parts)))
+            if part is not None:
+                parts.append(part)
+        return Answer(b"[" + b",".join(parts) + b"]" if parts else None)
+
+    async def _entry(self, value: Any, principal: Principal, caller: Caller, so_far: int) -> bytes | None:
+        try:
+            request = envelope.read_request(value)
+        except InvalidRequest as exc:
+            return dumps(envelope.failure(exc.id, error_object(exc)))
+        if so_far > MAX_BATCH_ANSWER and not request.notification:
+            refusal = Busy(f"the answers of this batch passed {MAX_BATCH_ANSWER} bytes", retry_after_ms=0)
+            return _failure(request, refusal)
+        try:
+            return (await self._single(request, principal, caller)).content
+        except CallerGone:
+            return None
+
+    async def _notify(self, request: Request, principal: Principal, caller: Caller) -> None:
+        """A notification gets no answer, so what went wrong is only logged (skills-protocol §2)."""
+        method = self._methods.get(request.method)
+        try:
+            if method is not None and method.runs:
+                raise InvalidRequest("a run needs an id: nobody would see its result")
+            await self._measured(request, principal, caller)
+        except SkillyardError as exc:
+            extra = {"method": request.method[:64], "type": exc.type, "principal": principal.name}
+            logger.warning("notification refused", extra=extra)
+        except CallerGone:
+            return
+        except Exception as exc:  # noqa: BLE001 - logged under an incident id
+            error_object(exc)
+
+    async def _measured(self, request: Request, principal: Principal, caller: Caller) -> dict[str, Any]:
+        started, outcome = perf_counter(), "ok"
+        try:
+            return await self._call(request, principal, caller)
+        except CallerGone:
+            outcome = "CallerGone"
+            raise
+        except Exception as exc:
+            outcome = exc.type if isinstance(exc, SkillyardError) else "InternalError"
+            raise
+        finally:
+            name = request.method if request.method in self._methods else "unknown"
+            self._meter(name, outcome, perf_counter() - started)
+
+    def _call(self, request: Request, principal: Principal, caller: Caller) -> Awaitable[dict[str, Any]]:
+        method = self._methods.get(request.method)
+        if method is None:
+            known = ", ".join(self._methods)
+            raise UnknownMethod(f"there is no method of this name; there are {known}")
+        if not isinstance(request.params, dict):
+            rule = "must be an object: parameters go by name"
+            raise InvalidInput("params", rule, shape(request.params))
+        detached = request.params.get("detach") is True
+        if caller.gone and not detached:
+            raise CallerGone
+        call = self._invoke(principal, request.method, request.params)
+        return caller.wait(call) if method.runs and not detached else call
+
+
+def malformed(exc: ParseError | InvalidRequest) -> Answer:
+    """The answer to a body that is no request and no batch."""
+    id = exc.id if isinstance(exc, InvalidRequest) else None
+    return Answer(dumps(envelope.failure(id, error_object(exc))), well_formed=False)
+
+
+def _check_batch(values: list[Any]) -> None:
+    if not values:
+        raise InvalidRequest("a batch holds at least one request")
+    if len(values) > MAX_BATCH:
+        raise InvalidRequest(f"a batch holds at most {MAX_BATCH} requests (got {len(values)})", limit=MAX_BATCH)
+
+
+def _failure(request: Request, exc: Exception) -> bytes:
+    return dumps(envelope.failure(request.id, error_object(exc)))

@@ -1,0 +1,123 @@
+"""JSON text to values and back, stricter than :mod:`json`.
+
+RFC 8259 leaves open what I-JSON (RFC 7493) and we refuse: duplicate names, text that is not UTF-8, lone
+surrogates, numbers beyond a double, ``NaN`` and ``Infinity``, and structures made to exhaust the reader.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from math import isfinite
+from typing import Any
+
+from skillyard.faces.rpc.errors import ParseError
+
+MAX_DEPTH = 100
+"""Arrays and objects within each other."""
+
+MAX_VALUES = 1_000_000
+"""Values in one text. An empty list takes 3 bytes of JSON and 64 of memory."""
+
+_SHORTEST_VALUE = 2
+"""Bytes of JSON that one more value takes at least: a digit and a comma."""
+
+
+def loads(body: bytes) -> Any:
+    """The value of a JSON text. Raises ParseError, whose message never repeats content."""
+    text = _text(body)
+    _refuse_too_many_values(body)
+    try:
+        value = _decoder.decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as exc:
+        raise ParseError(f"not JSON: {exc.msg} at line {exc.lineno} column {exc.colno}") from None
+    except ValueError:
+        raise ParseError("not JSON that we take: an integer has too many digits") from None
+    _refuse_too_deep(body, value)
+    _refuse_lone_surrogates(body, value)
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Compact UTF-8. Raises ValueError for NaN and Infinity; a lone surrogate becomes ``?``."""
+    return _encoder.encode(value).encode("utf-8", "replace")
+
+
+def _text(body: bytes) -> str:
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise ParseError(f"not UTF-8: byte {exc.start} is invalid") from None
+    if text.startswith("\ufeff"):
+        raise ParseError("not JSON: starts with a byte order mark")
+    return text
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ParseError("not JSON that we take: an object has the same name twice")
+    return members
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not isfinite(value):
+        raise ParseError("not JSON that we take: a number is beyond a double's range")
+    return value
+
+
+def _constant(_name: str) -> Any:
+    raise ParseError("not JSON: NaN and Infinity are no JSON numbers")
+
+
+def _refuse_too_many_values(body: bytes) -> None:
+    """Counts separators outside strings, before anything is built from them."""
+    if len(body) <= MAX_VALUES * _SHORTEST_VALUE:
+        return
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 2 * MAX_VALUES:
+        raise _too_many_values()
+    outside = b"".join(bare.split(b'"')[::2])
+    if sum(outside.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise _too_many_values()
+
+
+def _refuse_too_deep(body: bytes, value: Any) -> None:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in _children(parent) if type(child) in (dict, list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if type(value) is dict:
+        return value.values()
+    return value if type(value) is list else ()
+
+
+def _refuse_lone_surrogates(body: bytes, value: Any) -> None:
+    if b"\\ud" not in body and b"\\uD" not in body:
+        return
+    try:
+        _encoder.encode(value).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ParseError("not JSON that we take: an escape stands for half a character") from None
+
+
+def _too_deep() -> ParseError:
+    return ParseError(f"not JSON that we take: more than {MAX_DEPTH} levels deep")
+
+
+def _too_many_values() -> ParseError:
+    return ParseError(f"not JSON that we take: more than {MAX_VALUES} values; send bulk data as a blob")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_constant)
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
