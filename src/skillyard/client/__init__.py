@@ -1,1 +1,49 @@
-"""The Python client. It imports nothing of the server."""
+"""The Python client. Importing it is cheap: names load on first use.
+
+with SyncClient() as yard:
+    report = yard.put_blob("sales.csv", "text/csv")
+    run = yard.execute_skill("examples.csv.profile", {"data": report.blob_id}, input_blobs=[report.blob_id])
+    print(run.raise_for_status().output)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skillyard.client import errors
+    from skillyard.client.client import Client, FetchedBlob, StoredBlob
+    from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
+    from skillyard.client.run import Run
+    from skillyard.client.sync import SyncClient
+
+__all__ = [
+    "Client",
+    "FetchedBlob",
+    "ProtocolMethods",
+    "Run",
+    "StoredBlob",
+    "SyncClient",
+    "SyncProtocolMethods",
+    "errors",
+]
+
+_HOMES = {
+    "Client": "client",
+    "FetchedBlob": "client",
+    "StoredBlob": "client",
+    "ProtocolMethods": "methods",
+    "SyncProtocolMethods": "methods",
+    "Run": "run",
+    "SyncClient": "sync",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "errors":
+        return import_module("skillyard.client.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'skillyard.client' has no attribute {name!r}")
+    return getattr(import_module(f"skillyard.client.{_HOMES[name]}"), name)

@@ -1,0 +1,160 @@
+"""What a client raises. ``RpcError`` mirrors the server's error object; the rest happens on the way there.
+
+A run that fails is no error: look at :attr:`Run.status`, or let :meth:`Run.raise_for_status` raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skillyard.client.run import Run
+
+
+class ClientError(Exception):
+    """The root of everything below; ``message`` is one line, fit for a person."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class BadArgument(ClientError, ValueError):
+    """A value given to the client itself cannot be used: a URL, a token, a range."""
+
+
+class ConnectionFailed(ClientError):
+    """No answer came. The message names the server, the reason and the mend."""
+
+
+class Unreachable(ConnectionFailed):
+    """Nothing was sent: no server is known, the name does not resolve, or nobody listens there."""
+
+
+class ConnectionLost(ConnectionFailed):
+    """The connection broke after it was made; whether the server acted on the request is not known."""
+
+
+class ResponseTimeout(ConnectionFailed):
+    """The server kept silent for longer than the timeout."""
+
+
+class BadReply(ConnectionFailed):
+    """What answered does not speak the Skills Protocol, or sent other bytes than it announced."""
+
+
+class RunFailed(ClientError):
+    """Raised by :meth:`Run.raise_for_status` only."""
+
+    def __init__(self, run: Run) -> None:
+        error = run.error or {}
+        self.run = run
+        self.type = str(error.get("type", "Error"))
+        super().__init__(f"{run.run_id} failed: {self.type}: {error.get('message', run.summary)}")
+
+
+class RpcError(ClientError):
+    """A JSON-RPC error object. ``type`` is ``data.type``, the stable name to tell errors apart by."""
+
+    def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data: dict[str, Any] = dict(data or {})
+        self.type = str(self.data.get("type", type(self).__name__))
+
+
+class ParseError(RpcError): ...
+
+
+class InvalidRequest(RpcError): ...
+
+
+class MethodNotFound(RpcError): ...
+
+
+class InvalidParams(RpcError):
+    """``data["field"]`` is the path of the parameter where the server knows it."""
+
+
+class SkillNotFound(InvalidParams): ...
+
+
+class BlobNotFound(InvalidParams): ...
+
+
+class FileNotFound(InvalidParams): ...
+
+
+class RunNotFound(InvalidParams): ...
+
+
+class NotExecutable(InvalidParams): ...
+
+
+class UnsupportedLanguage(InvalidParams): ...
+
+
+class IdempotencyConflict(InvalidParams): ...
+
+
+class QuotaExceeded(InvalidParams): ...
+
+
+class Unauthenticated(RpcError): ...
+
+
+class Forbidden(RpcError): ...
+
+
+class ProtectionMissing(RpcError): ...
+
+
+class Busy(RpcError):
+    @property
+    def retry_after_ms(self) -> int:
+        """Milliseconds after which to come again."""
+        return int(self.data.get("retry_after_ms", 1000))
+
+
+class InternalError(RpcError): ...
+
+
+class SandboxError(InternalError): ...
+
+
+class StoreError(InternalError): ...
+
+
+_BY_CODE: dict[int, type[RpcError]] = {
+    -32700: ParseError,
+    -32600: InvalidRequest,
+    -32601: MethodNotFound,
+    -32602: InvalidParams,
+    -32603: InternalError,
+    -32001: Unauthenticated,
+    -32003: Forbidden,
+    -32004: ProtectionMissing,
+    -32005: Busy,
+}
+_BY_TYPE: dict[str, type[RpcError]] = {
+    cls.__name__: cls
+    for cls in (
+        SkillNotFound,
+        BlobNotFound,
+        FileNotFound,
+        RunNotFound,
+        NotExecutable,
+        UnsupportedLanguage,
+        IdempotencyConflict,
+        QuotaExceeded,
+        SandboxError,
+        StoreError,
+    )
+}
+
+
+def rpc_error(code: int, message: str, data: Mapping[str, Any] | None = None) -> RpcError:
+    """The most fitting class: by ``data.type`` where we know it, else by ``code`` (skills-protocol §6)."""
+    known = _BY_TYPE.get(str((data or {}).get("type")))
+    return (known or _BY_CODE.get(code, RpcError))(code, message, data)

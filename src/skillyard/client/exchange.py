@@ -1,0 +1,62 @@
+"""What the client needs of HTTP: one request, one streamed response. Two files implement it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``path`` begins with a slash and is joined to the server's URL. A streamed ``body`` is sent with
+    ``length`` bytes announced, chunked when it is None. ``timeout`` is the longest silence in seconds."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | AsyncIterator[bytes] = b""
+    length: int | None = None
+    timeout: float | None = None
+
+
+class Response(Protocol):
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names in lower case."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ConnectionLost when it ends early, ResponseTimeout."""
+        ...
+
+
+class Transport(Protocol):
+    """Connections to one server. No redirect is followed and no proxy asked: the token goes to the server
+    that was named and to nobody else."""
+
+    def send(self, request: Request) -> AbstractAsyncContextManager[Response]:
+        """Raises Unreachable before anything was sent, ConnectionLost and ResponseTimeout after. A response
+        that comes before the body was sent whole ends the sending."""
+        ...
+
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Do blocking file work where it does not stop others."""
+        ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def read_all(response: Response) -> bytes:
+    """The whole body: for JSON, never for blobs."""
+    return b"".join([chunk async for chunk in response.chunks()])

@@ -1,0 +1,229 @@
+"""The methods of the server as Python methods, over one abstract ``call``.
+
+:class:`ProtocolMethods` serves whatever can call: the client over HTTP and the runtime in process.
+:class:`SyncProtocolMethods` is the same for callers without an event loop, method by method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+
+from skillyard.client.run import Run
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Json = dict[str, Any]
+
+
+class ProtocolMethods:
+    """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
+    ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
+
+    async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
+        """The result of any method by its name."""
+        raise NotImplementedError
+
+    async def list_skills(
+        self,
+        *,
+        namespace: str | None = None,
+        detail: Literal["names", "summary"] | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Json:
+        """One page: ``skills`` and ``next_cursor``, which is None at the end."""
+        return await self.call(
+            "list_skills", _given(namespace=namespace, detail=detail, limit=limit, cursor=cursor)
+        )
+
+    async def describe_skill(
+        self,
+        name: str,
+        *,
+        version: str | None = None,
+        detail: Literal["manifest", "summary", "full"] | None = None,
+    ) -> Json:
+        """``skill``: manifest, versions, documentation."""
+        return await self.call("describe_skill", _given(name=name, version=version, detail=detail))
+
+    async def read_skill_file(
+        self,
+        name: str,
+        path: str,
+        *,
+        version: str | None = None,
+        offset: int | None = None,
+        max_bytes: int | None = None,
+    ) -> Json:
+        """``content`` in ``encoding``, ``size_bytes``, ``truncated``."""
+        return await self.call(
+            "read_skill_file",
+            _given(name=name, path=path, version=version, offset=offset, max_bytes=max_bytes),
+        )
+
+    async def execute_skill(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        version: str | None = None,
+        input_blobs: Sequence[str] | None = None,
+        mount_skills: Sequence[str] | None = None,
+        timeout_ms: int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        detach: bool | None = None,
+    ) -> Run:
+        """Run a skill. ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on
+        when this caller goes away; else it is cancelled."""
+        params = _given(
+            name=name,
+            args=args,
+            version=version,
+            input_blobs=input_blobs,
+            mount_skills=mount_skills,
+            timeout_ms=timeout_ms,
+            limits=limits,
+            idempotency_key=idempotency_key,
+            detach=detach,
+        )
+        return Run.of(await self.call("execute_skill", params))
+
+    async def run_code(
+        self,
+        code: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        language: str = "python",
+        entrypoint: str | None = None,
+        environment: str | None = None,
+        input_blobs: Sequence[str] | None = None,
+        mount_skills: Sequence[str] | None = None,
+        timeout_ms: int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        detach: bool | None = None,
+    ) -> Run:
+        """Run source text; its function ``entrypoint`` (``main``) gets ``args``."""
+        params = _given(
+            language=language,
+            code=code,
+            args=args,
+            entrypoint=entrypoint,
+            environment=environment,
+            input_blobs=input_blobs,
+            mount_skills=mount_skills,
+            timeout_ms=timeout_ms,
+            limits=limits,
+            idempotency_key=idempotency_key,
+            detach=detach,
+        )
+        return Run.of(await self.call("run_code", params))
+
+    async def create_blob(self, content: str | bytes, kind: str) -> Json:
+        """Store a small blob: ``blob_id``, ``size_bytes``. Bytes travel as base64."""
+        if isinstance(content, str):
+            return await self.call("create_blob", {"content": content, "kind": kind})
+        from base64 import b64encode
+
+        encoded = b64encode(content).decode("ascii")
+        return await self.call("create_blob", {"content": encoded, "kind": kind, "encoding": "base64"})
+
+    async def read_blob(
+        self,
+        blob_id: str,
+        *,
+        mode: Literal["sample_head", "sample_tail", "full"] | None = None,
+        max_bytes: int | None = None,
+    ) -> Json:
+        """``preview`` in ``encoding``, ``kind``, ``size_bytes``, ``truncated``."""
+        return await self.call("read_blob", _given(blob_id=blob_id, mode=mode, max_bytes=max_bytes))
+
+    async def load_skills_protocol_guide(self) -> str:
+        """The guide's Markdown."""
+        return str((await self.call("load_skills_protocol_guide"))["content"])
+
+    async def list_runs(
+        self,
+        *,
+        status: Literal["running", "completed", "failed"] | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        all: bool | None = None,
+    ) -> Json:
+        """One page of run records, newest first: ``runs`` and ``next_cursor``. ``all`` needs ``admin``."""
+        return await self.call("runs.list", _given(status=status, limit=limit, cursor=cursor, all=all))
+
+    async def show_run(self, run_id: str) -> Json:
+        """``run``: the run record."""
+        return await self.call("runs.show", {"run_id": run_id})
+
+    async def run_logs(self, run_id: str, *, offset: int | None = None, max_bytes: int | None = None) -> Json:
+        """A piece of the run's log, also while it runs: ``content``, ``next_offset``, ``complete``."""
+        return await self.call("runs.logs", _given(run_id=run_id, offset=offset, max_bytes=max_bytes))
+
+    async def cancel_run(self, run_id: str, *, reason: str | None = None) -> Json:
+        """End a run: ``cancelled`` (False when it had ended before) and ``run``, its record. Returns when
+        nothing of it is left."""
+        return await self.call("runs.cancel", _given(run_id=run_id, reason=reason))
+
+    async def list_blobs(
+        self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None
+    ) -> Json:
+        """One page, newest first: ``blobs`` and ``next_cursor``. ``all`` needs ``admin``."""
+        return await self.call("blobs.list", _given(limit=limit, cursor=cursor, all=all))
+
+    async def stat_blob(self, blob_id: str) -> Json:
+        """``blob``: what is known of it."""
+        return await self.call("blobs.stat", {"blob_id": blob_id})
+
+    async def delete_blob(self, blob_id: str) -> bool:
+        """Whether it was there."""
+        return bool((await self.call("blobs.delete", {"blob_id": blob_id}))["deleted"])
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """For a class with ``_inner`` and ``_wait``: the method of ``_inner`` with this name, waited for."""
+
+    @wraps(method)
+    def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._wait(getattr(self._inner, method.__name__)(*args, **kwargs))
+        return result
+
+    return cast("Callable[Concatenate[Any, P], T]", wait)
+
+
+class SyncProtocolMethods:
+    """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
+
+    _inner: ProtocolMethods
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        raise NotImplementedError
+
+    call = blocking(ProtocolMethods.call)
+    list_skills = blocking(ProtocolMethods.list_skills)
+    describe_skill = blocking(ProtocolMethods.describe_skill)
+    read_skill_file = blocking(ProtocolMethods.read_skill_file)
+    execute_skill = blocking(ProtocolMethods.execute_skill)
+    run_code = blocking(ProtocolMethods.run_code)
+    create_blob = blocking(ProtocolMethods.create_blob)
+    read_blob = blocking(ProtocolMethods.read_blob)
+    load_skills_protocol_guide = blocking(ProtocolMethods.load_skills_protocol_guide)
+    list_runs = blocking(ProtocolMethods.list_runs)
+    show_run = blocking(ProtocolMethods.show_run)
+    run_logs = blocking(ProtocolMethods.run_logs)
+    cancel_run = blocking(ProtocolMethods.cancel_run)
+    list_blobs = blocking(ProtocolMethods.list_blobs)
+    stat_blob = blocking(ProtocolMethods.stat_blob)
+    delete_blob = blocking(ProtocolMethods.delete_blob)
+
+
+def _given(**params: Any) -> Json:
+    """The parameters that were given; None is how a method's signature says left out."""
+    return {name: value for name, value in params.items() if value is not None}

@@ -1,0 +1,118 @@
+"""JSON-RPC 2.0 on the client's side: make a request, understand the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from skillyard.client.errors import BadReply, RpcError, rpc_error
+
+IDEMPOTENT = frozenset(
+    {
+        "list_skills",
+        "describe_skill",
+        "read_skill_file",
+        "read_blob",
+        "load_skills_protocol_guide",
+        "runs.list",
+        "runs.show",
+        "runs.logs",
+        "runs.cancel",
+        "blobs.list",
+        "blobs.stat",
+        "blobs.delete",
+    }
+)
+"""Methods that may be sent twice; a run may be when it carries an ``idempotency_key``."""
+
+RUNS = frozenset({"execute_skill", "run_code"})
+LONGEST_RUN_S = 3600.0
+RUN_MARGIN_S = 30.0
+"""What a server may need beside the run itself: admission, mounts, records."""
+
+
+def repeatable(method: str, params: Mapping[str, Any]) -> bool:
+    return method in IDEMPOTENT or (method in RUNS and params.get("idempotency_key") is not None)
+
+
+def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
+    """Seconds to wait for an answer: a run's own timeout, or the longest there is, and a margin."""
+    if method not in RUNS:
+        return timeout
+    limits = params.get("limits")
+    nested = limits.get("timeout_ms") if isinstance(limits, Mapping) else None
+    asked = params.get("timeout_ms", nested)
+    seconds = asked / 1000 if isinstance(asked, (int, float)) else LONGEST_RUN_S
+    return max(timeout, seconds + RUN_MARGIN_S)
+
+
+def encode(method: str, params: Mapping[str, Any], request_id: int) -> bytes:
+    """Raises BadArgument-like TypeError or ValueError for what JSON cannot carry (NaN included)."""
+    envelope = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+    return json.dumps(envelope, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decode(status: int, body: bytes, request_id: int) -> dict[str, Any]:
+    """The result object. Raises the RpcError that came instead, or BadReply."""
+    envelope = _json_object(status, body)
+    if "error" in envelope:
+        raise error_from(envelope["error"])
+    if status != 200 or envelope.get("jsonrpc") != "2.0" or envelope.get("id") != request_id:
+        raise BadReply(f"HTTP {status} without a JSON-RPC answer to our request: no skillyard server there?")
+    result = envelope.get("result")
+    if not isinstance(result, dict):
+        raise BadReply("the server's result is not a JSON object")
+    return result
+
+
+def refuse(status: int, body: bytes) -> NoReturn:
+    """Raise what an HTTP answer other than success means: its JSON-RPC error, else one by its status."""
+    try:
+        envelope = _json_object(status, body)
+    except BadReply:
+        envelope = {}
+    if "error" in envelope:
+        raise error_from(envelope["error"])
+    raise _by_status(status)
+
+
+def error_from(error: object) -> RpcError:
+    """An exception for a JSON-RPC error object. Raises BadReply for a malformed one."""
+    if not isinstance(error, Mapping) or not isinstance(error.get("code"), int):
+        raise BadReply("the server sent a malformed error object")
+    data = error.get("data")
+    return rpc_error(
+        error["code"], str(error.get("message", "")), data if isinstance(data, Mapping) else None
+    )
+
+
+def _json_object(status: int, body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if isinstance(value, dict):
+        return value
+    if status in _STATUS:
+        raise _by_status(status)
+    raise BadReply(f"HTTP {status} with a body that is no JSON object: no skillyard server there?")
+
+
+_STATUS: dict[int, tuple[int, str, str]] = {
+    401: (-32001, "Unauthenticated", "the server does not accept this token"),
+    403: (-32003, "Forbidden", "the server refuses this to the token"),
+    404: (-32602, "BlobNotFound", "no such blob"),
+    413: (-32602, "QuotaExceeded", "larger than the server takes"),
+    415: (-32600, "InvalidRequest", "the server does not take this content type"),
+    416: (-32602, "InvalidParams", "the range lies outside the blob"),
+    429: (-32005, "Busy", "too many requests"),
+    503: (-32005, "Busy", "the server is not ready"),
+}
+
+
+def _by_status(status: int) -> RpcError | BadReply:
+    if status not in _STATUS:
+        return BadReply(f"HTTP {status}: no skillyard server there?")
+    code, kind, message = _STATUS[status]
+    return rpc_error(code, message, {"type": kind})
