@@ -1,0 +1,107 @@
+"""A check of the suite: a promise of the sandbox port, and how one is held to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from skillyard.domain.protection import Level, Probe, Protection
+from skillyard.testing.sandbox_suite.ground import Ground
+
+SURVIVAL = "survival"
+"""What a check needs, beside protections, when a sandbox must outlive the server that made it."""
+
+DEADLINE_S = 60.0
+
+
+class Failed(AssertionError):
+    """The backend broke a promise; the message says which and what was seen instead."""
+
+
+def expect(held: object, promise: str, seen: object = None) -> None:
+    """Raises Failed unless ``held``. Unlike ``assert`` it is there under ``python -O`` too."""
+    if not held:
+        raise Failed(promise if seen is None else f"{promise}; seen: {seen!r:.500}")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``needs`` names protections (and :data:`SURVIVAL`) without which the promise is not made."""
+
+    name: str
+    section: str
+    needs: frozenset[str]
+    function: Callable[[Ground], Awaitable[None]]
+
+    @property
+    def id(self) -> str:
+        return f"{self.section}-{self.name}"
+
+    def lacks(self, ground: Ground, probe: Probe) -> str:
+        """Why the backend makes no such promise here; empty when it does."""
+        lacking = [_lacking(name, ground, probe) for name in sorted(self.needs)]
+        return "; ".join(reason for reason in lacking if reason)
+
+    async def run(self, ground: Ground) -> None:
+        """Raises Failed, or whatever the backend raised; TimeoutError after :data:`DEADLINE_S`."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self.function(ground)
+
+
+class Section:
+    """The checks of one file, in the order in which they are written."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.checks: list[Check] = []
+
+    def check(
+        self, *needs: str
+    ) -> Callable[[Callable[[Ground], Awaitable[None]]], Callable[[Ground], Awaitable[None]]]:
+        def register(function: Callable[[Ground], Awaitable[None]]) -> Callable[[Ground], Awaitable[None]]:
+            name = getattr(function, "__name__", "").strip("_")
+            self.checks.append(Check(name, self.name, frozenset(needs), function))
+            return function
+
+        return register
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    check: Check
+    status: Status
+    reason: str = ""
+
+
+async def examine(check: Check, ground: Ground) -> Verdict:
+    """Run one check. Whatever it raises is a failure, so that a run over all of them goes on."""
+    probe = await ground.backend.probe()
+    if reason := check.lacks(ground, probe):
+        return Verdict(check, Status.SKIPPED, reason)
+    try:
+        await check.run(ground)
+    except TimeoutError:
+        return Verdict(check, Status.FAILED, f"not done after {DEADLINE_S:.0f} s")
+    except Exception as failure:  # noqa: BLE001 - the verdict carries it
+        return Verdict(check, Status.FAILED, f"{type(failure).__name__}: {failure}")
+    return Verdict(check, Status.PASSED)
+
+
+async def examine_all(checks: Iterable[Check], ground: Ground) -> list[Verdict]:
+    """One verdict for each check, in order."""
+    return [await examine(check, ground) for check in checks]
+
+
+def _lacking(name: str, ground: Ground, probe: Probe) -> str:
+    if name == SURVIVAL:
+        return "" if ground.reopen else f"{SURVIVAL}: {probe.facts.get(SURVIVAL, 'not offered')}"
+    have = probe.protections.get(name, Protection(Level.MISSING, why="the backend does not name it"))
+    return f"{name}: {have.why or 'missing'}" if have.level is Level.MISSING else ""

@@ -1,0 +1,151 @@
+"""Where checks stand: a backend, a scratch directory, and short ways to make sandboxes and run programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.limits import Limits
+from skillyard.domain.outcome import Ending, Outcome
+from skillyard.domain.protection import Level
+from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.ports.sandbox import Backend, Process, Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A program that ended, with all that it wrote."""
+
+    ending: Ending
+    stdout: bytes
+    stderr: bytes
+    channel: bytes
+
+
+@dataclass(frozen=True)
+class Ground:
+    """``scratch`` is an empty directory of the host, for mount sources and canaries. ``hidden`` are further paths
+    of the host that nothing inside may see (the data directory). ``reopen`` gives a second backend over the same
+    state, as a restarted server has it; None where sandboxes die with the server.
+    """
+
+    backend: Backend
+    scratch: Path
+    hidden: Sequence[Path] = ()
+    reopen: Callable[[], Awaitable[Backend]] | None = None
+
+    async def spec(self, limits: Limits | None = None, **options: Any) -> SandboxSpec:
+        """A spec that accepts what the probe calls missing: each wall has its own check."""
+        probe = await self.backend.probe()
+        missing = frozenset(n for n, p in probe.protections.items() if p.level is Level.MISSING)
+        return SandboxSpec(limits=limits or Limits(timeout_ms=20_000), allow_degraded=missing, **options)
+
+    @asynccontextmanager
+    async def sandbox(self, limits: Limits | None = None, **options: Any) -> AsyncIterator[Sandbox]:
+        """A sandbox for one check, destroyed after it."""
+        sandbox = await self.backend.create(await self.spec(limits, **options), fresh("key"))
+        try:
+            yield sandbox
+        finally:
+            await self.backend.destroy(sandbox.handle)
+
+    async def run(self, program: Program, limits: Limits | None = None, **options: Any) -> Done:
+        """Run one program in a sandbox of its own."""
+        async with self.sandbox(limits, **options) as sandbox:
+            return await run(sandbox, program)
+
+    async def look(self, source: str, *args: str, **options: Any) -> Any:
+        """What a Python program in a sandbox of its own prints, as JSON."""
+        async with self.sandbox(**options) as sandbox:
+            return await look(sandbox, source, *args)
+
+
+def fresh(kind: str) -> str:
+    """A name that nothing had before."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def python(source: str, *args: str, **options: Any) -> Argv:
+    """Python source as a command; ``args`` are ``sys.argv[1:]``."""
+    return Argv(("python3", "-I", "-c", source, *args), **options)
+
+
+def code(source: str, args: Mapping[str, Any] | None = None, **request: Any) -> Guest:
+    """Python source as a guest program whose ``main`` is called with ``args``."""
+    base = {
+        "v": 1,
+        "op": "call",
+        "code": source,
+        "skill": None,
+        "entrypoint": "main",
+        "args": dict(args or {}),
+        "skills": {},
+        "blobs": {},
+        "blob_prefix": f"blob:{uuid.uuid4().hex}-",
+        "env": {},
+        "max_blobs": 1000,
+    }
+    return Guest(base | request)
+
+
+async def start(
+    sandbox: Sandbox,
+    program: Program,
+    *,
+    timeout_ms: int | None = None,
+    streams: StreamLimits = DEFAULT_STREAMS,
+) -> Process:
+    return await sandbox.start(program, id=fresh("program"), timeout_ms=timeout_ms, streams=streams)
+
+
+async def run(
+    sandbox: Sandbox,
+    program: Program,
+    *,
+    timeout_ms: int | None = None,
+    streams: StreamLimits = DEFAULT_STREAMS,
+) -> Done:
+    return await done(await start(sandbox, program, timeout_ms=timeout_ms, streams=streams))
+
+
+async def done(process: Process) -> Done:
+    """Wait for a process and read all its streams meanwhile."""
+    collecting = (collect(process, stream) for stream in (Stream.STDOUT, Stream.STDERR, Stream.CHANNEL))
+    ending, streams = await asyncio.gather(process.wait(), asyncio.gather(*collecting))
+    return Done(ending, *streams)
+
+
+async def collect(process: Process, stream: Stream = Stream.STDOUT, offset: int = 0) -> bytes:
+    return b"".join([data async for data in process.output(stream, offset)])
+
+
+async def until(process: Process, text: bytes, stream: Stream = Stream.STDOUT) -> bytes:
+    """Read until ``text`` has come; what was read so far. Bounded by the check's deadline."""
+    seen = b""
+    async for data in process.output(stream):
+        seen += data
+        if text in seen:
+            return seen
+    raise AssertionError(f"the program ended before it wrote {text!r}; it wrote {seen[-500:]!r}")
+
+
+async def look(sandbox: Sandbox, source: str, *args: str) -> Any:
+    result = await run(sandbox, python(source, *args))
+    if result.ending.outcome is not Outcome.EXIT or result.ending.code != 0:
+        raise AssertionError(f"the looking program failed: {result.ending}, {result.stderr[-1000:]!r}")
+    return json.loads(result.stdout)
+
+
+async def pieces(data: bytes, size: int = 1 << 16) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+async def contents(sandbox: Sandbox, path: str, offset: int = 0, length: int | None = None) -> bytes:
+    return b"".join([data async for data in sandbox.read(path, offset, length)])

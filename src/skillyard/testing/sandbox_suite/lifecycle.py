@@ -1,0 +1,118 @@
+"""Making, finding and destroying sandboxes."""
+
+from __future__ import annotations
+
+from skillyard.domain.errors import ProtectionMissing, SandboxGone
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.protection import ADVISORY, Level
+from skillyard.domain.sandbox import Owner, SandboxSpec
+from skillyard.testing.sandbox_suite.check import Section, expect
+from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run
+
+lifecycle = Section("lifecycle")
+
+
+@lifecycle.check()
+async def create_is_idempotent_on_its_key(ground: Ground) -> None:
+    spec, key = await ground.spec(), fresh("key")
+    first = await ground.backend.create(spec, key)
+    try:
+        again = await ground.backend.create(spec, key)
+        expect(again.handle == first.handle, "a second create with a key gives the first sandbox")
+        expect(
+            len([held for held in await ground.backend.survey() if held.key == key]) == 1, "it is held once"
+        )
+    finally:
+        await ground.backend.destroy(first.handle)
+
+
+@lifecycle.check()
+async def destroy_is_idempotent(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await run(sandbox, python("pass"))
+        await ground.backend.destroy(sandbox.handle)
+        usage = await ground.backend.destroy(sandbox.handle)
+    expect(
+        usage.cpu_ms is None and usage.wall_ms is None, "a handle that is gone gives an empty usage", usage
+    )
+
+
+@lifecycle.check()
+async def survey_lists_what_is_lent(ground: Ground) -> None:
+    key = fresh("key")
+    sandbox = await ground.backend.create(await ground.spec(), key)
+    try:
+        [held] = [held for held in await ground.backend.survey() if held.handle == sandbox.handle]
+        expect(held.key == key, "the survey tells the key", held)
+        expect(held.owner is Owner.RUN, "the survey tells the owner", held)
+        expect(0 <= held.age_s < 30, "the survey tells the age in seconds", held)
+    finally:
+        await ground.backend.destroy(sandbox.handle)
+    left = [held for held in await ground.backend.survey() if held.handle == sandbox.handle]
+    expect(not left, "a destroyed sandbox is in no survey", left)
+
+
+@lifecycle.check()
+async def attach_gives_a_working_sandbox(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await run(sandbox, python("open('left', 'w').write('here')"))
+        attached = await ground.backend.attach(sandbox.handle)
+        result = await run(attached, python("print(open('left').read())"))
+        expect(result.stdout == b"here\n", "an attached sandbox is the same one", result)
+        expect(attached.handle == sandbox.handle, "and it has the same handle")
+
+
+@lifecycle.check()
+async def attach_of_what_is_gone_says_so(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        gone = sandbox.handle
+    for handle in (gone, "no-such-handle", ""):
+        try:
+            await ground.backend.attach(handle)
+        except SandboxGone:
+            continue
+        expect(False, "attach raises SandboxGone for an unknown handle", handle)
+
+
+@lifecycle.check()
+async def what_is_missing_is_refused(ground: Ground) -> None:
+    probe = await ground.backend.probe()
+    offered = probe.protections
+    weak = {n for n, p in offered.items() if p.level is Level.MISSING} - ADVISORY
+    supervised = {n for n, p in offered.items() if p.level is Level.SUPERVISED}
+    allowed = (await ground.spec()).allow_degraded
+    for name in weak:
+        await _refused(ground, SandboxSpec(allow_degraded=allowed - {name}), name)
+    for name in supervised:
+        await _refused(ground, SandboxSpec(allow_degraded=allowed, kernel_only=frozenset({name})), name)
+
+
+async def _refused(ground: Ground, spec: SandboxSpec, name: str) -> None:
+    try:
+        sandbox = await ground.backend.create(spec, fresh("key"))
+    except ProtectionMissing as refusal:
+        expect(name in refusal.message, "the refusal names what is missing", refusal.message)
+        return
+    await ground.backend.destroy(sandbox.handle)
+    expect(False, "create refuses a spec that demands what the probe does not offer", name)
+
+
+@lifecycle.check()
+async def enforced_is_what_the_probe_offers(ground: Ground) -> None:
+    probe = await ground.backend.probe()
+    async with ground.sandbox() as sandbox:
+        for name, level in probe.enforced().items():
+            expect(sandbox.enforced.get(name) == level, f"{name} is in force as offered", sandbox.enforced)
+
+
+@lifecycle.check()
+async def nothing_of_one_sandbox_is_in_the_next(ground: Ground) -> None:
+    write = (
+        "import sys\nfor d in ('/workspace', '/tmp', '/dev/shm'): open(d + '/' + sys.argv[1], 'w').write('x')"
+    )
+    find = "import os\nprint([n for d in ('/workspace', '/tmp', '/dev/shm') for n in os.listdir(d)])"
+    name = fresh("file")
+    first = await ground.run(python(write, name))
+    expect(first.ending.outcome is Outcome.EXIT and first.ending.code == 0, "all three are writable", first)
+    second = await ground.run(python(find))
+    expect(name.encode() not in second.stdout, "files do not outlive their sandbox", second)

@@ -1,0 +1,207 @@
+"""A backend that knows nothing but exec: one bubblewrap invocation for each program, over a directory tree for
+each sandbox. Test-only: it proves that the port is not shaped by fork, and serves the engine's tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.outcome import Usage
+from skillyard.domain.protection import Demand, Probe
+from skillyard.domain.sandbox import (
+    DEFAULT_STREAMS,
+    Argv,
+    Entry,
+    Guest,
+    Held,
+    Owner,
+    Program,
+    SandboxSpec,
+    Stream,
+    StreamLimits,
+)
+from tests.sandbox import exec_inside, exec_walls
+from tests.sandbox.exec_files import ExecFiles
+from tests.sandbox.exec_guest import CHANNEL, guest_argv
+from tests.sandbox.exec_probe import LOOK, absent, judge
+from tests.sandbox.exec_process import ExecProcess, Launch
+
+
+@dataclass
+class ExecSandbox:
+    handle: str
+    key: str
+    spec: SandboxSpec
+    root: Path
+    enforced: dict[str, str]
+    began: float = field(default_factory=time.monotonic)
+    processes: dict[str, ExecProcess] = field(default_factory=dict)
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def start(
+        self,
+        program: Program,
+        *,
+        id: str,
+        timeout_ms: int | None = None,
+        streams: StreamLimits = DEFAULT_STREAMS,
+    ) -> ExecProcess:
+        async with self.starting:
+            if id not in self.processes:
+                limit = self.spec.limits.timeout_ms if timeout_ms is None else timeout_ms
+                process = ExecProcess(id, streams, limit)
+                await process.launch(await self._launch(program))
+                self.processes[id] = process
+            return self.processes[id]
+
+    async def _launch(self, program: Program) -> Launch:
+        if not self.root.exists():
+            raise SandboxGone(f"no sandbox {self.handle}")
+        channel = None
+        if isinstance(program, Guest):
+            program, channel = await guest_argv(program, self.write), CHANNEL
+        return Launch(_Command(self, program, channel), merged=channel is not None, stdin=program.stdin)
+
+    async def process(self, id: str) -> ExecProcess:
+        if id not in self.processes:
+            raise SandboxGone(f"no process {id} in sandbox {self.handle}")
+        return self.processes[id]
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        async for data in ExecFiles(self.root, self.spec).read(path, offset, length):
+            yield data
+
+    async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
+        return await ExecFiles(self.root, self.spec).write(path, chunks, mode)
+
+    async def entries(self, path: str) -> Sequence[Entry]:
+        return await ExecFiles(self.root, self.spec).entries(path)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """The argv of a program, once the numbers of its descriptors are known."""
+
+    sandbox: ExecSandbox
+    program: Argv
+    channel: int | None
+
+    def __call__(self, numbers: Mapping[str, int]) -> list[str]:
+        wired = f"{numbers['channel']}:{self.channel}" if self.channel is not None else ""
+        words = ["-I", "-S", "-c", exec_inside.INIT, str(numbers["report"]), str(numbers["leash"]), wired]
+        return exec_walls.command(
+            self.sandbox.root,
+            self.sandbox.spec,
+            [exec_walls.python(), *words, self.program.cwd, *self.program.args],
+            env=self.program.env,
+            info=numbers["info"],
+        )
+
+
+class ExecBackend:
+    """Sandboxes that live as long as this object. ``base`` is where their directory trees go."""
+
+    name = "exec"
+
+    def __init__(self, base: Path | None = None) -> None:
+        self._base = base
+        self._held: dict[str, ExecSandbox] = {}
+        self._probe: Probe | None = None
+
+    async def probe(self) -> Probe:
+        if self._probe is None:
+            self._probe = await self._look()
+        return self._probe
+
+    async def _look(self) -> Probe:
+        if why := exec_walls.missing_tools():
+            return absent(why)
+        root = self._tree()
+        try:
+            sandbox = ExecSandbox("probe", "probe", SandboxSpec(), root, {})
+            process = await sandbox.start(Argv(("python3", "-I", "-c", LOOK)), id="look")
+            seen = b"".join([data async for data in process.output(Stream.STDOUT)])
+            said = b"".join([data async for data in process.output(Stream.STDERR)])
+            await process.discard()
+            return judge(json.loads(seen), exec_walls.host_uid()) if seen else absent(said.decode())
+        finally:
+            await _remove(root)
+
+    async def create(self, spec: SandboxSpec, key: str) -> ExecSandbox:
+        for sandbox in self._held.values():
+            if sandbox.key == key:
+                return sandbox
+        probe = await self.probe()
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        if spec.owner is Owner.TASK:
+            raise ProtectionMissing("the exec backend keeps no sandbox alive without its server")
+        for mount in spec.mounts:
+            if not mount.source.exists():
+                raise SandboxFault(f"the source of the mount {mount.target} is missing")
+        sandbox = ExecSandbox(f"exec-{uuid.uuid4().hex}", key, spec, self._tree(), probe.enforced())
+        self._held[sandbox.handle] = sandbox
+        return sandbox
+
+    def _tree(self) -> Path:
+        root = Path(tempfile.mkdtemp(prefix="skillyard-exec-", dir=self._base))
+        for name in exec_walls.WRITABLE:
+            (root / name).mkdir(mode=0o700)
+            if exec_walls.as_root():
+                os.chown(root / name, exec_walls.NOBODY, exec_walls.NOBODY)
+        exec_walls.write_etc(root / "etc")
+        return root
+
+    async def attach(self, handle: str) -> ExecSandbox:
+        if handle not in self._held:
+            raise SandboxGone(f"no sandbox {handle}")
+        return self._held[handle]
+
+    async def survey(self) -> Sequence[Held]:
+        now = time.monotonic()
+        return [Held(s.handle, s.key, s.spec.owner, now - s.began) for s in self._held.values()]
+
+    async def destroy(self, handle: str) -> Usage:
+        sandbox = self._held.pop(handle, None)
+        if sandbox is None:
+            return Usage()
+        async with sandbox.starting:
+            used = [await process.discard() for process in sandbox.processes.values()]
+            sandbox.processes.clear()
+            await _remove(sandbox.root)
+        return _total(used, time.monotonic() - sandbox.began)
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        """Nothing can be made ahead."""
+
+    async def close(self) -> None:
+        for handle in list(self._held):
+            await self.destroy(handle)
+
+
+def _total(used: Sequence[Usage], wall_s: float) -> Usage:
+    cpu = [usage.cpu_ms for usage in used if usage.cpu_ms is not None]
+    peak = [usage.peak_memory_bytes for usage in used if usage.peak_memory_bytes is not None]
+    return Usage(
+        cpu_ms=sum(cpu) if cpu else None,
+        peak_memory_bytes=max(peak, default=None),
+        wall_ms=wall_s * 1000,
+    )
+
+
+async def _remove(root: Path) -> None:
+    """A tree of any depth, with names and modes of any kind: coreutils manage it, shutil does not."""
+    for tool in (["chmod", "-R", "-f", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
+        process = await asyncio.create_subprocess_exec(*tool, "--", str(root), stderr=subprocess.DEVNULL)
+        await process.wait()
+    if root.exists():
+        raise SandboxFault(f"{root} could not be removed")

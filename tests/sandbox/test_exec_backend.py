@@ -1,0 +1,30 @@
+"""The port is not shaped by fork: a backend that knows nothing but exec passes the same suite."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from skillyard.testing.sandbox_suite import Check, Ground
+from tests.sandbox import exec_walls
+from tests.sandbox.conftest import Hold
+from tests.sandbox.exec_backend import ExecBackend
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(bool(exec_walls.missing_tools()), reason=exec_walls.missing_tools()),
+]
+
+
+@pytest.fixture(scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    base = tmp_path_factory.mktemp("exec")
+    backend = ExecBackend(base)
+    yield Ground(backend, scratch=tmp_path_factory.mktemp("scratch"), hidden=(base,))
+    await backend.close()
+    assert list(base.iterdir()) == []
+
+
+async def test_conformance(check: Check, ground: Ground, hold: Hold) -> None:
+    await hold(check, ground)
