@@ -144,9 +144,7 @@ class _Connection:
                 self._http.receive_data(self._sock.recv(_READ))
         except h11.RemoteProtocolError as error:
             if self._http.trailing_data[1]:
-                raise ConnectionLost(
-                    f"{self._url} closed the connection before its answer was complete"
-                ) from None
+                raise ConnectionLost(f"{self._url} closed the connection before its answer was complete") from None
             raise BadReply(f"{self._url} does not speak HTTP/1.1: {error}") from error
         return event
 

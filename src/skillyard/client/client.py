@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.client import wire
 from skillyard.client.discovery import ServerUrl, find_server
-from skillyard.client.errors import BadArgument, BadReply, Unreachable
+from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
 from skillyard.client.exchange import Request, Response, Transport, read_all
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.sources import Download, Upload
@@ -47,9 +47,9 @@ class Client(ProtocolMethods):
 
     ``url`` and ``token`` come from ``SKILLYARD_URL`` and ``SKILLYARD_TOKEN`` when left out, else from the
     data directory (``SKILLYARD_DATA_DIR``) of a server on this machine. ``timeout`` is the longest silence in
-    seconds; a run gets its own timeout and a margin. ``retries`` repeats calls that can be repeated when
-    nobody listens yet. ``transport`` makes the connections, for settings of one's own (certificates, a
-    proxy): ``lambda url: HttpxTransport(url, httpx2.AsyncClient(...))``.
+    seconds; a run gets its own timeout and a margin. ``retries`` is how often a call that changes nothing
+    when repeated is sent again after no connection, or a broken one. ``transport`` makes the connections, for
+    settings of one's own (certificates, a proxy): ``lambda url: HttpxTransport(url, httpx2.AsyncClient())``.
 
     Raises Unreachable when no server is known, BadArgument for a URL or token that cannot be used.
     """
@@ -91,20 +91,20 @@ class Client(ProtocolMethods):
             _encoded(method, params, request_id),
             timeout=wire.patience(method, params, self._timeout),
         )
-        attempts = 1 + (self._retries if wire.repeatable(method, params) else 0)
-        status, body = await self._exchange(request, attempts)
+        status, body = await self._exchange(request, wire.retried(method, params))
         return wire.decode(status, body, request_id)
 
-    async def _exchange(self, request: Request, attempts: int) -> tuple[int, bytes]:
-        for attempt in itertools.count(1):
+    async def _exchange(self, request: Request, retried: tuple[type[ConnectionFailed], ...]) -> tuple[int, bytes]:
+        for attempt in range(self._retries):
             try:
-                async with self._transport.send(request) as response:
-                    return response.status, await read_all(response)
-            except Unreachable:
-                if attempt >= attempts:
-                    raise
-            await self._transport.pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
-        raise AssertionError("the loop above returns or raises")
+                return await self._once(request)
+            except retried:
+                await self._transport.pause(_FIRST_PAUSE_S * 2**attempt)
+        return await self._once(request)
+
+    async def _once(self, request: Request) -> tuple[int, bytes]:
+        async with self._transport.send(request) as response:
+            return response.status, await read_all(response)
 
     async def put_blob(
         self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None

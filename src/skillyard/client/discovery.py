@@ -96,7 +96,7 @@ def recorded_url(data_dir: Path) -> ServerUrl | None:
     """The URL that the server of ``data_dir`` wrote down, while its process is alive."""
     try:
         record = json.loads((data_dir / "server.json").read_bytes())
-        url, pid = ServerUrl.parse(record["url"]), int(record["pid"])
+        url, pid = ServerUrl.parse(str(record["url"])), int(record["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return url if _alive(pid) else None

@@ -35,9 +35,7 @@ class ProtocolMethods:
         cursor: str | None = None,
     ) -> Json:
         """One page: ``skills`` and ``next_cursor``, which is None at the end."""
-        return await self.call(
-            "list_skills", _given(namespace=namespace, detail=detail, limit=limit, cursor=cursor)
-        )
+        return await self.call("list_skills", _given(namespace=namespace, detail=detail, limit=limit, cursor=cursor))
 
     async def describe_skill(
         self,
@@ -170,9 +168,7 @@ class ProtocolMethods:
         nothing of it is left."""
         return await self.call("runs.cancel", _given(run_id=run_id, reason=reason))
 
-    async def list_blobs(
-        self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None
-    ) -> Json:
+    async def list_blobs(self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None) -> Json:
         """One page, newest first: ``blobs`` and ``next_cursor``. ``all`` needs ``admin``."""
         return await self.call("blobs.list", _given(limit=limit, cursor=cursor, all=all))
 

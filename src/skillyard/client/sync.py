@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from skillyard.client.blocking import BlockingTransport, drive
@@ -49,7 +49,7 @@ class SyncClient(SyncProtocolMethods):
     put_blob = blocking(Client.put_blob)
     get_blob = blocking(Client.get_blob)
 
-    def stream_blob(self, blob_id: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+    def stream_blob(self, blob_id: str, *, offset: int = 0, length: int | None = None) -> Generator[bytes, None, None]:
         """The bytes of a blob as they come."""
         chunks = self._inner.stream_blob(blob_id, offset=offset, length=length)
         try:

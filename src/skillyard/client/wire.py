@@ -6,7 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from skillyard.client.errors import BadReply, RpcError, rpc_error
+from skillyard.client.errors import (
+    BadReply,
+    ConnectionFailed,
+    ConnectionLost,
+    RpcError,
+    Unreachable,
+    rpc_error,
+)
 
 IDEMPOTENT = frozenset(
     {
@@ -24,7 +31,7 @@ IDEMPOTENT = frozenset(
         "blobs.delete",
     }
 )
-"""Methods that may be sent twice; a run may be when it carries an ``idempotency_key``."""
+"""Methods that may be sent twice."""
 
 RUNS = frozenset({"execute_skill", "run_code"})
 LONGEST_RUN_S = 3600.0
@@ -32,8 +39,12 @@ RUN_MARGIN_S = 30.0
 """What a server may need beside the run itself: admission, mounts, records."""
 
 
-def repeatable(method: str, params: Mapping[str, Any]) -> bool:
-    return method in IDEMPOTENT or (method in RUNS and params.get("idempotency_key") is not None)
+def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFailed], ...]:
+    """After which failures the call is sent again. A lost connection cancels a run, so even one with a
+    key is sent again only where nothing was sent at all."""
+    if method in IDEMPOTENT:
+        return (Unreachable, ConnectionLost)
+    return (Unreachable,) if method in RUNS and params.get("idempotency_key") else ()
 
 
 def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
@@ -48,7 +59,7 @@ def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
 
 
 def encode(method: str, params: Mapping[str, Any], request_id: int) -> bytes:
-    """Raises BadArgument-like TypeError or ValueError for what JSON cannot carry (NaN included)."""
+    """Raises TypeError or ValueError for what JSON cannot carry, NaN included."""
     envelope = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
     return json.dumps(envelope, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
@@ -82,9 +93,7 @@ def error_from(error: object) -> RpcError:
     if not isinstance(error, Mapping) or not isinstance(error.get("code"), int):
         raise BadReply("the server sent a malformed error object")
     data = error.get("data")
-    return rpc_error(
-        error["code"], str(error.get("message", "")), data if isinstance(data, Mapping) else None
-    )
+    return rpc_error(error["code"], str(error.get("message", "")), data if isinstance(data, Mapping) else None)
 
 
 def _json_object(status: int, body: bytes) -> Mapping[str, Any]:
