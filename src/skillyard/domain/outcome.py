@@ -48,10 +48,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How one process ended: ``code`` with EXIT, ``signal`` with SIGNAL, a sentence in ``reason`` else."""
+    """How one process ended: ``code`` with EXIT, ``signal`` with SIGNAL, a sentence in ``reason`` else.
+
+    ``hits`` names limits that the kernel refused something for (``pids``, ``memory``), although the process went on.
+    """
 
     outcome: Outcome
     code: int | None = None
     signal: int | None = None
     reason: str = ""
     usage: Usage = Usage()
+    hits: frozenset[str] = frozenset()

@@ -46,13 +46,15 @@ class EnvironmentRef:
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
-    share one (a principal's name where policy says so)."""
+    share one (a principal's name where policy says so). ``single`` says that one program will be started: the
+    sandbox may end with it, which is faster; it must still be destroyed."""
 
     limits: Limits = field(default_factory=Limits)
     environment: EnvironmentRef = field(default_factory=EnvironmentRef)
     mounts: tuple[Mount, ...] = ()
     owner: Owner = Owner.RUN
     group: str = ""
+    single: bool = False
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
 

@@ -1,0 +1,193 @@
+"""The native backend: the sandbox port over a keeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.outcome import Usage
+from skillyard.domain.protection import Demand, Probe
+from skillyard.domain.sandbox import Held, Mount, Owner, SandboxSpec
+from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives
+from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.probe import probe
+from skillyard.sandbox.native.sandbox import NativeSandbox
+
+_CLOSE_BOUND_S = 8.0
+_DEFAULT_OPTIONS = KeeperOptions()
+
+
+class NativeBackend:
+    """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
+
+    def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS) -> None:
+        self._run_dir = run_dir
+        self._options = options
+        self._link: Link | None = None
+        self._connecting: asyncio.Lock | None = None
+        self._probe: Probe | None = None
+        self._enforced: dict[str, str] = {}
+        self._sandboxes: dict[str, NativeSandbox] = {}
+        self._usages: dict[str, Usage] = {}
+        self._environments: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return "native"
+
+    async def probe(self) -> Probe:
+        if self._probe is None:
+            self._probe = await probe(self)
+            self._enforced = self._probe.enforced()
+        return self._probe
+
+    async def facts(self) -> dict[str, Any]:
+        """What the keeper found out about the host. Raises SandboxFault."""
+        return await (await self._linked()).facts()
+
+    async def create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
+        if self._probe is None:
+            await self.probe()
+        self._demand(spec)
+        return await self.create_unchecked(spec, key)
+
+    async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox:
+        """:meth:`create` without comparing demand and offer: what the probe itself uses."""
+        link = self._link if self._link is not None and self._link.alive else await self._linked()
+        shape = self._shape(link, spec)
+        asked = link.ask(
+            {
+                "op": "create",
+                "key": key,
+                "owner": spec.owner.value,
+                "single": spec.single,
+                "shape": shape,
+                "shows": [_show(mount) for mount in spec.mounts],
+            }
+        )
+        try:
+            answer, _ = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(lambda done: self._unwanted(link, done.result()[0]))
+            raise
+        if "handle" not in answer:
+            raise SandboxFault(f"no sandbox could be made: {answer.get('error') or answer.get('gone')}")
+        handle = answer["handle"]
+        held = self._sandboxes.get(handle)
+        if held is None:
+            held = self._sandboxes[handle] = NativeSandbox(link, handle, self._enforced)
+        return held
+
+    async def attach(self, handle: str) -> NativeSandbox:
+        known = self._sandboxes.get(handle)
+        if known is not None:
+            return known
+        link = await self._linked()
+        await self.probe()
+        await link.answer({"op": "attach", "handle": handle})
+        return self._sandboxes.setdefault(handle, NativeSandbox(link, handle, self._enforced))
+
+    async def survey(self) -> Sequence[Held]:
+        if self._link is None and not keeper_lives(self._run_dir):
+            return []
+        answer, _ = await (await self._linked()).answer({"op": "survey"})
+        return [Held(h["handle"], h["key"], Owner(h["owner"]), h["age"]) for h in answer["held"]]
+
+    async def destroy(self, handle: str) -> Usage:
+        self._sandboxes.pop(handle, None)
+        known = self._usages.pop(handle, None)
+        if known is not None:
+            return known
+        if self._link is None and not keeper_lives(self._run_dir):
+            return Usage()
+        link = await self._linked()
+        try:
+            answer, _ = await link.answer({"op": "destroy", "handle": handle})
+        except SandboxGone:
+            return Usage()  # with its keeper, and so are all its processes
+        return Usage(**answer["usage"])
+
+    async def prepare(self, spec: SandboxSpec) -> None:
+        try:
+            link = await self._linked()
+            await link.answer({"op": "prepare", "shape": self._shape(link, spec)})
+        except SandboxFault:
+            return  # a hint: whoever creates one will hear of it
+
+    async def stats(self) -> dict[str, Any]:
+        """How many sandboxes the keeper holds: ``sandboxes``, of these ``lent`` and ``ready``; its ``pid``."""
+        answer, _ = await (await self._linked()).answer({"op": "stats"})
+        return {name: answer[name] for name in ("pid", "sandboxes", "lent", "ready")}
+
+    async def close(self) -> None:
+        link, self._link = self._link, None
+        if link is None or not link.alive:
+            return
+        answer, _ = await link.answer({"op": "stop"})
+        if not answer["kept"]:
+            async with asyncio.timeout(_CLOSE_BOUND_S):
+                await link.ended.wait()
+        link.close()
+
+    async def _linked(self) -> Link:
+        if self._link is not None and self._link.alive:
+            return self._link
+        if self._connecting is None:
+            self._connecting = asyncio.Lock()
+        async with self._connecting:
+            if self._link is None or not self._link.alive:
+                sock, _ = await connect_or_start(self._run_dir, self._options)
+                link = Link(sock, self._ended, self._lost)
+                await link.facts()
+                self._environments.clear()
+                self._link = link
+            return self._link
+
+    def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
+        environment = spec.environment
+        name = f"{environment.name}@{environment.digest}"
+        if name not in self._environments:
+            packages = "" if environment.packages is None else str(environment.packages)
+            link.tell({"op": "environment", "name": name, "packages": packages, "preload": list(environment.preload)})
+            self._environments.add(name)
+        limits = spec.limits
+        return {
+            "environment": name,
+            "group": spec.group,
+            "memory_mb": limits.memory_mb,
+            "cpus": limits.cpus,
+            "pids": limits.pids,
+            "disk_mb": limits.disk_mb,
+        }
+
+    def _demand(self, spec: SandboxSpec) -> None:
+        assert self._probe is not None
+        if not self._probe.ready:
+            raise ProtectionMissing("the native backend cannot make sandboxes here: " + self._probe.facts["why"])
+        Demand(spec.kernel_only, spec.allow_degraded).check(self._probe.protections)
+
+    def _ended(self, header: dict[str, Any], body: bytes) -> None:
+        handle = header["handle"]
+        sandbox = self._sandboxes.get(handle)
+        if header["gone"]:
+            self._usages[handle] = Usage(**header["ending"]["usage"])
+        if sandbox is not None and (process := sandbox.processes.get(header["id"])) is not None:
+            process.ended(header, body)
+
+    def _lost(self) -> None:
+        sandboxes, self._sandboxes = self._sandboxes, {}
+        for sandbox in sandboxes.values():
+            sandbox.lost()
+
+    def _unwanted(self, link: Link, answer: dict[str, Any]) -> None:
+        """Its create was cancelled while the keeper was at it."""
+        if "handle" in answer and link.alive:
+            self._sandboxes.pop(answer["handle"], None)
+            link.tell({"op": "destroy", "handle": answer["handle"]})
+
+
+def _show(mount: Mount) -> dict[str, Any]:
+    return {"source": str(mount.source), "target": mount.target, "aliases": list(mount.aliases)}

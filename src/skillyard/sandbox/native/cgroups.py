@@ -1,0 +1,269 @@
+"""Control groups, version 2 or 1, as the host mounts them (cgroups(7)): one group a sandbox, used once.
+
+Version 1 joins by a write of ``0`` to ``tasks`` from inside, which needs no global lock; version 2 is cloned into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_PERIOD_US = 100_000
+_NEEDED = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    memory_bytes: int
+    pids: int
+    cpus: float
+
+
+@dataclass(slots=True)
+class Group:
+    """One sandbox's group: ``directories`` by controller (version 1) or under ``""`` (version 2)."""
+
+    version: int
+    directories: dict[str, str]
+
+    def join_descriptors(self) -> list[int]:
+        """Version 1: one ``tasks`` file a hierarchy. Version 2: the directory, for CLONE_INTO_CGROUP."""
+        if self.version == 2:
+            return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
+
+    def oom_kills(self) -> int:
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        return _counter(self._path("memory"), name, "oom_kill")
+
+    def refused_forks(self) -> int:
+        return _counter(self._path("pids"), "pids.events", "max")
+
+    def peak_memory(self) -> int | None:
+        name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
+        return _number(self._path("memory"), name)
+
+    def cpu_seconds(self) -> float | None:
+        if self.version == 2:
+            used = _counter(self._path("cpu"), "cpu.stat", "usage_usec")
+            return used / 1e6
+        if "cpuacct" not in self.directories:
+            return None
+        used_ns = _number(self.directories["cpuacct"], "cpuacct.usage")
+        return None if used_ns is None else used_ns / 1e9
+
+    def remove(self) -> bool:
+        """Whether it is gone; a group may stay busy for a moment after its last process."""
+        gone = True
+        for path in _distinct(self.directories):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    def _path(self, controller: str) -> str | None:
+        return self.directories.get("" if self.version == 2 else controller)
+
+
+@dataclass(slots=True)
+class Cgroups:
+    """Where this keeper makes its groups. ``missing`` says why a controller cannot be had."""
+
+    version: int = 0
+    parents: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def has(self, controller: str) -> bool:
+        return controller in self.parents
+
+    def make(self, name: str, limits: GroupLimits) -> Group:
+        """A fresh group with its limits set. On failure nothing is left."""
+        if self.version == 2:
+            directories = {"": f"{self.parents['memory']}/{name}"}
+        else:
+            directories = {controller: f"{path}/{name}" for controller, path in self.parents.items()}
+        group = Group(self.version, directories)
+        try:
+            for path in _distinct(directories):
+                os.mkdir(path, 0o755)
+            self._limit(group, limits)
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def _limit(self, group: Group, limits: GroupLimits) -> None:
+        writes = _limits_v2(limits) if self.version == 2 else _limits_v1(limits)
+        for controller, name, value in writes:
+            path = group.directories.get("" if self.version == 2 else controller)
+            if path and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
+                _write(f"{path}/{name}", value.lstrip("?"))
+
+    def sweep(self) -> None:
+        """Remove the groups that a killed keeper left; its processes ended with it."""
+        for parent in _distinct(self.parents):
+            for entry in os.scandir(parent):
+                if entry.is_dir():
+                    with contextlib.suppress(OSError):
+                        os.rmdir(entry.path)
+
+    def close(self) -> None:
+        """Remove the parents that ``find`` made; busy ones stay for the next keeper's sweep."""
+        for path in _distinct(self.parents):
+            try:
+                os.rmdir(path)
+            except OSError:
+                continue
+
+
+def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
+    memory = str(limits.memory_bytes)
+    return (
+        ("memory", "memory.limit_in_bytes", memory),
+        ("memory", "memory.memsw.limit_in_bytes", "?" + memory),
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),
+    )
+
+
+def _limits_v2(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
+    return (
+        ("memory", "memory.max", str(limits.memory_bytes)),
+        ("memory", "memory.swap.max", "?0"),
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}"),
+    )
+
+
+def find(name: str) -> Cgroups:
+    """The hierarchies of this host in which we may make the group ``name`` for our sandboxes' groups."""
+    mounts, unified = _mounted()
+    own = _own_paths()
+    if unified and "memory" in _words(f"{unified}/cgroup.controllers"):
+        return _find_v2(unified, own.get("", "/"), name)
+    found = Cgroups(version=1)
+    for controller in (*_NEEDED, "cpuacct"):
+        if controller not in mounts:
+            found.missing[controller] = "the host mounts no such controller"
+            continue
+        try:
+            found.parents[controller] = _make_parent(mounts[controller], own.get(controller, "/"), name)
+        except OSError as error:
+            found.missing[controller] = f"cannot make a group: {error.strerror}"
+    return found
+
+
+def _make_parent(mount: str, own: str, name: str) -> str:
+    base = f"{mount}{own}".rstrip("/")
+    path = f"{base if os.path.isdir(base) else mount}/{name}"
+    os.makedirs(path, 0o755, exist_ok=True)
+    return path
+
+
+def _find_v2(mount: str, own: str, name: str) -> Cgroups:
+    """The nearest group above ours that we may write and that hands down what we need.
+
+    A group with processes of its own cannot hand controllers down (the no-internal-process rule), so it is most
+    often an ancestor: the root for root, the user's delegated slice for an ordinary user.
+    """
+    at = own
+    why = "no group above ours may be written"
+    while True:
+        base = f"{mount}{at}".rstrip("/") or mount
+        if os.access(base, os.W_OK):
+            try:
+                return _claim_v2(base, name)
+            except OSError as error:
+                why = f"{base}: {error.strerror or error}"
+        if at in ("/", ""):
+            return Cgroups(version=2, missing=dict.fromkeys(_NEEDED, why))
+        at = os.path.dirname(at)
+
+
+def _claim_v2(base: str, name: str) -> Cgroups:
+    _hand_down(base)
+    path = f"{base}/{name}"
+    os.makedirs(path, 0o755, exist_ok=True)
+    try:
+        _hand_down(path)
+    except OSError:
+        os.rmdir(path)
+        raise
+    return Cgroups(version=2, parents=dict.fromkeys(_NEEDED, path))
+
+
+def _hand_down(path: str) -> None:
+    wanted = set(_NEEDED) - set(_words(f"{path}/cgroup.subtree_control"))
+    if wanted:
+        _write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
+
+
+def _mounted() -> tuple[dict[str, str], str | None]:
+    """Version 1 mount points by controller, and the version 2 mount point (proc_pid_mountinfo(5))."""
+    controllers: dict[str, str] = {}
+    unified: str | None = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = [*right.split(), "", "", ""][:3]
+            target = left.split()[4]
+            if kind == "cgroup2":
+                unified = unified or target
+            elif kind == "cgroup":
+                controllers.update({name: target for name in options.split(",") if name in (*_NEEDED, "cpuacct")})
+    return controllers, unified
+
+
+def _own_paths() -> Mapping[str, str]:
+    """Controller (``""`` for version 2) → our own group."""
+    own: dict[str, str] = {}
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            own.update(dict.fromkeys(controllers.split(","), path))
+    return own
+
+
+def _distinct(directories: Mapping[str, str]) -> list[str]:
+    return list(dict.fromkeys(directories.values()))
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _words(path: str) -> list[str]:
+    return _read(path).split()
+
+
+def _number(directory: str | None, name: str) -> int | None:
+    text = _read(f"{directory}/{name}").strip() if directory else ""
+    return int(text) if text.isdigit() else None
+
+
+def _counter(directory: str | None, name: str, key: str) -> int:
+    if directory is None:
+        return 0
+    words = _words(f"{directory}/{name}")
+    return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)

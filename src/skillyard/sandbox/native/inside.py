@@ -1,0 +1,198 @@
+"""pid 1 of a sandbox: it starts programs, reaps everything, tells how each ended, and ends everything when it ends.
+
+It is never the process that runs foreign code, and it reads nothing that foreign code can write.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+from typing import Any
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native import kernel, packets
+
+_BLOCKED = {signal.SIGCHLD}
+
+
+class Init:
+    """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead."""
+
+    def __init__(self, control: socket.socket, channel: int, output: int) -> None:
+        self._control = control
+        self._single = False
+        self._running: dict[int, str] = {}
+        self._killed: set[int] = set()
+        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        self._children = kernel.signal_descriptor({signal.SIGCHLD})
+        self._worker = self._fork_guest(channel, output)
+        os.close(channel)
+        os.close(output)
+
+    def run(self) -> None:
+        """Serve until the keeper lets go."""
+        packets.send(self._control, {"ready": True})
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._children, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._children:
+                    os.read(self._children, 4096)
+                    self._reap()
+                elif not self._command():
+                    return
+
+    def _command(self) -> bool:
+        got = packets.receive(self._control)
+        if got is None:
+            return False
+        message, fds = got
+        if "start" in message:
+            self._start(message, fds)
+        elif "lend" in message:
+            self._lend(message["lend"], message["single"])
+        elif "kill" in message:
+            self._kill(message["kill"])
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _lend(self, id: str, single: bool) -> None:
+        """The worker that waits is about to be given its one request."""
+        self._single = single
+        self._running[self._worker] = id
+
+    def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        try:
+            guest_run = message["argv"] is None
+            pid = self._fork_guest(fds[0], fds[1]) if guest_run else self._fork_argv(message, fds)
+        except OSError as error:
+            packets.send(self._control, {"failed": message["start"], "why": f"fork: {error.strerror}"})
+            return
+        self._running[pid] = message["start"]
+
+    def _kill(self, id: str) -> None:
+        for pid, name in list(self._running.items()):
+            if name == id:
+                self._killed.add(pid)
+                _kill_tree(pid)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._running:
+                self._ended(pid, status)
+            elif pid == self._worker:
+                packets.send(self._control, {"idle_worker_gone": True})
+
+    def _ended(self, pid: int, status: int) -> None:
+        id = self._running.pop(pid)
+        if not self._running:
+            _end_all_others()
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        packets.send(
+            self._control,
+            {
+                "ended": id,
+                "status": status,
+                "cpu": used.ru_utime + used.ru_stime,
+                "rss": used.ru_maxrss * 1024,
+            },
+        )
+        if self._single:
+            os._exit(0)
+
+    def _fork_guest(self, channel: int, output: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self._be_child((self._devnull, output, output, channel))
+            guest.reseed()
+            guest.serve(3, 3)
+            os._exit(0)
+        return pid
+
+    def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self._be_child((fds[0], fds[1], fds[2]))
+            _exec(message["argv"], {**os.environ, **message["env"]}, message["cwd"])
+        return pid
+
+    def _be_child(self, fds: tuple[int, ...]) -> None:
+        """Nothing of init's stays open, and signals are as a fresh process has them."""
+        _arrange(fds)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _arrange(fds: tuple[int, ...]) -> None:
+    """Make ``fds`` the descriptors 0, 1, 2 …, whatever they were, and close all others."""
+    high = [os.dup(fd) if fd < len(fds) else fd for fd in fds]
+    while any(fd < len(fds) for fd in high):
+        high = [os.dup(fd) if fd < len(fds) else fd for fd in high]
+    for number, fd in enumerate(high):
+        os.dup2(fd, number, inheritable=True)
+    kernel.close_from(len(fds))
+
+
+def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(cwd)
+        os.execvpe(argv[0], argv, env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode("utf-8", "replace"))
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def _end_all_others() -> None:
+    """From pid 1, kill(-1) reaches every process of the sandbox but pid 1 itself."""
+    while True:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children_of(pid: int) -> list[int]:
+    """Children of every thread; proc_pid_task(5)."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it ended meanwhile: its children are ours now, and end with the rest
+    return found
+
+
+def _kill_tree(leader: int) -> None:
+    """Stop what is found before going deeper, so that nothing forks away while it is being killed."""
+    seen: list[int] = []
+    queue = [leader]
+    while queue:
+        pid = queue.pop()
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            continue
+        seen.append(pid)
+        queue.extend(_children_of(pid))
+    for pid in seen:
+        os.kill(pid, signal.SIGKILL)

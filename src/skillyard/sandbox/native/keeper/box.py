@@ -1,0 +1,289 @@
+"""One sandbox: from the clone of a zygote to the last trace of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from skillyard.sandbox.native import kernel, packets
+from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.program import Caps, Program
+
+KILL_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes two sandboxes interchangeable before they are lent."""
+
+    environment: str
+    group: str
+    memory_mb: int
+    cpus: float
+    pids: int
+    disk_mb: int
+
+
+@dataclass(slots=True)
+class Lease:
+    """Who has it and for how long: ``owner`` is ``run`` or ``task``."""
+
+    key: str
+    owner: str
+    single: bool
+    at: float = field(default_factory=time.monotonic)
+
+
+class Box:
+    """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        handle: str,
+        shape: Shape,
+        slot: int,
+        group: Group | None,
+        spool_dir: str,
+    ) -> None:
+        self._loop = loop
+        self.handle = handle
+        self.shape = shape
+        self.slot = slot
+        self.group = group
+        self._spool_dir = spool_dir
+        self.asked_at = time.monotonic()
+        self.ready_at: float | None = None
+        self.lease: Lease | None = None
+        self.pid = -1
+        self.pidfd = -1
+        self.programs: dict[str, Program] = {}
+        self.dead = False
+        self.cpu_seconds: float | None = None
+        self.peak_rss = 0
+        self.sampled_peak = 0
+        self.forced: tuple[str, str] | None = None
+        self.on_ready: Callable[[Box], None]
+        self.on_dead: Callable[[Box, str], None]
+        self.on_program_end: Callable[[Box, Program], None]
+        self._broken = ""
+        self._oom_seen = 0
+        self._control, self.inside_control = packets.pair()
+        self._channel: socket.socket | None
+        self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
+        self._control.setblocking(False)
+        loop.watch(self._control.fileno(), READ, lambda _: self._hear())
+
+    def descriptors(self) -> list[int]:
+        """What its init gets: control, the worker's channel, the worker's output, the group's."""
+        groups = self.group.join_descriptors() if self.group is not None else []
+        return [self.inside_control.fileno(), self.inside_channel.fileno(), self.inside_output, *groups]
+
+    def handed_over(self, fds: list[int]) -> None:
+        """The zygote has its copies: ours of the inner ends are closed."""
+        for fd in fds[3:]:
+            os.close(fd)
+        self.inside_control.close()
+        self.inside_channel.close()
+        os.close(self.inside_output)
+
+    def cloned(self, pid: int, pidfd: int) -> None:
+        self.pid, self.pidfd = pid, pidfd
+        self._loop.watch(pidfd, READ, lambda _: self._init_gone())
+
+    def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None, single: bool) -> Program:
+        """Start a program; raises OSError when init is gone."""
+        program = Program(self._loop, id, f"{self._spool_dir}/{self.handle}-{len(self.programs)}", caps, self._over)
+        self.programs[id] = program
+        if request is None:
+            self._start_argv(program, message)
+        elif self._channel is not None:
+            channel, self._channel = self._channel, None
+            packets.send(self._control, {"lend": id, "single": single})
+            program.read_pipe(self._output, "stdout")
+            program.talk(channel, request)
+        else:
+            self._start_guest(program, request)
+        return program
+
+    def kill_program(self, program: Program, outcome: str, reason: str) -> None:
+        """End its whole tree; if init does not manage, the sandbox ends."""
+        if program.ending is not None or program.forced is not None:
+            return
+        program.forced = (outcome, reason)
+        if all(other.ending is not None for other in self.programs.values() if other is not program):
+            self.kill()
+            return
+        try:
+            packets.send(self._control, {"kill": program.id})
+        except OSError:
+            self.kill()
+            return
+        self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+
+    def kill(self) -> None:
+        if self.pidfd >= 0 and not self.dead:
+            kernel.pidfd_kill(self.pidfd)
+
+    def hit_limits(self) -> list[str]:
+        hits = []
+        if self.group is not None and self.group.refused_forks():
+            hits.append("pids")
+        if self._oom_killed():
+            hits.append("memory")
+        return hits
+
+    def usage(self) -> dict[str, Any]:
+        """Of the whole sandbox so far, by whoever counts here."""
+        cpu = self.group.cpu_seconds() if self.group is not None else None
+        peak = self.group.peak_memory() if self.group is not None else None
+        source = "cgroup" if peak is not None else "sampled" if self.sampled_peak else "rusage"
+        best = cpu if cpu is not None else self.cpu_seconds
+        end = time.monotonic()
+        return {
+            "cpu_ms": None if best is None else round(best * 1000, 3),
+            "peak_memory_bytes": peak or max(self.sampled_peak, self.peak_rss) or None,
+            "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
+            "startup_ms": round((self.ready_at - self.asked_at) * 1000, 3) if self.ready_at else None,
+            "source": source,
+        }
+
+    def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            if message["stdin"]:
+                theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+                ours.append(ours_in)
+            else:
+                theirs_in = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            theirs.append(theirs_in)
+            for _ in ("stdout", "stderr"):
+                ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+                ours.append(ours_out)
+                theirs.append(theirs_out)
+            start = {"start": program.id, "argv": message["argv"], "env": message["env"], "cwd": message["cwd"]}
+            packets.send(self._control, start, theirs)
+        except (OSError, ValueError):
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        if message["stdin"]:
+            program.open_stdin(ours.pop(0))
+        program.read_pipe(ours[0], "stdout")
+        program.read_pipe(ours[1], "stderr")
+
+    def _start_guest(self, program: Program, request: bytes) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            packets.send(self._control, {"start": program.id, "argv": None}, [theirs.fileno(), writing])
+        except OSError:
+            ours.close()
+            os.close(reading)
+            raise
+        finally:
+            theirs.close()
+            os.close(writing)
+        program.read_pipe(reading, "stdout")
+        program.talk(ours, request)
+
+    def _over(self, program: Program, reason: str) -> None:
+        self.kill_program(program, "output", reason)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                got = packets.receive(self._control)
+            except (BlockingIOError, ValueError, OSError):
+                return
+            if got is None:
+                self._loop.forget(self._control.fileno())
+                return
+            self._told(got[0])
+
+    def _told(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self.ready_at = time.monotonic()
+            self.on_ready(self)
+        elif "broken" in message:
+            self._broken = str(message["broken"])
+        elif "idle_worker_gone" in message:
+            self._broken = "the waiting worker ended"
+            self.kill()
+        elif "failed" in message:
+            self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": str(message["why"])})
+        elif "ended" in message:
+            self.cpu_seconds = message["cpu"]
+            self.peak_rss = message["rss"]
+            self._finish(message["ended"], self._ending(message["ended"], message["status"]))
+
+    def _ending(self, id: str, status: int) -> dict[str, Any]:
+        program = self.programs.get(id)
+        if program is not None and program.forced is not None:
+            return {"outcome": program.forced[0], "reason": program.forced[1]}
+        if self._oom_killed() and os.WIFSIGNALED(status):
+            return {"outcome": "memory", "reason": f"over the memory limit of {self.shape.memory_mb} MiB"}
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            return {"outcome": "signal", "signal": number, "reason": f"ended by signal {number}"}
+        return {"outcome": "exit", "code": os.WEXITSTATUS(status), "reason": ""}
+
+    def _finish(self, id: str, ending: dict[str, Any]) -> None:
+        program = self.programs.get(id)
+        if program is None or program.ending is not None:
+            return
+        ending["hits"] = self.hit_limits()
+        program.end_of_output()
+        if self.lease is not None and self.lease.single and not self.dead:
+            program.ending = ending
+            return  # told when init is gone too, which is at once
+        self._tell(program, ending)
+
+    def _tell(self, program: Program, ending: dict[str, Any]) -> None:
+        program.ending = ending
+        ending["usage"] = self.usage()
+        self.on_program_end(self, program)
+
+    def _oom_killed(self) -> bool:
+        return self.group is not None and self.group.oom_kills() > 0
+
+    def _init_gone(self) -> None:
+        """The pidfd says so only after every process of the sandbox's pid namespace is gone."""
+        self._hear()
+        self.dead = True
+        self._loop.forget(self.pidfd)
+        for program in self.programs.values():
+            if program.ending is None:
+                self._finish(program.id, self._end_of_init(program))
+            elif "usage" not in program.ending:
+                self._tell(program, program.ending)
+        self.on_dead(self, self._broken or "its init ended")
+
+    def _end_of_init(self, program: Program) -> dict[str, Any]:
+        outcome, reason = program.forced or self.forced or ("lost", self._broken or "the sandbox ended")
+        if outcome == "lost" and self._oom_killed():
+            outcome, reason = "memory", f"over the memory limit of {self.shape.memory_mb} MiB"
+        return {"outcome": outcome, "reason": reason}
+
+    def release(self) -> None:
+        """Close what is still open. Its processes are gone."""
+        for program in self.programs.values():
+            program.drop()
+        self._loop.forget(self._control.fileno())
+        self._control.close()
+        if self._channel is not None:
+            self._channel.close()
+            os.close(self._output)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

@@ -1,0 +1,91 @@
+"""A small event loop: descriptors, timers, one thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import time
+from collections.abc import Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+Callback = Callable[[int], None]
+
+
+class Timer:
+    """A call that is due at ``at`` (monotonic seconds) unless it is cancelled."""
+
+    __slots__ = ("at", "call", "cancelled")
+
+    def __init__(self, at: float, call: Callable[[], None]) -> None:
+        self.at = at
+        self.call = call
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callback] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._idle: list[Callable[[], None]] = []
+        self.running = True
+
+    def watch(self, fd: int, events: int, callback: Callback) -> None:
+        """Call ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
+        if fd in self._callbacks:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def forget(self, fd: int) -> None:
+        """Before the descriptor is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(time.monotonic() + seconds, call)
+        heapq.heappush(self._timers, (timer.at, next(self._order), timer))
+        return timer
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Call once, as soon as nothing else is ready."""
+        self._idle.append(call)
+
+    def run(self) -> None:
+        while self.running:
+            ready = self._epoll.poll(self._timeout())
+            for fd, events in ready:
+                callback = self._callbacks.get(fd)
+                if callback is not None:
+                    callback(events)
+            self._fire()
+            if not ready:
+                self._rest()
+
+    def _timeout(self) -> float:
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        if self._idle:
+            return 0
+        if not self._timers:
+            return -1
+        return max(0.0, self._timers[0][0] - time.monotonic())
+
+    def _fire(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if not timer.cancelled:
+                timer.call()
+
+    def _rest(self) -> None:
+        idle, self._idle = self._idle, []
+        for call in idle:
+            call()

@@ -1,0 +1,208 @@
+"""How a keeper comes to be: exec'd by a server, it becomes pid 1 of a pid namespace of its own and lets go."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
+from skillyard.sandbox.native.keeper import ids, memory_watch
+from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.service import Service
+from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
+from skillyard.sandbox.native.keeper.zygotes import Retirement
+
+SOCKET = "keeper.sock"
+LOCK = "keeper.lock"
+LOG = "keeper.log"
+PROTOCOL = 1
+_END_BOUND_S = 3.0
+
+
+def main(config: dict[str, Any]) -> None:
+    """Print ``{"pid": …}`` or ``{"error": …}`` on standard output and exit; the keeper goes on in the background.
+
+    ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``.
+    """
+    try:
+        pid = _launch(config)
+    except OSError as error:
+        print(json.dumps({"error": str(error.strerror if error.errno == 0 else error)}))  # noqa: T201
+        sys.exit(1)
+    print(json.dumps({"pid": pid}))  # noqa: T201
+
+
+def _launch(config: dict[str, Any]) -> int:
+    os.umask(0o077)
+    run_dir = config["run_dir"]
+    lock = os.open(f"{run_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(0, "another keeper holds this data directory") from None
+    listener = _listen(run_dir)
+    _own_namespaces()
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _keep(config, listener, writing)
+    os.close(writing)
+    said = os.read(reading, 4096).decode("utf-8", "replace")
+    if said != "ok":
+        raise OSError(0, said or "the keeper ended while starting")
+    return pid
+
+
+def _listen(run_dir: str) -> socket.socket:
+    """The path may be longer than a socket address: bind from inside the directory."""
+    os.chdir(run_dir)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(SOCKET):
+        os.unlink(SOCKET)
+    listener.bind(SOCKET)
+    listener.listen(8)
+    return listener
+
+
+def _own_namespaces() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    if uid != 0:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+                file.write(text)
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+
+
+def _keep(config: dict[str, Any], listener: socket.socket, ready: int) -> None:
+    """pid 1 from here on; never returns."""
+    try:
+        os.setsid()
+        _detach(config["run_dir"])
+        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        keeper = Keeper(config, listener)
+    except BaseException as error:  # noqa: BLE001 - the launcher must hear of it, and this process must end
+        os.write(ready, f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
+    os.write(ready, b"ok")
+    os.close(ready)
+    try:
+        keeper.run()
+    finally:
+        os._exit(0)
+
+
+def _detach(run_dir: str) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    log = os.open(f"{run_dir}/{LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
+    for number, fd in ((0, null), (1, null), (2, log)):
+        os.dup2(fd, number)
+    os.close(null)
+    os.close(log)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Keeper:
+    def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
+        self._loop = Loop()
+        self._listener = listener
+        run_dir = config["run_dir"]
+        for name in ("root", "spool"):
+            os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
+        chosen, self._id_lock = ids.choose(config["uid_base"], config["uid_count"])
+        self._groups = cgroups.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
+        self._groups.sweep()
+        files, directories = masked_proc()
+        host = Host(
+            interpreter.describe(),
+            chosen,
+            self._groups,
+            landlock.abi(),
+            tuple(sorted(os.sched_getaffinity(0))),
+            own_mount_namespace(),
+            files,
+            directories,
+            run_dir,
+        )
+        retirement = Retirement(config["retire_runs"], config["retire_s"])
+        self._yard = Yard(self._loop, host, config["ready"], retirement)
+        self._service = Service(self._loop, self._yard, _facts(host))
+        if not self._groups.has("memory"):
+            memory_watch.start(self._loop, self._yard)
+        self._reap_orphans()
+        listener.setblocking(False)
+        self._loop.watch(listener.fileno(), READ, self._accept)
+
+    def run(self) -> None:
+        self._loop.run()
+        self._end()
+
+    def _accept(self, _: int) -> None:
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:
+            return
+        connection = Connection(self._loop, sock, self._service.heard, self._service.disconnected)
+        self._service.connected(connection)
+
+    def _reap_orphans(self) -> None:
+        """pid 1 inherits the inits of zygotes that were replaced."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        fd = kernel.signal_descriptor({signal.SIGCHLD})
+
+        def reap(_: int) -> None:
+            os.read(fd, 4096)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+
+        self._loop.watch(fd, READ, reap)
+
+    def _end(self) -> None:
+        """Sandboxes first, then their groups: the kernel would end them with us, but not remove the groups."""
+        self._listener.close()
+        self._yard.close()
+        for box in list(self._yard.boxes.values()):
+            box.lease = None
+            box.kill()
+        self._loop.running = True
+        deadline = time.monotonic() + _END_BOUND_S
+        self._until_empty(deadline)
+        self._loop.run()
+        self._groups.sweep()
+        self._groups.close()
+
+    def _until_empty(self, deadline: float) -> None:
+        if self._yard.empty() or time.monotonic() > deadline:
+            self._loop.running = False
+        else:
+            self._loop.after(0.002, lambda: self._until_empty(deadline))
+
+
+def _facts(host: Host) -> dict[str, Any]:
+    return {
+        "protocol": PROTOCOL,
+        "landlock": host.landlock,
+        "own_uid": host.ids.count > 1,
+        "uids": [host.ids.base, host.ids.count],
+        "cgroup_version": host.cgroups.version,
+        "cgroups": sorted(host.cgroups.parents),
+        "cgroups_missing": host.cgroups.missing,
+        "python": host.python.executable,
+        "kernel": os.uname().release,
+    }

@@ -1,0 +1,181 @@
+"""One started program of a sandbox, as the keeper sees it: its pipes, its spools, its deadline, how it ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop, Timer
+from skillyard.sandbox.native.keeper.spool import Spool
+
+_PIECE = 256 * 1024
+_PIECES_A_TURN = 16
+STDIN_BUFFER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Bytes after which the program is ended with the outcome ``output``."""
+
+    log: int
+    channel: int
+
+
+class Program:
+    """``on_over`` is called when a cap is passed, with the reason."""
+
+    def __init__(self, loop: Loop, id: str, prefix: str, caps: Caps, on_over: Callable[[Program, str], None]) -> None:
+        self._loop = loop
+        self.id = id
+        self.caps = caps
+        self._on_over = on_over
+        self.spools = {name: Spool(f"{prefix}-{name}") for name in ("stdout", "stderr", "channel")}
+        self._readers: dict[int, str] = {}
+        self._channel: socket.socket | None = None
+        self._stdin = -1
+        self._pending = bytearray()
+        self._finish_input = False
+        self.on_input_room: list[Callable[[], None]] = []
+        self.started_at = time.monotonic()
+        self.deadline: Timer | None = None
+        self.forced: tuple[str, str] | None = None
+        """(outcome, reason) of whoever ended it before it ended by itself."""
+        self.ending: dict[str, Any] | None = None
+
+    def read_pipe(self, fd: int, stream: str) -> None:
+        os.set_blocking(fd, False)
+        self._readers[fd] = stream
+        self._loop.watch(fd, READ, lambda _: self._drain(fd, stream, _PIECES_A_TURN))
+
+    def talk(self, channel: socket.socket, request: bytes) -> None:
+        """Hand over a guest's whole request, then only listen."""
+        channel.setblocking(False)
+        self._channel = channel
+        self._readers[channel.fileno()] = "channel"
+        self._pending += request
+        self._finish_input = True
+        self._push()
+
+    def open_stdin(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._stdin = fd
+        self._loop.watch(fd, 0, self._push)
+
+    def write_stdin(self, data: bytes) -> bool:
+        """False when nobody can read it any more."""
+        if self._stdin < 0 or self._finish_input:
+            return False
+        self._pending += data
+        self._push()
+        return self._stdin >= 0
+
+    def close_stdin(self) -> None:
+        if self._stdin >= 0:
+            self._finish_input = True
+            self._push()
+
+    @property
+    def input_room(self) -> bool:
+        return len(self._pending) < STDIN_BUFFER
+
+    def end_of_output(self) -> None:
+        """All writers are gone or no longer count: take what is there and close."""
+        for fd, stream in list(self._readers.items()):
+            self._drain(fd, stream, 1 << 30)
+            if fd in self._readers:
+                self._close_reader(fd, stream)
+        for spool in self.spools.values():
+            spool.closed = True
+        self._close_stdin()
+        if self.deadline is not None:
+            self.deadline.cancel()
+
+    def drop(self) -> None:
+        self.end_of_output()
+        for spool in self.spools.values():
+            spool.drop()
+
+    def _input_fd(self) -> int:
+        return self._channel.fileno() if self._channel is not None else self._stdin
+
+    def _push(self, _: int = 0) -> None:
+        fd = self._input_fd()
+        try:
+            while self._pending:
+                del self._pending[: os.write(fd, self._pending[:_PIECE])]
+        except BlockingIOError:
+            self._watch_input(fd, True)
+            return
+        except OSError:
+            self._pending.clear()
+            self._finish_input = True
+        self._watch_input(fd, False)
+        if self._finish_input:
+            self._close_stdin()
+        ready, self.on_input_room = self.on_input_room, []
+        for call in ready:
+            call()
+
+    def _watch_input(self, fd: int, wanted: bool) -> None:
+        if self._channel is not None:
+            self._loop.watch(fd, READ | (WRITE if wanted else 0), self._channel_ready)
+        elif self._stdin >= 0:
+            self._loop.watch(fd, WRITE if wanted else 0, self._push)
+
+    def _channel_ready(self, events: int) -> None:
+        if events & WRITE:
+            self._push()
+        if self._channel is not None and events & ~WRITE:
+            self._drain(self._channel.fileno(), "channel", _PIECES_A_TURN)
+
+    def _close_stdin(self) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.shutdown(socket.SHUT_WR)
+            except OSError:
+                return  # the guest closed it first
+        elif self._stdin >= 0:
+            self._loop.forget(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _drain(self, fd: int, stream: str, pieces: int) -> None:
+        for _ in range(pieces):
+            try:
+                data = os.read(fd, _PIECE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._close_reader(fd, stream)
+                return
+            self._keep(stream, data)
+
+    def _keep(self, stream: str, data: bytes) -> None:
+        spool = self.spools[stream]
+        used = spool.length if stream == "channel" else self.spools["stdout"].length + self.spools["stderr"].length
+        cap = self.caps.channel if stream == "channel" else self.caps.log
+        room = max(0, cap - used)
+        try:
+            spool.append(data[:room] if room < len(data) else data)
+        except OSError as error:
+            self._on_over(self, f"the host cannot store more output: {error.strerror}")
+            return
+        if room < len(data):
+            what = "the result channel" if stream == "channel" else "stdout and stderr together"
+            self._on_over(self, f"more than {cap} bytes on {what}")
+
+    def _close_reader(self, fd: int, stream: str) -> None:
+        self._readers.pop(fd, None)
+        self._loop.forget(fd)
+        if stream == "channel" and self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        else:
+            os.close(fd)
+        self.spools[stream].closed = True

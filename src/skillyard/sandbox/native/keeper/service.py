@@ -1,0 +1,289 @@
+"""What the server can ask of the keeper: one method a question, answers and events on its connection."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
+from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.mounts import Show, allowed
+from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.keeper.spool import IN_MEMORY
+from skillyard.sandbox.native.keeper.yard import Asked, Yard
+
+LINGER_S = 4.0
+"""How long a keeper without server and without tasks stays."""
+MOST_READ = 1 << 20
+SETTLE_S = 0.02
+"""How long a read waits for more before it answers with little."""
+
+Header = dict[str, Any]
+
+
+class Unknown(Exception):
+    """The sandbox or program that was named is not held here."""
+
+
+class Service:
+    def __init__(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> None:
+        self._loop = loop
+        self._yard = yard
+        self._facts = facts
+        self._server: Connection | None = None
+        self._destroys: dict[str, list[Callable[[], None]]] = {}
+        self._reads: dict[tuple[str, str], list[Callable[[], bool]]] = {}
+        self._lost_at = time.monotonic()
+        yard.on_program_end = self._program_ended
+        yard.on_gone = self._gone
+        loop.after(LINGER_S, self._consider_leaving)
+
+    def connected(self, connection: Connection) -> None:
+        """A server is there; a second one is turned away while the first one lives."""
+        if self._server is not None and self._server.open:
+            connection.send({"event": "refused", "why": "another server holds this keeper"})
+            connection.close()
+            return
+        self._server = connection
+        connection.send({"event": "hello", "facts": self._facts})
+
+    def disconnected(self, connection: Connection) -> None:
+        if connection is not self._server:
+            return
+        self._server = None
+        self._lost_at = time.monotonic()
+        for box in self._yard.survey():
+            if box.lease is not None and box.lease.owner == "run":
+                self._destroy(box, lambda: None)
+        self._reads.clear()
+        self._loop.after(LINGER_S, self._consider_leaving)
+
+    def heard(self, connection: Connection, header: Header, body: bytes) -> None:
+        """Answer one question; a question that cannot be answered gets the reason, never silence."""
+        operation = getattr(self, f"_do_{header.get('op')}", None)
+        number = header.get("q")
+        try:
+            if operation is None:
+                raise ValueError(f"no operation {header.get('op')!r}")
+            operation(number, header, body)
+        except Unknown as error:
+            self._answer(number, gone=str(error))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._answer(number, error=f"{type(error).__name__}: {error}")
+
+    def _answer(self, number: int | None, body: bytes = b"", **fields: Any) -> None:
+        if self._server is not None and number is not None:
+            self._server.send({"a": number, **fields}, body)
+
+    def _do_environment(self, number: int, header: Header, body: bytes) -> None:
+        self._yard.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
+        self._answer(number)
+
+    def _do_prepare(self, number: int, header: Header, body: bytes) -> None:
+        self._yard.prepare(Shape(**header["shape"]))
+        self._answer(number)
+
+    def _do_create(self, number: int, header: Header, body: bytes) -> None:
+        held = self._yard.by_key.get(header["key"])
+        if held is not None:
+            self._answer(number, handle=held.handle)
+            return
+        shows = tuple(Show(s["source"], s["target"], tuple(s["aliases"])) for s in header["shows"])
+        for path in (path for item in shows for path in (item.target, *item.aliases)):
+            if not allowed(path):
+                raise ValueError(f"{path!r} is not below /skills or /blobs")
+
+        def answer(box: Box | None, error: str) -> None:
+            if box is None:
+                self._answer(number, error=error)
+            else:
+                self._answer(number, handle=box.handle)
+
+        lease = Lease(header["key"], header["owner"], header["single"])
+        self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer))
+
+    def _do_start(self, number: int | None, header: Header, body: bytes) -> None:
+        box = self._box(header)
+        if header["id"] in box.programs:
+            self._answer(number)
+            return
+        if box.dead:
+            raise Unknown("the sandbox has ended")
+        caps = Caps(header["log_bytes"], header["channel_bytes"])
+        request = body if header["argv"] is None else None
+        single = box.lease is not None and box.lease.single
+        program = box.start(header["id"], header, caps, request, single)
+        if header["timeout_ms"] is not None:
+            late = f"over the time limit of {header['timeout_ms']} ms"
+            program.deadline = self._loop.after(
+                header["timeout_ms"] / 1000, lambda: box.kill_program(program, "timeout", late)
+            )
+        self._answer(number)
+
+    def _do_read(self, number: int, header: Header, body: bytes) -> None:
+        """Answered when something worth it is there: much, the end, or little for a while."""
+        box, program = self._program(header)
+        spool = program.spools[header["stream"]]
+        offset, most = header["offset"], min(header["most"], MOST_READ)
+        since = time.monotonic()
+
+        def attempt() -> bool:
+            waiting = spool.length - offset
+            settled = waiting > 0 and time.monotonic() - since >= SETTLE_S
+            if waiting < min(most, IN_MEMORY) and not spool.closed and not settled:
+                return False
+            data = spool.read(offset, most) if waiting > 0 else b""
+            self._answer(number, data, end=spool.closed and offset + len(data) >= spool.length)
+            return True
+
+        if not attempt():
+            self._reads.setdefault((box.handle, program.id), []).append(attempt)
+            self._loop.after(SETTLE_S, self._retry_reads)
+
+    def _retry_reads(self) -> None:
+        for key, attempts in list(self._reads.items()):
+            left = [attempt for attempt in attempts if not attempt()]
+            if left:
+                self._reads[key] = left
+            else:
+                del self._reads[key]
+        if self._reads:
+            self._loop.after(SETTLE_S, self._retry_reads)
+
+    def _do_wait(self, number: int, header: Header, body: bytes) -> None:
+        box, program = self._program(header)
+        if program.ending is not None and "usage" in program.ending:
+            self._announce(box, program)
+        self._answer(number)
+
+    def _do_send(self, number: int, header: Header, body: bytes) -> None:
+        _, program = self._program(header)
+        if not program.write_stdin(body):
+            raise Unknown("nobody reads the input")
+        if program.input_room:
+            self._answer(number)
+        else:
+            program.on_input_room.append(lambda: self._answer(number))
+
+    def _do_close_stdin(self, number: int, header: Header, body: bytes) -> None:
+        self._program(header)[1].close_stdin()
+        self._answer(number)
+
+    def _do_kill(self, number: int, header: Header, body: bytes) -> None:
+        box, program = self._program(header)
+        box.kill_program(program, "cancelled", header["reason"])
+        self._answer(number)
+
+    def _do_survey(self, number: int, header: Header, body: bytes) -> None:
+        now = time.monotonic()
+        held = [
+            {"handle": box.handle, "key": box.lease.key, "owner": box.lease.owner, "age": now - box.lease.at}
+            for box in self._yard.survey()
+            if box.lease is not None
+        ]
+        self._answer(number, held=held)
+
+    def _do_attach(self, number: int, header: Header, body: bytes) -> None:
+        box = self._box(header)
+        self._answer(number, programs=list(box.programs), dead=box.dead)
+
+    def _do_destroy(self, number: int, header: Header, body: bytes) -> None:
+        box = self._yard.boxes.get(header["handle"])
+        if box is None or box.lease is None:
+            self._answer(number, usage={})
+            return
+        self._destroy(box, lambda: self._answer(number, usage=box.usage()))
+
+    def _do_stats(self, number: int, header: Header, body: bytes) -> None:
+        boxes = self._yard.boxes.values()
+        self._answer(
+            number,
+            pid=os.getpid(),
+            sandboxes=len(boxes),
+            lent=sum(box.lease is not None for box in boxes),
+            ready=sum(box.lease is None and box.ready_at is not None for box in boxes),
+        )
+
+    def _do_stop(self, number: int, header: Header, body: bytes) -> None:
+        """End, unless tasks are held: ``kept`` says which."""
+        kept = any(box.lease is not None and box.lease.owner == "task" for box in self._yard.survey())
+        self._answer(number, kept=kept)
+        if not kept:
+            self._loop.running = False
+
+    def _destroy(self, box: Box, done: Callable[[], None]) -> None:
+        if box.dead:
+            done()
+            self._forget(box)
+            return
+        box.forced = box.forced or ("cancelled", "the sandbox was destroyed")
+        self._destroys.setdefault(box.handle, []).append(done)
+        box.kill()
+
+    def _gone(self, box: Box) -> None:
+        done = self._destroys.pop(box.handle, None)
+        if done is not None:
+            for call in done:
+                call()
+            self._forget(box)
+        elif _told_whole(box) and box.lease is not None and box.lease.owner == "run":
+            self._forget(box)
+
+    def _forget(self, box: Box) -> None:
+        self._reads = {key: value for key, value in self._reads.items() if key[0] != box.handle}
+        self._yard.discard(box)
+        self._yard.refill()
+
+    def _program_ended(self, box: Box, program: Program) -> None:
+        self._announce(box, program)
+        attempts = self._reads.pop((box.handle, program.id), [])
+        for attempt in attempts:
+            attempt()
+
+    def _announce(self, box: Box, program: Program) -> None:
+        """The ending, and the whole output where it is small: most runs need no other message."""
+        if self._server is None:
+            return
+        sizes = {name: spool.length for name, spool in program.spools.items()}
+        inline = {name: size for name, size in sizes.items() if size <= IN_MEMORY}
+        body = b"".join(program.spools[name].read(0, size) for name, size in inline.items())
+        self._server.send(
+            {
+                "event": "end",
+                "handle": box.handle,
+                "id": program.id,
+                "ending": program.ending,
+                "sizes": sizes,
+                "inline": inline,
+                "gone": _told_whole(box) and box.lease is not None and box.lease.owner == "run",
+            },
+            body,
+        )
+
+    def _box(self, header: Header) -> Box:
+        box = self._yard.boxes.get(header["handle"])
+        if box is None or box.lease is None:
+            raise Unknown(f"no sandbox {header['handle']!r}")
+        return box
+
+    def _program(self, header: Header) -> tuple[Box, Program]:
+        box = self._box(header)
+        program = box.programs.get(header["id"])
+        if program is None:
+            raise Unknown(f"no program {header['id']!r} in sandbox {box.handle!r}")
+        return box, program
+
+    def _consider_leaving(self) -> None:
+        if self._server is None and time.monotonic() - self._lost_at >= LINGER_S and not self._yard.survey():
+            self._loop.running = False
+
+
+def _told_whole(box: Box) -> bool:
+    """Whether the ending of a single program carried all there is to know."""
+    if not box.dead or box.lease is None or not box.lease.single:
+        return False
+    spools = [spool for program in box.programs.values() for spool in program.spools.values()]
+    return all(spool.length <= IN_MEMORY for spool in spools)

@@ -1,0 +1,264 @@
+"""All sandboxes of a keeper: made on demand or ahead, lent, ended, and every trace of them removed."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.sandbox.native import walls
+from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
+from skillyard.sandbox.native.interpreter import Interpreter
+from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.mounts import Show, show
+from skillyard.sandbox.native.keeper.zygote_process import Ids, ZygotePlan
+from skillyard.sandbox.native.keeper.zygotes import Order, Retirement, Zygote
+
+MIB = 1 << 20
+_INODES_PER_MIB = 128
+_REMOVE_RETRY_S = 0.01
+_SHAPES_KEPT = 4
+_GROUP_HEADROOM = 24 * MIB
+"""What the two interpreters of a sandbox may hold before foreign code starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What was found about this host when the keeper started."""
+
+    python: Interpreter
+    ids: Ids
+    cgroups: Cgroups
+    landlock: int
+    cpus: tuple[int, ...]
+    home: int
+    """A descriptor of the keeper's own mount namespace."""
+    proc_files: tuple[str, ...]
+    proc_directories: tuple[str, ...]
+    run_dir: str
+
+
+@dataclass(slots=True)
+class Asked:
+    """A create that waits for its sandbox. ``answer(box, error)``: exactly one is given."""
+
+    lease: Lease
+    shows: tuple[Show, ...]
+    answer: Callable[[Box | None, str], None]
+
+
+class Yard:
+    def __init__(self, loop: Loop, host: Host, ready: int, retirement: Retirement) -> None:
+        self._loop = loop
+        self._host = host
+        self._target = ready
+        self._retirement = retirement
+        self._zygotes: dict[tuple[str, str], Zygote] = {}
+        self._environments: dict[str, dict[str, Any]] = {}
+        self._ready: dict[Shape, deque[Box]] = {}
+        self._making: dict[Shape, int] = {}
+        self._waiting: dict[Shape, deque[Asked]] = {}
+        self._free_slots = deque(range(1, host.ids.count))
+        self._doomed: list[Group] = []
+        self._number = 0
+        self._cpu_turn = 0
+        self._failures = 0
+        self._refilling = False
+        self.boxes: dict[str, Box] = {}
+        self.by_key: dict[str, Box] = {}
+        self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
+        self.on_gone: Callable[[Box], None] = lambda box: None
+
+    def environment(self, name: str, details: dict[str, Any]) -> None:
+        """Learn what an environment is: ``packages`` (a directory or empty) and ``preload``."""
+        self._environments[name] = details
+
+    def create(self, shape: Shape, asked: Asked) -> None:
+        ready = self._ready.setdefault(shape, deque())
+        while ready:
+            box = ready.popleft()
+            if not box.dead:
+                self._lend(box, asked)
+                self.refill()
+                return
+        self._waiting.setdefault(shape, deque()).append(asked)
+        self._make(shape)
+
+    def prepare(self, shape: Shape) -> None:
+        self._ready.setdefault(shape, deque())
+        self._zygote(shape).warm()
+        self.refill()
+
+    def refill(self) -> None:
+        """Make sandboxes ahead, but never while there is anything else to do."""
+        if not self._refilling:
+            self._refilling = True
+            self._loop.when_idle(self._refill)
+
+    def survey(self) -> list[Box]:
+        return [box for box in self.boxes.values() if box.lease is not None]
+
+    def close(self) -> None:
+        for zygote in self._zygotes.values():
+            zygote.close()
+
+    def empty(self) -> bool:
+        return not self.boxes and not self._doomed
+
+    def _refill(self) -> None:
+        self._refilling = False
+        while len(self._ready) > _SHAPES_KEPT:
+            self._forget_shape(next(iter(self._ready)))
+        for shape, ready in self._ready.items():
+            if len(ready) + self._making.get(shape, 0) < self._target and not self._failures:
+                self._make(shape)
+                return
+
+    def _forget_shape(self, shape: Shape) -> None:
+        for box in self._ready.pop(shape):
+            box.kill()
+
+    def _zygote(self, shape: Shape) -> Zygote:
+        key = (shape.environment, shape.group)
+        if key not in self._zygotes:
+            details = self._environments[shape.environment]
+            plan = ZygotePlan(
+                self._host.python,
+                details["packages"],
+                tuple(details["preload"]),
+                self._host.ids,
+                f"{self._host.run_dir}/root",
+            )
+            self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
+        return self._zygotes[key]
+
+    def _make(self, shape: Shape) -> None:
+        self._making[shape] = self._making.get(shape, 0) + 1
+        self._number += 1
+        handle = f"n{os.getpid()}-{self._host.ids.base}-{self._number}"
+        slot = 0
+        if self._host.ids.count > 1:
+            if not self._free_slots:
+                self._making[shape] -= 1
+                self._refuse_one(shape, f"all {self._host.ids.count - 1} user ids are in use")
+                return
+            slot = self._free_slots.popleft()
+        try:
+            group = self._group(handle, shape)
+        except OSError as error:
+            self._free(slot)
+            self._making[shape] -= 1
+            self._refuse_one(shape, f"cgroup: {error.strerror}")
+            return
+        box = Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
+        box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
+        self.boxes[handle] = box
+        into = group is not None and group.version == 2
+        self._zygote(shape).order(Order(box, self._build(box), into))
+
+    def _group(self, name: str, shape: Shape) -> Group | None:
+        if not self._host.cgroups.parents:
+            return None
+        memory = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
+        return self._host.cgroups.make(name, GroupLimits(memory, shape.pids + 1, shape.cpus))
+
+    def _build(self, box: Box) -> dict[str, Any]:
+        shape = box.shape
+        return {
+            "uid": box.slot,
+            "disk_bytes": shape.disk_mb * MIB,
+            "inodes": max(4096, shape.disk_mb * _INODES_PER_MIB),
+            "processes": shape.pids + 1,
+            "data_bytes": shape.memory_mb * MIB,
+            "cpus": self._affinity(shape.cpus),
+            "landlock": self._host.landlock,
+            "proc_files": self._host.proc_files,
+            "proc_directories": self._host.proc_directories,
+        }
+
+    def _affinity(self, cpus: float) -> list[int]:
+        """Without a cpu controller, as many whole processors as the limit rounds up to; in turn."""
+        have = self._host.cpus
+        wanted = max(1, int(cpus) + (cpus > int(cpus)))
+        if self._host.cgroups.has("cpu") or wanted >= len(have):
+            return []
+        self._cpu_turn += 1
+        return [have[(self._cpu_turn + i) % len(have)] for i in range(wanted)]
+
+    def _is_ready(self, box: Box) -> None:
+        self._failures = 0
+        self._making[box.shape] -= 1
+        waiting = self._waiting.get(box.shape)
+        if waiting:
+            self._lend(box, waiting.popleft())
+        else:
+            self._ready.setdefault(box.shape, deque()).append(box)
+        self.refill()
+
+    def _lend(self, box: Box, asked: Asked) -> None:
+        if asked.shows:
+            try:
+                show(self._host.home, box.pidfd, asked.shows)
+            except OSError as error:
+                box.kill()
+                asked.answer(None, f"mounting: {error.strerror or error}")
+                return
+        box.lease = asked.lease
+        self.by_key[asked.lease.key] = box
+        asked.answer(box, "")
+
+    def _failed(self, box: Box, why: str) -> None:
+        """It was never cloned."""
+        self._is_dead(box, why)
+
+    def _is_dead(self, box: Box, why: str) -> None:
+        if box.ready_at is None:
+            self._making[box.shape] -= 1
+            self._failures += 1
+            self._refuse_one(box.shape, why)
+        if box in self._ready.get(box.shape, ()):
+            self._ready[box.shape].remove(box)
+        if box.lease is None:
+            self.discard(box)
+            self.refill()
+        else:
+            self.on_gone(box)
+
+    def discard(self, box: Box) -> None:
+        """Forget a dead sandbox and free what it held."""
+        self.boxes.pop(box.handle, None)
+        if box.lease is not None and self.by_key.get(box.lease.key) is box:
+            del self.by_key[box.lease.key]
+        box.release()
+        self._free(box.slot)
+        if box.group is not None:
+            self._doomed.append(box.group)
+            self._loop.when_idle(self._bury)
+
+    def _bury(self) -> None:
+        self._doomed = [group for group in self._doomed if not group.remove()]
+        if self._doomed:
+            self._loop.after(_REMOVE_RETRY_S, self._bury)
+
+    def _free(self, slot: int) -> None:
+        if slot:
+            self._free_slots.append(slot)
+
+    def _refuse_one(self, shape: Shape, why: str) -> None:
+        waiting = self._waiting.get(shape)
+        if waiting:
+            waiting.popleft().answer(None, why)
+
+
+def own_mount_namespace() -> int:
+    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def masked_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which of the dangerous parts of /proc exist on this kernel: files, directories."""
+    files = tuple(name for name in walls.MASKED_FILES if os.path.isfile(f"/proc/{name}"))
+    directories = tuple(name for name in walls.MASKED_DIRECTORIES if os.path.isdir(f"/proc/{name}"))
+    return files, directories

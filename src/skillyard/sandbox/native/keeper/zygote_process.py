@@ -1,0 +1,129 @@
+"""Making the process that becomes a zygote: its user namespace, its root, then the interpreter by exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from skillyard.sandbox.native import kernel, root
+from skillyard.sandbox.native.interpreter import Interpreter
+from skillyard.sandbox.native.zygote_code import START
+
+_NAMESPACES = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+)
+_KEEPER_FD, _ERRORS_FD = 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of the keeper's user namespace that a zygote's maps: ``base`` becomes 0 there."""
+
+    base: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZygotePlan:
+    python: Interpreter
+    packages: str
+    preload: tuple[str, ...]
+    ids: Ids
+    root_dir: str
+    """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
+
+
+def environment(python: Interpreter) -> dict[str, str]:
+    """The whole environment of a sandbox, before what a run adds."""
+    places = [os.path.dirname(python.executable), "/usr/local/bin", "/usr/bin", "/bin"]
+    return {
+        "PATH": ":".join(dict.fromkeys(places)),
+        "HOME": "/workspace",
+        "LANG": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def start(plan: ZygotePlan, sock: socket.socket, errors: int) -> int:
+    """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
+    binds = root.sources(plan.python, plan.packages)
+    ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become(plan, binds, sock, errors, ready_w, mapped_r)
+        except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
+            os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(1)
+    for fd in (ready_w, mapped_r, *(bind.fd for bind in binds)):
+        os.close(fd)
+    try:
+        if os.read(ready_r, 1):
+            _map(pid, plan.ids)
+            os.write(mapped_w, b"x")
+    finally:
+        os.close(ready_r)
+        os.close(mapped_w)
+    return pid
+
+
+def _map(pid: int, ids: Ids) -> None:
+    if ids.count == 1:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    for name in ("gid_map", "uid_map"):
+        _write(f"/proc/{pid}/{name}", f"0 {ids.base} {ids.count}")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _become(
+    plan: ZygotePlan, binds: list[root.Bind], sock: socket.socket, errors: int, ready: int, mapped: int
+) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.unshare(_NAMESPACES)
+    os.write(ready, b"x")
+    if not os.read(mapped, 1):
+        raise OSError(0, "the keeper could not map ids")
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("root", plan.root_dir, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0755,uid=0,gid=0")
+    os.chdir(plan.root_dir)
+    if plan.ids.count > 1:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.umask(0o022)
+    root.build(binds, plan.python, plan.packages)
+    _exec(plan, sock, errors)
+
+
+def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    high = [os.dup(fd) for fd in (null, errors, sock.fileno())]
+    while any(fd <= _KEEPER_FD for fd in high):
+        high = [os.dup(fd) if fd <= _KEEPER_FD else fd for fd in high]
+    os.dup2(high[0], 0)
+    os.dup2(high[0], 1)
+    os.dup2(high[1], _ERRORS_FD)
+    os.dup2(high[2], _KEEPER_FD)
+    kernel.close_from(_KEEPER_FD + 1)
+    packages = plan.python.packages if plan.packages else ""
+    arguments = json.dumps([_KEEPER_FD, packages, list(plan.preload)])
+    name = f"python{sys.version_info.major}"
+    os.execve(
+        plan.python.executable,
+        [name, "-I", "-S", "-B", "-c", START, arguments],
+        environment(plan.python),
+    )

@@ -1,0 +1,246 @@
+"""The system calls that the standard library lacks. Everything raises OSError with the call's name.
+
+Numbers: asm/unistd_64.h and asm-generic/unistd.h; meanings: the man page of each call. Runs in the keeper, the
+zygote and each sandbox's init, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+ARCH = platform.machine()
+SUPPORTED = ARCH in ("x86_64", "aarch64")
+_X86 = ARCH == "x86_64"
+
+NR_CLONE3 = 435
+NR_CLOSE_RANGE = 436
+NR_PIDFD_OPEN = 434
+NR_PIDFD_SEND_SIGNAL = 424
+NR_OPEN_TREE = 428
+NR_MOVE_MOUNT = 429
+NR_MOUNT_SETATTR = 442
+NR_LANDLOCK_CREATE_RULESET = 444
+NR_LANDLOCK_ADD_RULE = 445
+NR_LANDLOCK_RESTRICT_SELF = 446
+NR_PIVOT_ROOT = 155 if _X86 else 41
+NR_CAPSET = 126 if _X86 else 91
+NR_SECCOMP = 317 if _X86 else 277
+
+CLONE_NEWTIME = 0x00000080
+CLONE_PIDFD = 0x00001000
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_INTO_CGROUP = 0x200000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+AT_FDCWD = -100
+
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+SECBITS_LOCKED = 0b11101111
+"""NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off but locked, NO_CAP_AMBIENT_RAISE, each with its lock: capabilities(7)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+# PyDLL keeps the interpreter lock: a child made by a raw clone must come back into a runtime that holds it.
+_locked = ctypes.PyDLL(None, use_errno=True)
+_locked.syscall.restype = ctypes.c_long
+
+
+def call(name: str, number: int, *args: object) -> int:
+    """A raw system call; OSError naming it when it fails."""
+    got: int = _libc.syscall(ctypes.c_long(number), *args)
+    if got < 0:
+        _fail(name)
+    return got
+
+
+def _fail(name: str) -> None:
+    errno = ctypes.get_errno()
+    raise OSError(errno, f"{name}: {os.strerror(errno)}")
+
+
+def _checked(name: str, got: int) -> int:
+    if got < 0:
+        _fail(name)
+    return got
+
+
+def unshare(flags: int) -> None:
+    _checked("unshare", _libc.unshare(ctypes.c_int(flags)))
+
+
+def setns(fd: int, kind: int) -> None:
+    _checked("setns", _libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    got = _libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode() or None,
+    )
+    _checked(f"mount {target}", got)
+
+
+def umount(target: str, flags: int = MNT_DETACH) -> None:
+    _checked(f"umount {target}", _libc.umount2(target.encode(), ctypes.c_int(flags)))
+
+
+def pivot_root(new: str, old: str) -> None:
+    call("pivot_root", NR_PIVOT_ROOT, new.encode(), old.encode())
+
+
+def open_tree(path: str, *, recursive: bool = False) -> int:
+    """A detached copy of the mount at ``path``, as a descriptor (open_tree(2))."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    return call(f"open_tree {path}", NR_OPEN_TREE, ctypes.c_int(AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
+
+
+def move_mount(fd: int, target: str) -> None:
+    """Attach a detached mount. A symbolic link at ``target`` is not followed."""
+    call(
+        f"move_mount {target}",
+        NR_MOVE_MOUNT,
+        ctypes.c_int(fd),
+        b"",
+        ctypes.c_int(AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
+    )
+
+
+def mount_setattr(fd: int, path: str, add: int, remove: int = 0, *, recursive: bool = False) -> None:
+    """Change a mount's flags; ``path`` empty means the mount behind ``fd``."""
+    attr = struct.pack("QQQQ", add, remove, 0, 0)
+    flags = (0 if path else AT_EMPTY_PATH) | (AT_RECURSIVE if recursive else 0)
+    call(
+        f"mount_setattr {path or fd}",
+        NR_MOUNT_SETATTR,
+        ctypes.c_int(fd),
+        path.encode(),
+        ctypes.c_uint(flags),
+        attr,
+        ctypes.c_size_t(len(attr)),
+    )
+
+
+def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+    got = _libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(x) for x in (a, b, c, d)))
+    return _checked(f"prctl {option}", got)
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this thread, the bounding set too, and lock it so (capabilities(7))."""
+    last = 63
+    for cap in range(64):
+        if _libc.prctl(ctypes.c_int(PR_CAPBSET_DROP), ctypes.c_ulong(cap), 0, 0, 0) < 0:
+            last = cap
+            break
+    if last < 37:
+        raise OSError(0, f"prctl capbset_drop: stopped at capability {last}")
+    prctl(PR_SET_SECUREBITS, SECBITS_LOCKED)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
+    call("capset", NR_CAPSET, header, bytes(24))
+
+
+class _CloneArgs(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint64)
+        for name in (
+            "flags",
+            "pidfd",
+            "child_tid",
+            "parent_tid",
+            "exit_signal",
+            "stack",
+            "stack_size",
+            "tls",
+            "set_tid",
+            "set_tid_size",
+            "cgroup",
+        )
+    ]
+
+
+def clone(flags: int, *, cgroup: int = -1) -> tuple[int, int]:
+    """clone3(2) like fork: (0, -1) in the child, (pid, pidfd) in the parent; SIGCHLD when the child ends.
+
+    The interpreter's and libc's own fork handlers do not run and libc's cached thread id is stale: only for a
+    child that runs no foreign code, from a process that has a single thread.
+    """
+    pidfd = ctypes.c_int(-1)
+    args = _CloneArgs(flags=flags | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=17)
+    if cgroup >= 0:
+        args.flags |= CLONE_INTO_CGROUP
+        args.cgroup = cgroup
+    pid = _locked.syscall(ctypes.c_long(NR_CLONE3), ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
+    if pid < 0:
+        _fail("clone3")
+    return (0, -1) if pid == 0 else (pid, pidfd.value)
+
+
+def pidfd_open(pid: int) -> int:
+    return call("pidfd_open", NR_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0))
+
+
+def pidfd_kill(fd: int, signal: int = 9) -> bool:
+    """Whether there was still something to signal."""
+    got = _libc.syscall(
+        ctypes.c_long(NR_PIDFD_SEND_SIGNAL), ctypes.c_int(fd), ctypes.c_int(signal), None, ctypes.c_uint(0)
+    )
+    return bool(got == 0)
+
+
+def close_from(first: int) -> None:
+    call("close_range", NR_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
+
+
+def sethostname(name: str) -> None:
+    raw = name.encode()
+    _checked("sethostname", _libc.sethostname(raw, ctypes.c_size_t(len(raw))))
+
+
+def signal_descriptor(signals: set[int]) -> int:
+    """signalfd(2) for signals that the caller has blocked; non-blocking, close-on-exec."""
+    mask = (ctypes.c_ulong * 16)()
+    for number in signals:
+        mask[0] |= 1 << (number - 1)
+    return _checked("signalfd", _libc.signalfd(-1, ctypes.byref(mask), os.O_NONBLOCK | os.O_CLOEXEC))

@@ -1,0 +1,109 @@
+"""Starting a keeper, or finding the one that an earlier server left."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.errors import SandboxFault
+
+_START_BOUND_S = 20.0
+_CODE = (
+    "import sys, json; sys.path.insert(0, sys.argv[1]);"
+    " from skillyard.sandbox.native.keeper.main import main; main(json.loads(sys.argv[2]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperOptions:
+    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY."""
+
+    ready: int = 4
+    uid_base: int = 1_900_000_000
+    uid_count: int = 4096
+    retire_runs: int = 2000
+    retire_s: float = 1800.0
+
+
+async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socket.socket, bool]:
+    """A connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = _connect(run_dir)
+    if found is not None:
+        return found, False
+    await _start(run_dir, options)
+    started = _connect(run_dir)
+    if started is None:
+        raise SandboxFault("the keeper started and cannot be reached")
+    return started, True
+
+
+def _connect(run_dir: Path) -> socket.socket | None:
+    """Through a descriptor of the directory: its path may be longer than a socket address."""
+    directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/keeper.sock")
+    except OSError:
+        sock.close()
+        return None
+    finally:
+        os.close(directory)
+    sock.setblocking(False)
+    return sock
+
+
+async def _start(run_dir: Path, options: KeeperOptions) -> None:
+    config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **asdict(options)}
+    package_root = str(Path(__file__).resolve().parents[3])
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    process = await asyncio.create_subprocess_exec(
+        executable,
+        *("-I", "-S", "-B", "-c", _CODE, package_root, json.dumps(config)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"LANG": "C.UTF-8"},
+        cwd="/",
+    )
+    try:
+        async with asyncio.timeout(_START_BOUND_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise SandboxFault("the keeper did not start in time") from None
+    said = _parse(out)
+    if "pid" not in said:
+        why = said.get("error") or err.decode("utf-8", "replace").strip()[-500:] or f"exit code {process.returncode}"
+        raise SandboxFault(f"the keeper cannot start: {why}")
+
+
+def _parse(out: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(out)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def keeper_lives(run_dir: Path) -> bool:
+    """Whether a keeper holds this directory's lock."""
+    try:
+        fd = os.open(run_dir / "keeper.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

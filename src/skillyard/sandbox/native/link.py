@@ -1,0 +1,132 @@
+"""The server's connection to its keeper: questions with answers, and the endings that the keeper announces."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.sandbox.native.keeper.connection import FrameBuffer, encode
+
+Header = dict[str, Any]
+_READ = 1 << 20
+
+
+class Link:
+    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone."""
+
+    def __init__(self, sock: socket.socket, on_end: Callable[[Header, bytes], None], on_lost: Callable[[], None]):
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self._on_lost = on_lost
+        self._frames = FrameBuffer()
+        self._out = bytearray()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
+        self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.alive = True
+        self.ended = asyncio.Event()
+        """Set when the connection is over: a keeper that was told to stop has ended then."""
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    async def facts(self) -> dict[str, Any]:
+        """What the keeper says of its host. Raises SandboxFault when it turns us away."""
+        return await asyncio.shield(self._hello)
+
+    def ask(self, header: Header, body: bytes = b"") -> asyncio.Future[tuple[Header, bytes]]:
+        """The answer, to be awaited through :meth:`answer`."""
+        number = next(self._numbers)
+        header["q"] = number
+        future: asyncio.Future[tuple[Header, bytes]] = self._loop.create_future()
+        self._asked[number] = future
+        self.tell(header, body)
+        return future
+
+    async def answer(self, header: Header, body: bytes = b"") -> tuple[Header, bytes]:
+        """Ask and wait. Raises SandboxGone for what the keeper no longer has, SandboxFault for what failed."""
+        got, content = await self.ask(header, body)
+        if "gone" in got:
+            raise SandboxGone(str(got["gone"]))
+        if "error" in got:
+            raise SandboxFault(str(got["error"]))
+        return got, content
+
+    def tell(self, header: Header, body: bytes = b"") -> None:
+        """Send without waiting for an answer. Raises SandboxGone when the keeper is gone."""
+        if not self.alive:
+            raise SandboxGone("the keeper is gone")
+        data = encode(header, body)
+        if self._out:
+            self._out += data
+            return
+        try:
+            sent = self._sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lost()
+            raise SandboxGone("the keeper is gone") from None
+        if sent < len(data):
+            self._out += data[sent:]
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+
+    def close(self) -> None:
+        self._lost()
+
+    def _writable(self) -> None:
+        try:
+            sent = self._sock.send(self._out)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lost()
+            return
+        del self._out[:sent]
+        if not self._out:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        for header, body in self._frames.feed(data):
+            self._heard(header, body)
+
+    def _heard(self, header: Header, body: bytes) -> None:
+        if "a" in header:
+            future = self._asked.pop(header["a"], None)
+            if future is not None and not future.done():
+                future.set_result((header, body))
+        elif header.get("event") == "end":
+            self._on_end(header, body)
+        elif header.get("event") == "hello":
+            self._hello.set_result(header["facts"])
+        elif header.get("event") == "refused":
+            self._hello.set_exception(SandboxFault(str(header["why"])))
+
+    def _lost(self) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        for future in self._asked.values():
+            if not future.done():
+                future.set_result(({"gone": "the keeper is gone"}, b""))
+        self._asked.clear()
+        if not self._hello.done():
+            self._hello.set_exception(SandboxFault("the keeper ended before it said hello"))
+            self._hello.exception()
+        self.ended.set()
+        self._on_lost()

@@ -1,0 +1,154 @@
+"""What this host lets the native backend enforce: one sandbox is made and looked at from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.limits import Limits
+from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.sandbox.native import kernel
+
+if TYPE_CHECKING:
+    from skillyard.sandbox.native.backend import NativeBackend
+
+_LOOK = """
+import json, os
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+spaces = {name: os.readlink("/proc/self/ns/" + name) for name in os.listdir("/proc/self/ns")}
+try:
+    open("/etc/probe", "w")
+    written = True
+except OSError:
+    written = False
+print(json.dumps({"status": {k: v.strip() for k, v in status.items()}, "spaces": spaces, "written": written,
+    "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()], "uid": os.getuid()}))
+"""
+_SPACES = {
+    "user_namespace": "user",
+    "mount_namespace": "mnt",
+    "pid_namespace": "pid",
+    "net_namespace": "net",
+    "ipc_namespace": "ipc",
+    "uts_namespace": "uts",
+    "cgroup_namespace": "cgroup",
+}
+_BOUND_MS = 15_000
+_CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
+
+
+async def probe(backend: NativeBackend) -> Probe:
+    """Never raises: what stands in the way is in the result."""
+    if not kernel.SUPPORTED:
+        return _nothing(f"the processor is {kernel.ARCH}; x86_64 and aarch64 are supported", {})
+    facts: dict[str, Any] = {}
+    try:
+        facts = await backend.facts()
+        seen = await _look(backend)
+    except SkillyardError as error:
+        return _nothing(error.message, facts)
+    protections = {**_walls(seen, facts), **_limits(facts)}
+    return Probe("native", True, protections, _texts(facts))
+
+
+async def _look(backend: NativeBackend) -> dict[str, Any]:
+    key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
+    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
+    try:
+        process = await sandbox.start(Argv(("python3", "-I", "-S", "-c", _LOOK)), id="look", timeout_ms=_BOUND_MS)
+        text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
+        ending = await process.wait()
+        complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+    finally:
+        await backend.destroy(sandbox.handle)
+    try:
+        seen: dict[str, Any] = json.loads(text)
+    except ValueError:
+        why = complaint.decode("utf-8", "replace").strip()[-300:] or ending.reason or f"exit code {ending.code}"
+        raise SkillyardError(f"python does not run in the sandbox: {why}") from None
+    return seen
+
+
+def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
+    status = seen["status"]
+    stands = {
+        wall: seen["spaces"].get(space) not in (None, os.readlink(f"/proc/self/ns/{space}"))
+        for wall, space in _SPACES.items()
+    }
+    stands["read_only_root"] = not seen["written"]
+    stands["private_proc"] = min(seen["processes"]) == 1 and len(seen["processes"]) <= 3
+    stands["non_root"] = seen["uid"] != 0
+    stands["no_capabilities"] = all(int(status[name], 16) == 0 for name in status if name.startswith("Cap"))
+    stands["no_new_privs"] = status["NoNewPrivs"] == "1"
+    stands["seccomp"] = status["Seccomp"] == "2"
+    walls = {wall: _by_kernel(wall, held) for wall, held in stands.items()}
+    walls["landlock"] = _landlock(facts)
+    walls["own_uid"] = (
+        Protection(Level.KERNEL, by="a user id of its own for each sandbox")
+        if facts["own_uid"]
+        else Protection(Level.MISSING, why="only our own user id can be given", mend="run the server as root")
+    )
+    return {wall: walls[wall] for wall in WALLS}
+
+
+def _by_kernel(wall: str, held: bool) -> Protection:
+    if held:
+        return Protection(Level.KERNEL, by=wall.replace("_", " "))
+    return Protection(Level.MISSING, why="it was not in force in a test sandbox")
+
+
+def _landlock(facts: dict[str, Any]) -> Protection:
+    if facts["landlock"]:
+        return Protection(Level.KERNEL, by=f"Landlock ABI {facts['landlock']}")
+    return Protection(Level.MISSING, why="this kernel has no Landlock", mend="add landlock to the lsm= boot option")
+
+
+def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
+    version = facts["cgroup_version"]
+    found = {
+        "memory": Protection(Level.SUPERVISED, by="the keeper's watch and RLIMIT_DATA"),
+        "cpus": Protection(Level.SUPERVISED, by="processor affinity that cannot be changed back"),
+        "pids": Protection(Level.KERNEL, by="RLIMIT_NPROC in the sandbox's user namespace"),
+        "disk": Protection(Level.KERNEL, by="the size of the sandbox's tmpfs"),
+        "timeout": Protection(Level.KERNEL, by="SIGKILL to the sandbox's pid namespace"),
+        "output": Protection(Level.SUPERVISED, by="the keeper counts and ends the program"),
+    }
+    for limit, controller in _CONTROLLERS.items():
+        if controller in facts["cgroups"]:
+            found[limit] = Protection(Level.KERNEL, by=f"cgroup v{version} {controller}")
+        elif found[limit].level is Level.SUPERVISED:
+            why = facts["cgroups_missing"].get(controller, "")
+            mend = "run the server as root, or in a delegated cgroup (systemd-run --user -p Delegate=yes)"
+            found[limit] = Protection(Level.SUPERVISED, by=found[limit].by, why=why, mend=mend)
+    return {limit: found[limit] for limit in LIMITS}
+
+
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "kernel": str(facts["kernel"]),
+        "python": str(facts["python"]),
+        "landlock_abi": str(facts["landlock"]),
+        "cgroups": f"v{facts['cgroup_version']}: {', '.join(facts['cgroups']) or 'none'}",
+        "uids": f"{facts['uids'][1]} from {facts['uids'][0]}" if facts["own_uid"] else "the server's own",
+    }
+
+
+def _nothing(why: str, facts: dict[str, Any]) -> Probe:
+    missing = Protection(Level.MISSING, why=why, mend=_mend(why))
+    texts = {**(_texts(facts) if facts else {}), "why": why}
+    return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts)
+
+
+def _mend(why: str) -> str:
+    if "unshare" in why or "clone3" in why:
+        return (
+            "user namespaces are closed here: allow them (sysctl user.max_user_namespaces, "
+            "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0), "
+            "or run the server as root"
+        )
+    if "mount" in why:
+        return "mounts are closed here: a container needs --security-opt seccomp=unconfined and systempaths=unconfined"
+    return ""

@@ -1,0 +1,156 @@
+"""The walls of one sandbox, built from inside by the process that becomes its init.
+
+The order is the point: whatever needs a privilege comes before the step that gives it up. Any step that fails ends
+the sandbox before foreign code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from skillyard.sandbox.native import kernel, landlock, seccomp
+
+INSIDE_ID = 65532
+HOSTNAME = "sandbox"
+BOX = "/run/box"
+WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills", "/blobs"  # noqa: S108
+WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
+SHOWN = {"skills": SKILLS, "blobs": BLOBS}
+EMPTY = "/run/empty"
+CODE_ROOT = "/opt/skillyard"
+"""Where the keeper puts the few modules of ours that run in here."""
+
+NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+
+MASKED_FILES = (
+    "kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "sysrq-trigger", "interrupts",
+    "latency_stats", "slabinfo", "vmallocinfo", "kpagecount", "kpageflags", "kpagecgroup", "config.gz", "cmdline",
+    "modules", "iomem", "ioports", "locks", "partitions", "diskstats", "swaps", "mdstat", "schedstat",
+)  # fmt: skip
+"""Parts of /proc that tell of the host or reach into it. Files shown as empty; see also MASKED_DIRECTORIES."""
+
+MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "sysvipc", "tty", "pressure")
+"""Shown as empty directories. ``sys`` stays readable and becomes read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What the keeper decided for one sandbox. ``uid`` is the id in the zygote's user namespace."""
+
+    uid: int
+    disk_bytes: int
+    inodes: int
+    processes: int
+    data_bytes: int
+    cpus: tuple[int, ...]
+    landlock: int
+    proc_files: tuple[str, ...]
+    proc_directories: tuple[str, ...]
+
+
+def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
+    """Turn this fresh clone (NAMESPACES) into the init of a sandbox. Raises OSError at the step that failed."""
+    _join(cgroups)
+    kernel.unshare(kernel.CLONE_NEWCGROUP)
+    kernel.sethostname(HOSTNAME)
+    _loopback_up()
+    _mount_box(spec)
+    _mount_proc(spec)
+    if spec.cpus:
+        os.sched_setaffinity(0, spec.cpus)
+    _become_nobody(spec.uid)
+    _limit(spec)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    os.chdir(WORKSPACE)
+    if spec.landlock:
+        rules = [("/", landlock.READ), ("/dev", landlock.DEVICES)]
+        rules += [(path, landlock.writable(spec.landlock)) for path in WRITABLE.values()]
+        landlock.restrict(spec.landlock, rules)
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    seccomp.install(closing)
+
+
+def _join(cgroups: Sequence[int]) -> None:
+    for fd in cgroups:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        up = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # IFF_UP | IFF_RUNNING, netdevice(7)
+        fcntl.ioctl(probe, 0x8914, up)  # SIOCSIFFLAGS
+
+
+def _mount_box(spec: Build) -> None:
+    """One tmpfs holds all that the sandbox can write, so that one limit counts it all."""
+    options = f"size={spec.disk_bytes},nr_inodes={spec.inodes},mode=0755"
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("box", BOX, "tmpfs", flags, options)
+    for name, target in (WRITABLE | SHOWN).items():
+        path = f"{BOX}/{name}"
+        os.mkdir(path, 0o755)
+        if name in WRITABLE and spec.uid:
+            os.chown(path, spec.uid, spec.uid)
+        kernel.mount(path, target, None, kernel.MS_BIND)
+    os.chmod(TMP, 0o1777)
+    os.chmod(SHM, 0o1777)
+    for target in SHOWN.values():
+        kernel.mount("none", target, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
+    kernel.umount(BOX)
+
+
+def _mount_proc(spec: Build) -> None:
+    quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", "/proc", "proc", quiet)
+    for name in spec.proc_files:
+        kernel.mount("/dev/null", f"/proc/{name}", None, kernel.MS_BIND)
+    for name in spec.proc_directories:
+        kernel.mount(EMPTY, f"/proc/{name}", None, kernel.MS_BIND)
+    kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND)
+    kernel.mount("none", "/proc/sys", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | quiet)
+
+
+def _become_nobody(uid: int) -> None:
+    """The host's id of this sandbox, then a user namespace of its own in which it is INSIDE_ID."""
+    if uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/gid_map", f"{INSIDE_ID} {uid} 1")
+    _write("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _limit(spec: Build) -> None:
+    """RLIMIT_NPROC counts per user namespace when it is set inside one (Linux 5.14)."""
+    for kind, value in (
+        (resource.RLIMIT_NPROC, spec.processes),
+        (resource.RLIMIT_DATA, spec.data_bytes),
+        (resource.RLIMIT_FSIZE, spec.disk_bytes),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, 1024),
+        (resource.RLIMIT_MEMLOCK, 1 << 16),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 1024),
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
+    ):
+        resource.setrlimit(kind, (value, value))

@@ -1,0 +1,120 @@
+"""The warm interpreter that every sandbox of one environment is cloned from.
+
+It runs inside the sandbox root, has one thread, imports what is worth preloading, holds no secret and no tenant's
+data, and parses nothing but the keeper's own messages.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import site
+import socket
+import sys
+from typing import Any
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native import inside, kernel, packets, seccomp, walls
+
+
+def main(keeper: int, packages: str, preload: list[str]) -> None:
+    """Serve forks on the descriptor ``keeper`` until it closes."""
+    sock = socket.socket(fileno=keeper)
+    _be_plain(packages)
+    failed = _preload(preload)
+    guest.prepare()
+    closing = seccomp.assemble(seccomp.closing_filter())
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(seccomp.assemble(seccomp.large_filter()))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    children = kernel.signal_descriptor({signal.SIGCHLD})
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    packets.send(sock, {"ready": True, "failed": failed})
+    _serve(sock, children, closing)
+
+
+def _be_plain(packages: str) -> None:
+    """The interpreter as its users know it: the site builtins and the environment's packages, nothing of ours."""
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    sys.path[:] = [path for path in sys.path if path != walls.CODE_ROOT]
+    if packages:
+        sys.path.append(packages)
+    sys.argv = [""]
+    sys.orig_argv = [sys.executable]
+
+
+def _preload(names: list[str]) -> dict[str, str]:
+    """Import what most runs import; what fails here will fail in the run that asks for it, with its reason."""
+    failed: dict[str, str] = {}
+    for name in names:
+        try:
+            __import__(name)
+        except Exception as error:  # noqa: BLE001 - a package may raise anything while it is imported
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _serve(sock: socket.socket, children: int, closing: bytes) -> None:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.register(children, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == children:
+                os.read(children, 4096)
+                _reap()
+                continue
+            got = packets.receive(sock)
+            if got is None:
+                return
+            _fork(sock, *got, children, closing)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass  # nobody left to reap
+
+
+def _fork(sock: socket.socket, message: dict[str, Any], fds: list[int], children: int, closing: bytes) -> None:
+    into = fds.pop() if message.pop("into") else -1
+    try:
+        pid, pidfd = kernel.clone(walls.NAMESPACES, cgroup=into)
+    except OSError as error:
+        packets.send(sock, {"failed": str(error)})
+        _close(fds)
+        return
+    if pid == 0:
+        sock.close()
+        os.close(children)
+        _become_init(message, fds, closing)
+    packets.send(sock, {"pid": pid}, [pidfd])
+    _close([*fds, pidfd] + ([into] if into >= 0 else []))
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _become_init(message: dict[str, Any], fds: list[int], closing: bytes) -> None:
+    """Never returns: whatever happens, this process is not the zygote any more."""
+    control = socket.socket(fileno=fds[0])
+    try:
+        message["cpus"] = tuple(message["cpus"])
+        walls.build(walls.Build(**message), fds[3:], closing)
+        inside.Init(control, fds[1], fds[2]).run()
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
+        try:
+            packets.send(control, {"broken": f"{type(error).__name__}: {error}"})
+        finally:
+            os._exit(1)
