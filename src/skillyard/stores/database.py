@@ -1,0 +1,265 @@
+"""One SQLite file behind one event loop: quick to write, never in the loop's way for long.
+
+A short write runs **on the loop's own thread** when nothing else is being written. The hop to a writer
+thread and back costs more than the write itself, and while the loop computes, a thread that needs the
+interpreter lock for every step of SQLite can starve for seconds. What bounds it: that connection never
+waits for a lock (a busy database sends the write to the writer thread), never syncs to disk and never
+checkpoints; beyond the first few, writes that come in one turn of the loop share a transaction; after one
+slow transaction the writer thread takes over for a second.
+
+Durability: WAL. A commit survives the death of the process, kill -9 included. With ``durable`` it is also
+synced to the disk before it is reported and so survives the loss of power; without, the last commits before
+a power loss may be gone, and the file is intact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from skillyard.domain.errors import StoreFault
+from skillyard.stores import migrations
+from skillyard.stores.sqlite_faults import as_fault, is_busy
+from skillyard.stores.transactions import Done, Operation, commit_together, transact
+from skillyard.stores.writer import Job, Writer, answer, translated
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+logger = logging.getLogger(__name__)
+
+OLDEST_SQLITE = (3, 37, 0)
+SINGLY = 4
+"""Writes of one turn of the loop that are committed on the spot; those beyond wait for its end, together."""
+NEAR_BATCH = 32
+"""Writes that one turn of the loop commits at most: about one millisecond."""
+SLOW_S = 0.1
+RESPITE_S = 1.0
+CHECKPOINT_EVERY = 200
+RESTART_PAGES = 4096
+"""A log of 16 MiB is made to start over, with writers held back for the few milliseconds that takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    near: sqlite3.Connection
+    """On the loop's thread: short writes and single rows."""
+    far: sqlite3.Connection
+    """The writer thread's."""
+    reader: sqlite3.Connection
+    """The reader thread's: long reads and checkpoints."""
+
+
+class Database:
+    """Made by :meth:`open`, ended by :meth:`close`, used from the loop that opened it."""
+
+    def __init__(self, path: Path, connections: _Connections, *, durable: bool) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._connections = connections
+        self._near = connections.near
+        self._writer = Writer(connections.far, path.name, self._loop)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix=f"skillyard-reader-{path.name}")
+        self._near_from = float("inf") if durable else 0.0
+        self._in_turn = False
+        self._written = 0
+        self._turn: list[Job] = []
+        self._since_checkpoint = 0
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path, *, durable: bool = False, busy_timeout_s: float = 10.0) -> Database:
+        """Open or make the file (0600, in a 0700 directory) and bring its schema up to date.
+
+        Raises StoreFault, naming cause and mend, when it is damaged, locked for ``busy_timeout_s``, not
+        writable, another application's, or of a newer skillyard.
+        """
+        connections = await asyncio.to_thread(_connect_all, path, durable, busy_timeout_s)
+        return cls(path, connections, durable=durable)
+
+    async def write(self, operation: Operation[T]) -> T:
+        """Run a short operation in a transaction; it is committed when this returns.
+
+        Raises what the operation raises, and StoreFault for SQLite's errors; nothing is stored then.
+        A cancelled write may or may not be stored.
+        """
+        if self._written < SINGLY and not self._turn and self._may_be_near():
+            self._begin_turn()
+            self._written += 1
+            started = time.perf_counter()
+            try:
+                return transact(self._near, operation)
+            except sqlite3.Error as error:
+                if not is_busy(error):
+                    raise as_fault(error, self._path.name) from error
+            finally:
+                self._count(1, started)
+        return await self.submit(operation)
+
+    def submit(self, operation: Operation[T], *, alone: bool = False) -> asyncio.Future[T]:
+        """Queue an operation; it is stored even if nobody awaits the future. Those queued run in order.
+
+        ``alone`` gives it a transaction of its own, in the writer thread: for operations that also touch
+        files and for long ones. No write of anyone's is unfinished while it runs.
+        """
+        self._check_open()
+        job = Job(operation, self._loop.create_future(), alone)
+        if not alone and self._may_be_near():
+            self._turn.append(job)
+            self._begin_turn()
+        else:
+            self._hand_over()
+            self._writer.put(job)
+        return job.future
+
+    async def lookup(self, sql: str, values: Sequence[Any]) -> Row | None:
+        """The one row that a unique key selects, read on the loop's thread."""
+        self._check_open()
+        try:
+            rows = self._near.execute(sql, values).fetchall()
+        except UnicodeEncodeError:  # half a surrogate pair: no stored text holds it
+            return None
+        except sqlite3.Error as error:
+            if not is_busy(error):
+                raise as_fault(error, self._path.name) from error
+            rows = await self.fetch(sql, values)
+        return rows[0] if rows else None
+
+    async def fetch(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
+        """All rows of a query, read in the reader thread."""
+        self._check_open()
+        try:
+            return await self._loop.run_in_executor(self._readers, self._read, sql, values)
+        except UnicodeEncodeError:
+            return []
+        except sqlite3.Error as error:
+            raise as_fault(error, self._path.name) from error
+
+    async def close(self) -> None:
+        """Finish what was submitted, fold the log into the file and let go. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hand_over()
+        await asyncio.to_thread(self._shut)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreFault(f"the database {self._path.name} is closed")
+
+    def _may_be_near(self) -> bool:
+        self._check_open()
+        return self._writer.idle and time.monotonic() >= self._near_from
+
+    def _begin_turn(self) -> None:
+        if not self._in_turn:
+            self._in_turn = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._in_turn, self._written = False, 0
+        if not self._turn:
+            return
+        if not self._may_be_near():
+            self._hand_over()
+            return
+        jobs, self._turn = self._turn[:NEAR_BATCH], self._turn[NEAR_BATCH:]
+        if self._turn:
+            self._begin_turn()
+        self._commit_near([job for job in jobs if not job.future.cancelled()])
+
+    def _commit_near(self, jobs: Sequence[Job]) -> None:
+        started = time.perf_counter()
+        try:
+            done = commit_together(self._near, [job.operation for job in jobs])
+        except sqlite3.Error as error:
+            self._refuse_or_hand_over(jobs, error)
+            return
+        self._count(len(jobs), started)
+        answer(list(zip(jobs, done, strict=True)), self._path.name)
+
+    def _refuse_or_hand_over(self, jobs: Sequence[Job], error: sqlite3.Error) -> None:
+        if is_busy(error):
+            for job in jobs:
+                self._writer.put(job)
+            self._hand_over()
+        else:
+            answer([(job, Done(error=error)) for job in jobs], self._path.name)
+
+    def _hand_over(self) -> None:
+        """Give this turn's writes to the writer thread, before anything that is queued later."""
+        jobs, self._turn = self._turn, []
+        for job in jobs:
+            self._writer.put(job)
+
+    def _rest(self) -> None:
+        self._near_from = max(self._near_from, time.monotonic() + RESPITE_S)
+
+    def _count(self, writes: int, started: float) -> None:
+        if time.perf_counter() - started > SLOW_S:
+            self._rest()
+        self._since_checkpoint += writes
+        if self._since_checkpoint >= CHECKPOINT_EVERY:
+            self._since_checkpoint = 0
+            self._loop.run_in_executor(self._readers, self._checkpoint)
+
+    def _read(self, sql: str, values: Sequence[Any]) -> list[Row]:
+        return self._connections.reader.execute(sql, values).fetchall()
+
+    def _checkpoint(self) -> None:
+        """Copy the log into the file beside running writers; let it start over when it has grown long."""
+        try:
+            pages = self._connections.reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
+            if pages > RESTART_PAGES:
+                self._connections.reader.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error as error:
+            logger.warning("%s", translated(error, self._path.name))
+
+    def _shut(self) -> None:
+        self._writer.stop()
+        self._readers.shutdown()
+        for connection in (self._connections.near, self._connections.reader, self._connections.far):
+            connection.close()
+
+
+def _connect_all(path: Path, durable: bool, busy_timeout_s: float) -> _Connections:
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreFault(f"Python is linked to SQLite {sqlite3.sqlite_version}; 3.37 or newer is needed")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise StoreFault(f"the database {path} cannot be opened: {error.strerror}") from error
+    opened: list[sqlite3.Connection] = []
+    try:
+        far = _connect(path, opened, durable, busy_timeout_s)
+        migrations.migrate(far, str(path), migrations.known())
+        near = _connect(path, opened, durable, busy_timeout_s)
+        near.execute("PRAGMA busy_timeout = 0")
+        near.execute("PRAGMA wal_autocheckpoint = 0")
+        reader = _connect(path, opened, durable, busy_timeout_s)
+    except BaseException as error:
+        for connection in opened:
+            connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise as_fault(error, str(path)) from error
+        raise
+    return _Connections(near=near, far=far, reader=reader)
+
+
+def _connect(path: Path, opened: list[sqlite3.Connection], durable: bool, timeout_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+    opened.append(connection)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    connection.execute(f"PRAGMA journal_size_limit = {RESTART_PAGES * 4096}")
+    connection.execute("PRAGMA trusted_schema = OFF")
+    return connection

@@ -1,0 +1,181 @@
+"""Run records in SQLite: columns for what is looked for, JSON for the record itself."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import fields
+
+from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shape
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.run import RunKind, RunRecord, RunStatus
+from skillyard.stores.database import Database
+
+MAX_PAGE = 1000
+SWEEP_BATCH = 500
+
+_FIELDS = tuple(field.name for field in fields(RunRecord))
+
+_INSERT = """
+    INSERT INTO runs (run_id, principal, status, created_at, ended_at, idempotency_key, request_digest, record)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_TAKEN = """
+    SELECT run_id, request_digest FROM runs WHERE principal = ? AND idempotency_key = ?"""
+_REPLACE = """
+    UPDATE runs SET status = ?, ended_at = ?, record = ?
+    WHERE run_id = ? AND status = 'running' AND principal = ? AND idempotency_key IS ?"""
+_SWEEP = """
+    DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE ended_at < ? LIMIT ?)"""
+
+
+class SqliteRecords:
+    """A :class:`skillyard.ports.records.RecordStore`. Ordered by insertion, whatever the clock did."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def insert(self, record: RunRecord) -> None:
+        for name in ("run_id", "principal", "idempotency_key"):
+            _check_text(name, getattr(record, name))
+        values = (
+            record.run_id,
+            record.principal,
+            record.status.value,
+            record.created_at,
+            _ended(record),
+            record.idempotency_key,
+            record.request_digest,
+            encode(record),
+        )
+        refusal = await self._database.write(lambda connection: _insert(connection, record, values))
+        if refusal is not None:
+            raise refusal
+
+    async def update_running(self, record: RunRecord) -> bool:
+        if record.status is not RunStatus.RUNNING:
+            raise ValueError("update_running takes a running record; finish moves it on")
+        return await self._replace(record)
+
+    async def finish(self, record: RunRecord) -> bool:
+        if record.status is RunStatus.RUNNING:
+            raise ValueError("finish takes a record in a terminal state")
+        return await self._replace(record)
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        row = await self._database.lookup("SELECT record FROM runs WHERE run_id = ?", (run_id,))
+        return decode(row[0]) if row else None
+
+    async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None:
+        row = await self._database.lookup(
+            "SELECT record FROM runs WHERE principal = ? AND idempotency_key = ?",
+            (principal, idempotency_key),
+        )
+        return decode(row[0]) if row else None
+
+    async def list(
+        self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
+    ) -> Sequence[RunRecord]:
+        """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist,
+        and an ``after`` that names no run of this principal."""
+        check_page(limit, status)
+        conditions: list[tuple[str, object]] = []
+        if principal is not None:
+            conditions.append(("principal = ?", principal))
+        if after is not None:
+            conditions.append(("seq < ?", await self._position(principal, after)))
+        if status is not None:
+            conditions.append(("status = ?", str(status)))
+        where = " AND ".join(condition for condition, _ in conditions) or "TRUE"
+        rows = await self._database.fetch(
+            f"SELECT record FROM runs WHERE {where} ORDER BY seq DESC LIMIT ?",  # noqa: S608 - fixed texts
+            [*(value for _, value in conditions), limit],
+        )
+        return [decode(row[0]) for row in rows]
+
+    async def unfinished(self) -> Sequence[RunRecord]:
+        rows = await self._database.fetch("SELECT record FROM runs WHERE status = 'running' ORDER BY seq")
+        return [decode(row[0]) for row in rows]
+
+    async def sweep(self, older_than: float) -> int:
+        swept = 0
+        while True:
+            count = await self._database.submit(lambda connection: _sweep(connection, older_than), alone=True)
+            swept += count
+            if count < SWEEP_BATCH:
+                return swept
+
+    async def _replace(self, record: RunRecord) -> bool:
+        values = (
+            record.status.value,
+            _ended(record),
+            encode(record),
+            record.run_id,
+            record.principal,
+            record.idempotency_key,
+        )
+        return await self._database.write(lambda connection: connection.execute(_REPLACE, values).rowcount == 1)
+
+    async def _position(self, principal: str | None, run_id: str) -> int:
+        row = await self._database.lookup("SELECT seq, principal FROM runs WHERE run_id = ?", (run_id,))
+        if row is None or (principal is not None and row[1] != principal):
+            raise InvalidInput("after", "must be the id of an existing run", shape(run_id))
+        return int(row[0])
+
+
+def check_page(limit: int, status: str | None) -> None:
+    """Raises InvalidInput for a page that cannot be asked for."""
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidInput("limit", f"must be from 1 to {MAX_PAGE}", str(limit)[:32])
+    if status is not None and status not in tuple(RunStatus):
+        raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shape(status))
+
+
+def encode(record: RunRecord) -> str:
+    """ASCII JSON: half a surrogate pair, which SQLite's text cannot hold, stays an escape."""
+    return json.dumps({name: getattr(record, name) for name in _FIELDS}, separators=(",", ":"))
+
+
+def decode(text: str) -> RunRecord:
+    """Fields that a later version added are passed over; missing ones get their defaults."""
+    try:
+        values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
+        values["kind"] = RunKind(values["kind"])
+        values["status"] = RunStatus(values["status"])
+        values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
+        values["output_blobs"] = tuple(values.get("output_blobs", ()))
+        return RunRecord(**values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreFault("a run record is damaged; restore the database from a backup") from error
+
+
+def conflict() -> IdempotencyConflict:
+    return IdempotencyConflict("idempotency_key", "was used before, for another run")
+
+
+def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[object, ...]) -> InvalidInput | None:
+    """What speaks against the record; returned, since raising would undo others' writes beside it."""
+    if connection.execute(_INSERT, values).rowcount == 1:
+        return None
+    key = (record.principal, record.idempotency_key)
+    taken = None if record.idempotency_key is None else connection.execute(_TAKEN, key).fetchone()
+    if taken is None:
+        return InvalidInput("run_id", "is taken", shape(record.run_id))
+    return None if taken == (record.run_id, record.request_digest) else conflict()
+
+
+def _sweep(connection: sqlite3.Connection, older_than: float) -> int:
+    return connection.execute(_SWEEP, (older_than, SWEEP_BATCH)).rowcount
+
+
+def _ended(record: RunRecord) -> float | None:
+    if record.status is RunStatus.RUNNING:
+        return None
+    return record.created_at if record.ended_at is None else record.ended_at
+
+
+def _check_text(field: str, value: str | None) -> None:
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(field, "must be well-formed Unicode", shape(value)) from None

@@ -1,0 +1,117 @@
+"""The writer thread: what has queued up is committed together."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from skillyard.stores.sqlite_faults import as_fault
+from skillyard.stores.transactions import Done, Operation, commit_together
+
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """An operation and who waits for it. ``alone``: never in one transaction with another."""
+
+    operation: Operation[Any]
+    future: asyncio.Future[Any]
+    alone: bool = False
+
+
+class Writer:
+    """Owns one connection. Jobs are committed in the order in which they came, in few transactions.
+
+    All methods but the thread's own are called on the loop.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._name = name
+        self._loop = loop
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._held: Job | None = None
+        self._waiting = 0
+        self._thread = threading.Thread(target=self._run, name=f"skillyard-writer-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job has been answered."""
+        return self._waiting == 0
+
+    def put(self, job: Job) -> None:
+        self._waiting += 1
+        self._queue.put(job)
+
+    def stop(self) -> None:
+        """Finish what has queued up and end the thread. Blocks; call it off the loop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            done = self._commit([job for job in batch if not job.future.cancelled()])
+            try:
+                self._loop.call_soon_threadsafe(self._answer, len(batch), done)
+            except RuntimeError:  # the loop has closed: nobody waits any more
+                return
+
+    def _next_batch(self) -> list[Job] | None:
+        first = self._held or self._queue.get()
+        self._held = None
+        if first is None or first.alone:
+            return None if first is None else [first]
+        batch = [first]
+        while len(batch) < MAX_BATCH and (job := self._ready()) is not None:
+            if job.alone:
+                self._held = job
+                break
+            batch.append(job)
+        return batch
+
+    def _ready(self) -> Job | None:
+        try:
+            job = self._queue.get_nowait()
+        except Empty:
+            return None
+        if job is None:
+            self._queue.put(None)  # nothing is put after the stop mark: it is found again next time
+        return job
+
+    def _commit(self, jobs: Sequence[Job]) -> list[tuple[Job, Done]]:
+        try:
+            done = commit_together(self._connection, [job.operation for job in jobs])
+        except sqlite3.Error as error:
+            done = [Done(error=error)] * len(jobs)
+        return list(zip(jobs, done, strict=True))
+
+    def _answer(self, count: int, done: Sequence[tuple[Job, Done]]) -> None:
+        self._waiting -= count
+        answer(done, self._name)
+
+
+def answer(done: Sequence[tuple[Job, Done]], name: str) -> None:
+    """Wake who waits. An error of SQLite becomes a StoreFault."""
+    for job, (value, error) in done:
+        if job.future.done():
+            continue
+        if error is None:
+            job.future.set_result(value)
+        else:
+            job.future.set_exception(translated(error, name))
+
+
+def translated(error: Exception, name: str) -> Exception:
+    """What a caller of the database sees of an operation's error."""
+    if isinstance(error, sqlite3.Error):
+        fault = as_fault(error, name)
+        fault.__cause__ = error
+        return fault
+    return error
