@@ -58,9 +58,10 @@ class ExecSandbox:
     ) -> ExecProcess:
         async with self.starting:
             if id not in self.processes:
+                launch = await self._launch(program)
                 limit = self.spec.limits.timeout_ms if timeout_ms is None else timeout_ms
                 process = ExecProcess(id, streams, limit)
-                await process.launch(await self._launch(program))
+                await process.launch(launch)
                 self.processes[id] = process
             return self.processes[id]
 

@@ -62,6 +62,10 @@ def fail(kind, text):
     verdict(kind, text)
     os._exit(1)
 
+def give(data, fd=1):
+    while data:
+        data = data[os.write(fd, data):]
+
 def walk(parts, make):
     here = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     for part in parts:
@@ -86,8 +90,7 @@ def read(parts, offset, length):
         if not data:
             return
         length = None if length is None else length - len(data)
-        while data:
-            data = data[os.write(1, data):]
+        give(data)
 
 def write(parts, mode):
     where = walk(parts[:-1], True)
@@ -95,8 +98,7 @@ def write(parts, mode):
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=where)
     try:
         while data := os.read(0, CHUNK):
-            while data:
-                data = data[os.write(fd, data):]
+            give(data, fd)
         os.fchmod(fd, mode)
         os.replace(part, parts[-1], src_dir_fd=where, dst_dir_fd=where)
     except OSError:
@@ -111,8 +113,8 @@ def entries(parts):
     for name in sorted(os.listdir(where))[:10000]:
         about = os.stat(name, dir_fd=where, follow_symlinks=False)
         found.append([name, kinds.get(stat.S_IFMT(about.st_mode), "other"), about.st_size])
-    os.write(1, json.dumps(found).encode())
     verdict()
+    give(json.dumps(found).encode())
 
 told, request = int(sys.argv[1]), json.loads(sys.argv[2])
 try:

@@ -10,9 +10,12 @@ A check whose protection the backend's probe calls missing is skipped with the p
 from __future__ import annotations
 
 from skillyard.testing.sandbox_suite.check import Check, Failed, Status, Verdict, examine, examine_all
+from skillyard.testing.sandbox_suite.files import files
 from skillyard.testing.sandbox_suite.ground import Ground
 from skillyard.testing.sandbox_suite.lifecycle import lifecycle
+from skillyard.testing.sandbox_suite.output import output
+from skillyard.testing.sandbox_suite.programs import programs
 
-CHECKS: list[Check] = [check for section in (lifecycle,) for check in section.checks]
+CHECKS: list[Check] = [check for section in (lifecycle, programs, output, files) for check in section.checks]
 
 __all__ = ["CHECKS", "Check", "Failed", "Ground", "Status", "Verdict", "examine", "examine_all"]
