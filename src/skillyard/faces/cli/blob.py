@@ -1,0 +1,106 @@
+"""``skillyard blob``: put, get, list, rm."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.failures import Failure
+from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.paging import collect
+from skillyard.faces.cli.progress import transfer
+from skillyard.faces.cli.render import emit_json, emit_table, moment, size
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Target, Where
+
+
+@click.group()
+def blob() -> None:
+    """Store, fetch and remove blobs: immutable bytes behind blob:<id>."""
+
+
+@blob.command()
+@click.argument("file")
+@click.option("--kind", metavar="MIME", help="What it is; guessed from the name when left out.")
+@json_option
+@server_options
+def put(file: str, kind: str | None, as_json: bool, where: Where) -> None:
+    """Store FILE (- for standard input) and print the blob's id."""
+    from skillyard.faces.cli.inputs import guess_kind
+
+    kind = kind or guess_kind(file)
+    source: str | IO[bytes] = sys.stdin.buffer if file == "-" else file
+    with where.open() as target, transfer(file, quiet=as_json) as progress:
+        stored = target.put_blob(source, kind, progress=progress)
+    if as_json:
+        facts = {"size_bytes": stored.size_bytes, "sha256": stored.sha256, "kind": kind}
+        emit_json({"blob_id": stored.blob_id, **facts})
+    else:
+        click.echo(stored.blob_id)
+        click.echo(f"{size(stored.size_bytes)} of {kind}, sha256 {stored.sha256}", err=True)
+
+
+@blob.command()
+@click.argument("blob_id")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A file instead of stdout.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="The first byte.  [default: 0]")
+@click.option("--length", type=click.IntRange(min=1), help="How many bytes; all when left out.")
+@json_option
+@server_options
+def get(blob_id: str, output: Path | None, offset: int, length: int | None, as_json: bool, where: Where) -> None:
+    """Fetch a blob's bytes. A file appears only when all of it came."""
+    if as_json and output is None:
+        raise click.UsageError("--json needs --output: standard output cannot be both JSON and the bytes.")
+    sink: Path | IO[bytes] = output or sys.stdout.buffer
+    with where.open() as target, transfer(blob_id, quiet=as_json) as progress:
+        fetched = target.get_blob(blob_id, sink, offset=offset, length=length, progress=progress)
+    if as_json:
+        facts = {"kind": fetched.kind, "size_bytes": fetched.size_bytes, "total_bytes": fetched.total_bytes}
+        emit_json({"blob_id": blob_id, "path": str(output), **facts})
+
+
+@blob.command("list")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--all", "everyone", is_flag=True, help="Everybody's; needs the scope admin.")
+@json_option
+@server_options
+def list_(limit: int, everyone: bool, as_json: bool, where: Where) -> None:
+    """Your blobs, newest first."""
+    with where.open() as target:
+        found = collect(target, "blobs.list", "blobs", limit, {"all": True} if everyone else {})
+    if as_json:
+        emit_json(found)
+    else:
+        rows = [(b["blob_id"], size(b.get("size_bytes")), b.get("kind"), moment(b.get("created_at"))) for b in found]
+        emit_table(("id", "size", "kind", "created"), rows)
+
+
+@blob.command()
+@click.argument("blob_ids", nargs=-1, required=True)
+@json_option
+@server_options
+def rm(blob_ids: tuple[str, ...], as_json: bool, where: Where) -> None:
+    """Remove blobs."""
+    with where.open() as target:
+        deleted = {b: bool(target.call("blobs.delete", {"blob_id": b})["deleted"]) for b in blob_ids}
+    if as_json:
+        emit_json(deleted)
+    elif missing := [b for b, gone in deleted.items() if not gone]:
+        raise Failure(f"no such blob: {', '.join(missing)}")
+
+
+def fetch_into(target: Target, blob_id: str, directory: Path, *, quiet: bool) -> Path:
+    """The file that a blob was written to: its id, with an ending that fits its kind."""
+    from mimetypes import guess_extension
+
+    known: dict[str, Any] = target.call("blobs.stat", {"blob_id": blob_id})["blob"]
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", blob_id.removeprefix("blob:")).lstrip(".") or "blob"
+    path = directory / (stem + (guess_extension(str(known.get("kind"))) or ""))
+    with transfer(path.name, quiet=quiet) as progress:
+        target.get_blob(blob_id, path, progress=progress)
+    return path

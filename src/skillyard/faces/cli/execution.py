@@ -1,0 +1,125 @@
+"""What ``run`` and ``exec`` share: their options, the call, and showing how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.failures import Exit
+from skillyard.faces.cli.inputs import ARGS_HELP, BLOB_HELP, BlobInput, parse_args, parse_limits
+from skillyard.faces.cli.options import json_option, server_options
+
+if TYPE_CHECKING:
+    from skillyard.client.run import Run
+    from skillyard.faces.cli.target import Target, Where
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that :func:`perform` takes, by the names that it takes them under."""
+    for decorate in reversed(_OPTIONS):
+        command = decorate(command)
+    return command
+
+
+_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    click.option("--args", "args_text", metavar="JSON|@FILE|-", help=ARGS_HELP),
+    click.option("--blob", "blobs", metavar="[KEY=]FILE", multiple=True, help=BLOB_HELP),
+    click.option("--mount-skill", "mount_skills", metavar="NAME", multiple=True, help="A skill to import. May repeat."),
+    click.option("--timeout", type=click.FloatRange(min=0.001), metavar="SECONDS", help="Wall clock."),
+    click.option(
+        "--limit",
+        "limits",
+        metavar="NAME=NUMBER",
+        multiple=True,
+        help="memory_mb, cpus, pids or disk_mb. May repeat.",
+    ),
+    click.option(
+        "--save",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Write the blobs that the run made into DIR.",
+    ),
+    json_option,
+    server_options,
+)
+
+
+def perform(
+    method: str,
+    params: dict[str, Any],
+    *,
+    where: Where,
+    args_text: str | None,
+    blobs: tuple[str, ...],
+    mount_skills: tuple[str, ...],
+    timeout: float | None,
+    limits: tuple[str, ...],
+    save: Path | None,
+    as_json: bool,
+) -> None:
+    """Upload, run, show. Ends the command with FAILED for a failed run."""
+    from skillyard.client.run import Run
+    from skillyard.faces.cli.progress import working
+
+    args, inputs = parse_args(args_text), [BlobInput.parse(text) for text in blobs]
+    if mount_skills:
+        params["mount_skills"] = list(mount_skills)
+    if timeout is not None:
+        params["timeout_ms"] = max(1, round(timeout * 1000))
+    if limits:
+        params["limits"] = parse_limits(limits)
+    with where.open() as target:
+        params |= _with_blobs(target, args, inputs, quiet=as_json)
+        with working("running", quiet=as_json):
+            run = Run.of(target.call(method, params))
+        saved = _save(target, run, save, quiet=as_json) if save else []
+    _show(run, saved, as_json=as_json)
+    if not run.ok:
+        click.get_current_context().exit(Exit.FAILED)
+
+
+def _with_blobs(target: Target, args: dict[str, Any], inputs: list[BlobInput], *, quiet: bool) -> dict[str, Any]:
+    from skillyard.faces.cli.inputs import place_blobs, upload
+
+    place_blobs(args, inputs, [blob.name for blob in inputs])  # so that a mistake is found before the upload
+    ids = [upload(target, blob, quiet=quiet) for blob in inputs]
+    params: dict[str, Any] = {"args": place_blobs(args, inputs, ids)}
+    return params | ({"input_blobs": ids} if ids else {})
+
+
+def _save(target: Target, run: Run, directory: Path, *, quiet: bool) -> list[Path]:
+    from skillyard.faces.cli.blob import fetch_into
+
+    directory.mkdir(parents=True, exist_ok=True)
+    return [fetch_into(target, blob_id, directory, quiet=quiet) for blob_id in run.output_blobs]
+
+
+def _show(run: Run, saved: list[Path], *, as_json: bool) -> None:
+    from skillyard.faces.cli.render import emit_foreign, emit_json
+
+    if as_json:
+        emit_json(dict(run))
+        return
+    emit_foreign(run.logs_preview, err=True)
+    if run.ok:
+        emit_json(run.output)
+    _report(run, saved)
+
+
+def _report(run: Run, saved: list[Path]) -> None:
+    from skillyard.faces.cli.render import calm
+
+    error = run.error or {}
+    if error.get("traceback"):
+        click.echo(calm(str(error["traceback"])).rstrip(), err=True)
+    elif not run.ok:
+        click.echo(calm(f"{error.get('type')}: {error.get('message')}"), err=True)
+    click.echo(calm(f"{run.run_id} {run.status}: {run.summary}"), err=True)
+    for name, items in (("blob", run.output_blobs), ("wrote", saved)):
+        for item in items:
+            click.echo(calm(f"{name} {item}"), err=True)
+    if run.logs_blob:
+        click.echo(f"whole log: skillyard runs logs {run.run_id}", err=True)

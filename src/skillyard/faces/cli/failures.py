@@ -1,0 +1,120 @@
+"""What a command raises, as one line on standard error and an exit code that scripts can use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import click
+
+from skillyard.client.errors import BadArgument, ConnectionFailed, RpcError
+from skillyard.domain.errors import SkillyardError
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    NO_ACCESS = 3
+    REFUSED = 4
+    BUSY = 5
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+_MEANINGS = {
+    Exit.OK: "done",
+    Exit.FAILED: "the run failed, or doctor found a mandatory protection missing",
+    Exit.BAD_INPUT: "usage or bad input",
+    Exit.NO_ACCESS: "cannot connect, or no valid token",
+    Exit.REFUSED: "refused: not allowed, or a protection is missing",
+    Exit.BUSY: "too many runs at once",
+    Exit.INTERNAL: "internal error",
+    Exit.INTERRUPTED: "interrupted; the run was cancelled",
+}
+
+_BY_CODE = {
+    -32700: Exit.BAD_INPUT,
+    -32600: Exit.BAD_INPUT,
+    -32601: Exit.BAD_INPUT,
+    -32602: Exit.BAD_INPUT,
+    -32001: Exit.NO_ACCESS,
+    -32003: Exit.REFUSED,
+    -32004: Exit.REFUSED,
+    -32005: Exit.BUSY,
+}
+
+_MENDS = {
+    "SkillNotFound": "`skillyard skill list` shows what there is",
+    "BlobNotFound": "`skillyard blob list` shows yours",
+    "RunNotFound": "`skillyard runs list` shows yours",
+    "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",
+    "ProtectionMissing": "`skillyard doctor` shows what is missing and the mend",
+    "MissingSecret": "store it with `skillyard secret set`",
+}
+
+
+class Failure(Exception):
+    """A command's own error: one line, a mend, an exit code."""
+
+    def __init__(self, message: str, mend: str = "", code: Exit = Exit.BAD_INPUT) -> None:
+        super().__init__(message)
+        self.mend = mend
+        self.code = code
+
+
+def exit_codes_help() -> str:
+    """For --help."""
+    return "\b\nExit codes:\n" + "\n".join(f"  {code:3}  {meaning}" for code, meaning in _MEANINGS.items())
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn what is raised inside into a line on standard error and SystemExit."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code if isinstance(error, click.UsageError) else Exit.BAD_INPUT)
+    except (KeyboardInterrupt, click.Abort):
+        _say("interrupted", "")
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        _swallow_stdout()
+        sys.exit(Exit.OK)
+    except Exception as error:
+        if os.environ.get("SKILLYARD_DEBUG"):
+            raise
+        message, mend, code = explain(error)
+        _say(message, mend)
+        sys.exit(code)
+
+
+def explain(error: Exception) -> tuple[str, str, Exit]:
+    """Message, mend and exit code of an error."""
+    match error:
+        case Failure():
+            return str(error), error.mend, error.code
+        case RpcError() | SkillyardError():
+            return error.message, _MENDS.get(error.type, ""), _BY_CODE.get(error.code, Exit.INTERNAL)
+        case BadArgument():
+            return error.message, "", Exit.BAD_INPUT
+        case ConnectionFailed():
+            return error.message, "", Exit.NO_ACCESS
+        case OSError() if error.filename:
+            return f"{error.filename}: {error.strerror}", "", Exit.BAD_INPUT
+        case _:
+            return f"internal error: {type(error).__name__}: {error}", "SKILLYARD_DEBUG=1 shows where", Exit.INTERNAL
+
+
+def _say(message: str, mend: str) -> None:
+    line = " ".join(message.split())
+    click.echo(f"skillyard: {line}" + (f" ({mend})" if mend else ""), err=True)
+
+
+def _swallow_stdout() -> None:
+    """Nobody reads us any more: let the interpreter's last flush go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

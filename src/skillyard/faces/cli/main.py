@@ -1,0 +1,82 @@
+"""``skillyard``: commands by name, loaded when called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from skillyard.faces.cli.failures import exit_codes_help, reported
+
+_HERE = "skillyard.faces.cli"
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": (f"{_HERE}.serve", "serve"),
+    "run": (f"{_HERE}.run", "run"),
+    "exec": (f"{_HERE}.exec", "exec_"),
+    "skill": (f"{_HERE}.skill", "skill"),
+    "blob": (f"{_HERE}.blob", "blob"),
+    "runs": (f"{_HERE}.runs", "runs"),
+    "secret": (f"{_HERE}.secret", "secret"),
+    "token": (f"{_HERE}.token", "token"),
+    "doctor": (f"{_HERE}.doctor", "doctor"),
+    "bench": ("skillyard.bench.main", "bench_command"),
+    "version": (f"{_HERE}.version", "version"),
+}
+
+
+class Commands(click.Group):
+    """Imports a command's module only when the command is called, and reports what it raises."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [name for name, (module, _) in COMMANDS.items() if _installed(module)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        with reported():
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=exit_codes_help(),
+)
+def cli() -> None:
+    """Store agent skills and blobs, and run skills and code in kernel-isolated sandboxes.
+
+    Commands talk to the server that --url or SKILLYARD_URL names, else to the one running on the data
+    directory, else they do the work in their own process.
+    """
+
+
+def main() -> None:
+    """The entry point of the ``skillyard`` script."""
+    cli(prog_name="skillyard")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,64 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from skillyard.faces.cli.target import Where
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """``as_json``: standard output is one JSON value and nothing else."""
+    return click.option("--json", "as_json", is_flag=True, help="Machine output: JSON alone on stdout.")(command)
+
+
+def data_dir_option(command: F) -> F:
+    """``data_dir``: a Path, or None for the default."""
+    return click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="SKILLYARD_DATA_DIR",
+        help="Where everything is kept.  [default: $XDG_DATA_HOME/skillyard; env: SKILLYARD_DATA_DIR]",
+    )(command)
+
+
+def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``where``: which server does the work, or this process."""
+
+    @click.option("--url", envvar="SKILLYARD_URL", help="The server.  [env: SKILLYARD_URL]")
+    @click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token.  [env: SKILLYARD_TOKEN]")
+    @click.option(
+        "--skills-dir",
+        "skills_dirs",
+        type=click.Path(path_type=Path, file_okay=False),
+        multiple=True,
+        help="Skills for work in this process; no server is asked then. May repeat.",
+    )
+    @data_dir_option
+    @wraps(command)
+    def located(
+        *args: Any,
+        url: str | None,
+        token: str | None,
+        skills_dirs: tuple[Path, ...],
+        data_dir: Path | None,
+        **kwargs: Any,
+    ) -> Any:
+        if url and skills_dirs and not _from_environment("url"):
+            raise click.UsageError("--skills-dir is for work in this process; it does not go with --url.")
+        where = Where(None if skills_dirs else url, token, data_dir, skills_dirs)
+        return command(*args, where=where, **kwargs)
+
+    return located
+
+
+def _from_environment(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is click.core.ParameterSource.ENVIRONMENT

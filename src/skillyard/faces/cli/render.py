@@ -1,0 +1,76 @@
+"""Text for people and JSON for machines. What came out of a sandbox or a server is never trusted to be calm."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_BREAKS = re.compile(r"[\n\t]+")
+
+
+def emit_json(value: Any) -> None:
+    """One JSON value on standard output."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def calm(text: str) -> str:
+    """Text without control characters but newline and tab: it cannot steer a terminal."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def emit_foreign(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Text made by foreign code: as it is into a file or a pipe, calm on a terminal. With ``nl``, a line
+    that it leaves open is ended."""
+    stream = sys.stderr if err else sys.stdout
+    ended = not nl or not text or text.endswith("\n")
+    click.echo(calm(text) if stream.isatty() else text, err=err, nl=not ended)
+
+
+def emit_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns of aligned text; the last one is not padded."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[i]) for row in (list(header), *cells)) for i in range(len(header))]
+    for row in ([name.upper() for name in header], *cells):
+        padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(padded).rstrip())
+
+
+def emit_fields(fields: Mapping[str, object]) -> None:
+    """``name  value`` lines; empty values are left out."""
+    width = max((len(name) for name in fields), default=0)
+    for name, value in fields.items():
+        if value not in (None, "", (), [], {}):
+            click.echo(f"{name.ljust(width)}  {_cell(value)}")
+
+
+def size(count: int | None) -> str:
+    """Bytes for people: ``1.5 MiB``."""
+    if count is None:
+        return ""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def moment(seconds: float | None) -> str:
+    """UTC seconds since the epoch as ISO 8601."""
+    if seconds is None:
+        return ""
+    from time import gmtime, strftime
+
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, (dict, list, tuple)):
+        value = json.dumps(value, ensure_ascii=False)
+    return calm(_BREAKS.sub(" ", "" if value is None else str(value)))

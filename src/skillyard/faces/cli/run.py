@@ -1,0 +1,27 @@
+"""``skillyard run``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from skillyard.faces.cli.execution import perform, run_options
+
+
+@click.command()
+@click.argument("skill")
+@click.option("--version", help="A version of the skill; the latest when left out.")
+@run_options
+def run(skill: str, version: str | None, **options: Any) -> None:
+    """Run an action skill in a fresh sandbox and print what it returned.
+
+    Standard output is the returned value as JSON; logs and the summary go to standard error. Ctrl-C cancels
+    the run.
+
+    \b
+      skillyard run examples.csv.profile --blob data=sales.csv --args '{"top": 5}'
+      skillyard run examples.csv.profile --blob sales.csv --args '{"data": "{blob:sales.csv}"}'
+    """
+    params = {"name": skill} | ({"version": version} if version else {})
+    perform("execute_skill", params, **options)

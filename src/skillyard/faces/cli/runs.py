@@ -1,0 +1,113 @@
+"""``skillyard runs``: list, show, logs, cancel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.paging import collect
+from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, emit_table, moment
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Target, Where
+
+_POLL_S = 0.3
+
+
+@click.group()
+def runs() -> None:
+    """Look at runs, and cancel them."""
+
+
+@runs.command("list")
+@click.option("--status", type=click.Choice(["running", "completed", "failed"]))
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--all", "everyone", is_flag=True, help="Everybody's; needs the scope admin.")
+@json_option
+@server_options
+def list_(status: str | None, limit: int, everyone: bool, as_json: bool, where: Where) -> None:
+    """Your runs, newest first."""
+    params: dict[str, Any] = ({"status": status} if status else {}) | ({"all": True} if everyone else {})
+    with where.open() as target:
+        found = collect(target, "runs.list", "runs", limit, params)
+    if as_json:
+        emit_json(found)
+    else:
+        emit_table(("id", "status", "what", "started", "took", "outcome"), map(_row, found))
+
+
+@runs.command()
+@click.argument("run_id")
+@json_option
+@server_options
+def show(run_id: str, as_json: bool, where: Where) -> None:
+    """The record of one run: how it ended, what was enforced, what it used."""
+    with where.open() as target:
+        record = target.call("runs.show", {"run_id": run_id})["run"]
+    if as_json:
+        emit_json(record)
+    else:
+        times = {name: moment(record.get(name)) for name in ("created_at", "started_at", "ended_at")}
+        emit_fields({**record, **times})
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@json_option
+@server_options
+def logs(run_id: str, follow: bool, as_json: bool, where: Where) -> None:
+    """What a run wrote to stdout and stderr, whole; also while it works."""
+    with where.open() as target:
+        pieces = _log_pieces(target, run_id, follow=follow)
+        if as_json:
+            emit_json({"run_id": run_id, "content": "".join(pieces)})
+            return
+        for piece in pieces:
+            emit_foreign(piece, nl=False)
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("--reason", help="Kept in the record.")
+@json_option
+@server_options
+def cancel(run_id: str, reason: str | None, as_json: bool, where: Where) -> None:
+    """End a run and everything it started."""
+    params = {"run_id": run_id} | ({"reason": reason} if reason else {})
+    with where.open() as target:
+        answer = target.call("runs.cancel", params)
+    if as_json:
+        emit_json(answer)
+    else:
+        said = "cancelled" if answer["cancelled"] else f"had ended before ({answer['run'].get('status')})"
+        click.echo(f"{run_id} {said}", err=True)
+
+
+def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
+    """The log from its start: to its present end, or with ``follow`` until the run has ended."""
+    offset = 0
+    while True:
+        page = target.call("runs.logs", {"run_id": run_id, "offset": offset})
+        if page["content"]:
+            yield page["content"]
+        if page["complete"]:
+            return
+        if page["next_offset"] == offset:
+            if not follow:
+                return
+            time.sleep(_POLL_S)
+        offset = page["next_offset"]
+
+
+def _row(record: dict[str, Any]) -> tuple[object, ...]:
+    began, ended = record.get("started_at"), record.get("ended_at")
+    took = f"{(ended - began) * 1000:.0f} ms" if began and ended else ""
+    error = record.get("error") or {}
+    outcome = error.get("type") or record.get("outcome")
+    what = record.get("skill") or record.get("kind")
+    return record["run_id"], record.get("status"), what, moment(record.get("created_at")), took, outcome

@@ -1,0 +1,260 @@
+"""``run``, ``exec`` and ``runs`` against a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tests.client.yardserver import Refusal, YardServer, completed, failed
+
+Cli = Callable[..., Result]
+
+
+def asked(yard: YardServer) -> dict[str, Any]:
+    return yard.calls[-1][1]
+
+
+def test_a_run_prints_its_output_and_keeps_the_rest_off_stdout(run: Cli, yard: YardServer) -> None:
+    yard.methods["execute_skill"] = lambda params: completed(
+        {"größe": 3}, logs_preview="[info] hello\n", output_blobs=["blob:made"], logs_blob="blob:log"
+    )
+    result = run("run", "a.b", "--args", '{"x": 1}', "--version", "1.2.0", "--timeout", "1.5")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"größe": 3})
+    assert "größe" in result.stdout
+    assert asked(yard) == {"name": "a.b", "version": "1.2.0", "args": {"x": 1}, "timeout_ms": 1500}
+    assert result.stderr.splitlines() == [
+        "[info] hello",
+        "run_1 completed: Completed in 3 ms",
+        "blob blob:made",
+        "whole log: skillyard runs logs run_1",
+    ]
+
+
+def test_json_is_the_whole_run_object_alone(run: Cli, yard: YardServer) -> None:
+    yard.methods["execute_skill"] = lambda params: completed({"n": 1}, logs_preview="noise")
+    result = run("run", "a.b", "--json")
+    assert json.loads(result.stdout) == completed({"n": 1}, logs_preview="noise")
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_failed_run_exits_with_1(run: Cli, yard: YardServer, flags: tuple[str, ...]) -> None:
+    yard.methods["run_code"] = lambda params: failed("ValueError", "bad column")
+    result = run("exec", "-", *flags, stdin="def main(args): ...")
+    assert result.exit_code == 1
+    if flags:
+        assert json.loads(result.stdout)["error"]["type"] == "ValueError"
+    else:
+        assert result.stdout == ""
+        assert "ValueError: bad column" in result.stderr
+
+
+def test_the_traceback_of_the_code_is_shown(run: Cli, yard: YardServer) -> None:
+    trace = 'Traceback\n  File "main.py", line 1\nKeyError: \x1b[31m'
+    error = {"type": "KeyError", "message": "x", "traceback": trace}
+    yard.methods["run_code"] = lambda params: failed("KeyError", "x") | {"error": error}
+    result = run("exec", "-", stdin="code")
+    assert 'File "main.py", line 1' in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_exec_passes_everything(run: Cli, yard: YardServer, tmp_path: Path) -> None:
+    yard.methods["run_code"] = lambda params: completed()
+    (tmp_path / "code.py").write_text("def go(args): ...")
+    (tmp_path / "args.json").write_text('{"a": [1]}')
+    result = run(
+        *("exec", str(tmp_path / "code.py"), "--args", f"@{tmp_path / 'args.json'}"),
+        *("--entrypoint", "go", "--environment", "data"),
+        *("--mount-skill", "a.b", "--mount-skill", "c"),
+        *("--limit", "memory_mb=64", "--limit", "cpus=0.5"),
+    )
+    assert result.exit_code == 0, result.stderr
+    assert asked(yard) == {
+        "language": "python",
+        "code": "def go(args): ...",
+        "args": {"a": [1]},
+        "entrypoint": "go",
+        "environment": "data",
+        "mount_skills": ["a.b", "c"],
+        "limits": {"memory_mb": 64, "cpus": 0.5},
+    }
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "sales.csv"
+    path.write_text("a,b\n1,2\n")
+    return path
+
+
+def test_a_keyed_blob_becomes_an_argument(run: Cli, yard: YardServer, csv: Path) -> None:
+    yard.methods["execute_skill"] = lambda params: completed()
+    assert run("run", "a", "--blob", f"data={csv}", "--args", '{"top": 5}').exit_code == 0
+    assert asked(yard)["args"] == {"top": 5, "data": "blob:t0"}
+    assert asked(yard)["input_blobs"] == ["blob:t0"]
+    assert yard.blobs["blob:t0"] == ("text/csv", b"a,b\n1,2\n")
+
+
+def test_a_placeholder_becomes_the_id(run: Cli, yard: YardServer, csv: Path) -> None:
+    yard.methods["execute_skill"] = lambda params: completed()
+    args = '{"in": {"files": ["{blob:sales.csv}", "see {blob:sales.csv}"]}}'
+    assert run("run", "a", "--blob", str(csv), "--args", args).exit_code == 0
+    assert asked(yard)["args"] == {"in": {"files": ["blob:t0", "see blob:t0"]}}
+
+
+def test_a_blob_that_nothing_names_joins_the_list(run: Cli, yard: YardServer, csv: Path) -> None:
+    yard.methods["execute_skill"] = lambda params: completed()
+    result = run("run", "a", "--blob", str(csv), "--blob", "blob:stored", "--blob", "k=-", stdin="piped")
+    assert result.exit_code == 0
+    assert asked(yard)["args"] == {"blobs": ["blob:t0", "blob:stored"], "k": "blob:t1"}
+    assert asked(yard)["input_blobs"] == ["blob:t0", "blob:stored", "blob:t1"]
+    assert yard.blobs["blob:t1"][1] == b"piped"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--args", "{"), "args: not JSON"),
+        (("--args", "[1]"), "args: must be a JSON object (got array of 1)"),
+        (("--args", '{"x": NaN}'), "args: not JSON: NaN is not allowed"),
+        (("--args", "@/nonexistent"), "/nonexistent: No such file"),
+        (("--args", '{"x": "{blob:gone.csv}"}'), "args: no --blob is named 'gone.csv'"),
+        (("--args", '{"x": 1}', "--blob", "x=blob:a"), "blob: args has a key 'x' already"),
+        (("--blob", "blob:a", "--blob", "blob:a"), "blob: two inputs have the same name"),
+        (("--blob", "/nonexistent.csv"), "/nonexistent.csv: No such file"),
+        (("--limit", "memory_mb=lots"), "limit: must be NAME=NUMBER"),
+        (("--timeout", "0"), "--timeout"),
+        (("--skills-dir", "."), None),
+    ],
+)
+def test_bad_input_is_one_line_exits_with_2_and_runs_nothing(
+    run: Cli, yard: YardServer, args: tuple[str, ...], message: str | None
+) -> None:
+    if message is None:
+        args, message = (*args, "--url", yard.url), "does not go with --url"
+    result = run("run", "a", *args)
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert yard.calls == []
+    assert yard.blobs == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        (-32602, "SkillNotFound", 2),
+        (-32001, "Unauthenticated", 3),
+        (-32003, "Forbidden", 4),
+        (-32004, "ProtectionMissing", 4),
+        (-32005, "Busy", 5),
+        (-32603, "InternalError", 70),
+    ],
+)
+def test_exit_codes_tell_errors_apart(run: Cli, yard: YardServer, code: int, kind: str, status: int) -> None:
+    def refuse(params: dict[str, Any]) -> dict[str, Any]:
+        raise Refusal(code, "what went\nwrong", type=kind)
+
+    yard.methods["execute_skill"] = refuse
+    result = run("run", "a")
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert result.stderr.startswith("skillyard: what went wrong")
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_server_exits_with_3(bare: Cli) -> None:
+    result = bare("run", "a", "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 3
+    assert "skillyard serve" in result.stderr
+
+
+def test_a_wrong_token_exits_with_3_and_says_how_to_get_one(bare: Cli, yard: YardServer) -> None:
+    result = bare("runs", "list", "--url", yard.url, "--token", "wrong")
+    assert result.exit_code == 3
+    assert "skillyard token create" in result.stderr
+
+
+def test_blobs_of_a_run_are_saved(run: Cli, yard: YardServer, tmp_path: Path) -> None:
+    yard.blobs["blob:report-1"] = ("application/json", b"{}")
+    yard.blobs["blob:..x"] = ("x/unknown", b"raw")
+    yard.methods["execute_skill"] = lambda params: completed(output_blobs=list(yard.blobs))
+    yard.methods["blobs.stat"] = lambda params: {"blob": {"kind": yard.blobs[params["blob_id"]][0]}}
+    result = run("run", "a", "--save", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.stderr
+    saved = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert saved == {"report-1.json": b"{}", "x": b"raw"}
+    assert f"wrote {tmp_path / 'out' / 'report-1.json'}" in result.stderr
+
+
+RECORD = {
+    "run_id": "run_1",
+    "kind": "execute_skill",
+    "skill": "a.b",
+    "status": "failed",
+    "outcome": "timeout",
+    "created_at": 0.0,
+    "started_at": 0.5,
+    "ended_at": 2.0,
+    "error": {"type": "TimeoutError", "message": "too\nlong\x1b[2J"},
+}
+
+
+def test_runs_list_takes_as_many_pages_as_it_needs(run: Cli, yard: YardServer) -> None:
+    def page(params: dict[str, Any]) -> dict[str, Any]:
+        start = int(params.get("cursor", 0))
+        stop = min(start + params["limit"], start + 2)
+        rows = [RECORD | {"run_id": f"run_{n}"} for n in range(start, stop)]
+        return {"runs": rows, "next_cursor": str(stop) if stop < 10 else None}
+
+    yard.methods["runs.list"] = page
+    result = run("runs", "list", "--limit", "5", "--status", "failed", "--json")
+    assert [record["run_id"] for record in json.loads(result.stdout)] == [f"run_{n}" for n in range(5)]
+    assert [params["limit"] for _, params in yard.calls] == [5, 3, 1]
+    assert all(params["status"] == "failed" for _, params in yard.calls)
+    table = run("runs", "list", "--limit", "1").stdout.splitlines()
+    assert table[0].split() == ["ID", "STATUS", "WHAT", "STARTED", "TOOK", "OUTCOME"]
+    assert table[1].split() == ["run_0", "failed", "a.b", "1970-01-01T00:00:00Z", "1500", "ms", "TimeoutError"]
+
+
+def test_runs_show(run: Cli, yard: YardServer) -> None:
+    yard.methods["runs.show"] = lambda params: {"run": RECORD}
+    assert json.loads(run("runs", "show", "run_1", "--json").stdout) == RECORD
+    text = run("runs", "show", "run_1").stdout
+    assert "started_at  1970-01-01T00:00:00Z" in text
+    assert "\x1b" not in text
+
+
+def test_runs_logs_follow_to_the_end(run: Cli, yard: YardServer) -> None:
+    pieces = iter(["one\n", "", "two\n", "three"])
+
+    def page(params: dict[str, Any]) -> dict[str, Any]:
+        content = next(pieces)
+        return {
+            "content": content,
+            "next_offset": params["offset"] + len(content),
+            "complete": content == "three",
+        }
+
+    yard.methods["runs.logs"] = page
+    result = run("runs", "logs", "run_1", "--follow")
+    assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree")
+    assert [params["offset"] for _, params in yard.calls] == [0, 4, 4, 8]
+
+
+def test_runs_logs_without_follow_stop_at_the_present_end(run: Cli, yard: YardServer) -> None:
+    def page(params: dict[str, Any]) -> dict[str, Any]:
+        return {"content": "" if params["offset"] else "so far", "next_offset": 6, "complete": False}
+
+    yard.methods["runs.logs"] = page
+    assert json.loads(run("runs", "logs", "run_1", "--json").stdout) == {"run_id": "run_1", "content": "so far"}
+
+
+def test_runs_cancel(run: Cli, yard: YardServer) -> None:
+    yard.methods["runs.cancel"] = lambda params: {"cancelled": True, "run": RECORD}
+    result = run("runs", "cancel", "run_1", "--reason", "enough")
+    assert (result.exit_code, result.stderr) == (0, "run_1 cancelled\n")
+    assert asked(yard) == {"run_id": "run_1", "reason": "enough"}
