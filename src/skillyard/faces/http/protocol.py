@@ -83,7 +83,7 @@ class Connection(H11Protocol):
             self.flow.resume_reading()
 
 
-async def abort_overdue(state: ServerState, now: float) -> int:
+def abort_overdue(state: ServerState, now: float) -> int:
     """Cut the connections whose clients are overdue; how many."""
     late = [c for c in cast("set[Connection]", state.connections.copy()) if c.overdue(now)]
     for connection in late:

@@ -22,6 +22,8 @@ class HttpServer(Server):
     """Serves an application on bound sockets until told to stop. Signals are the caller's business."""
 
     def __init__(self, app: ASGIApp) -> None:
+        self.listening = asyncio.Event()
+        self._stopped = asyncio.Event()
         super().__init__(
             Config(
                 app,
@@ -47,6 +49,17 @@ class HttpServer(Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's housekeeping once a second, and no delay when it is told to stop."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._stopped.wait()
+
     def stop_accepting(self) -> None:
         """New connections are refused from here on; those that are open are served."""
         for server in self.servers:
@@ -54,9 +67,10 @@ class HttpServer(Server):
 
     def stop(self) -> None:
         self.should_exit = True
+        self._stopped.set()
 
     async def _sweep(self) -> None:
-        await abort_overdue(self.server_state, asyncio.get_running_loop().time())
+        abort_overdue(self.server_state, asyncio.get_running_loop().time())
 
 
 def listen(host: str, port: int) -> socket.socket:

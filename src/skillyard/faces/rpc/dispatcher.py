@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
 from skillyard.domain.principal import Principal
+from skillyard.engine.methods import UnknownMethod
 from skillyard.faces.rpc import envelope
 from skillyard.faces.rpc.envelope import Request
-from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, UnknownMethod, error_object
+from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, error_object
 from skillyard.faces.rpc.wire import dumps, loads
 
 logger = logging.getLogger("skillyard.rpc")
@@ -143,8 +144,7 @@ class Dispatcher:
     def _call(self, request: Request, principal: Principal, caller: Caller) -> Awaitable[dict[str, Any]]:
         method = self._methods.get(request.method)
         if method is None:
-            known = ", ".join(self._methods)
-            raise UnknownMethod(f"there is no method of this name; there are {known}")
+            raise UnknownMethod(f"method: there is none of this name; there are {', '.join(self._methods)}")
         if not isinstance(request.params, dict):
             rule = "must be an object: parameters go by name"
             raise InvalidInput("params", rule, shape(request.params))

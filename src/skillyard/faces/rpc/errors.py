@@ -34,11 +34,6 @@ class InvalidRequest(SkillyardError):
         self.id = id
 
 
-class UnknownMethod(SkillyardError):
-    type = "UnknownMethod"
-    code = -32601
-
-
 class CallerGone(Exception):
     """Nobody waits for the answer any more."""
 

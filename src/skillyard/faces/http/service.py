@@ -1,0 +1,123 @@
+"""A server's whole life: listen, start what it serves, announce, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from typing import Any
+
+from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.server import HttpServer
+
+logger = logging.getLogger("skillyard.server")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Set when the server is asked to stop; asked a second time, it no longer waits for anything."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def __call__(self) -> None:
+        if self.asked.is_set():
+            self.hurry.set()
+        self.asked.set()
+
+
+@contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` for every SIGTERM and SIGINT. Main thread only."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def run_service(
+    server: HttpServer,
+    sock: socket.socket,
+    lifecycle: Lifecycle,
+    content: AbstractAsyncContextManager[Mapping[str, Any]],
+    *,
+    announce: Callable[[], None],
+    stop: StopRequest,
+    grace_s: float,
+) -> None:
+    """Serve on ``sock`` until ``stop`` is called; returns when everything is closed.
+
+    The probes answer at once; the rest when ``content`` has been entered, which gives what ``/readyz``
+    shows. Then ``announce`` is called. What ``content`` raises is raised.
+    """
+    serving = asyncio.create_task(server.serve([sock]))
+    try:
+        await _first_of(server.listening, serving)
+        async with AsyncExitStack() as stack:
+            facts = await _enter(stack, content, stop)
+            if facts is not None:
+                lifecycle.ready(facts)
+                announce()
+                await _first_of(stop.asked, serving)
+            await _drain(server, lifecycle, stop, grace_s)
+            await _closed(server, serving)
+    finally:
+        await _closed(server, serving)
+
+
+async def _enter(
+    stack: AsyncExitStack, content: AbstractAsyncContextManager[Mapping[str, Any]], stop: StopRequest
+) -> Mapping[str, Any] | None:
+    """What ``content`` gives; None when a stop was asked for before it was ready."""
+    this = asyncio.current_task()
+    assert this is not None
+    watcher = asyncio.create_task(_cancel_when(stop.asked, this))
+    try:
+        return await stack.enter_async_context(content)
+    except asyncio.CancelledError:
+        if not stop.asked.is_set():
+            raise
+        this.uncancel()
+        return None
+    finally:
+        watcher.cancel()
+
+
+async def _cancel_when(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    await event.wait()
+    task.cancel()
+
+
+async def _first_of(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+async def _drain(server: HttpServer, lifecycle: Lifecycle, stop: StopRequest, grace_s: float) -> None:
+    lifecycle.drain()
+    server.stop_accepting()
+    finishing = asyncio.create_task(lifecycle.finish(grace_s))
+    await _first_of(stop.hurry, finishing)
+    if not finishing.done():
+        finishing.cancel()
+        await lifecycle.finish(0)
+    logger.info("drained")
+
+
+async def _closed(server: HttpServer, serving: asyncio.Task[None]) -> None:
+    server.stop()
+    await asyncio.wait((serving,))
+    if not serving.cancelled() and (error := serving.exception()) is not None:
+        raise error

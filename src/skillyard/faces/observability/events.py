@@ -1,0 +1,83 @@
+"""The engine's events as log records, each with its run's id."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from skillyard.engine.observer import (
+    EnvironmentFailed,
+    Event,
+    Fault,
+    Observer,
+    RunEnded,
+    RunQueued,
+    RunRefused,
+    RunStarted,
+    SecretsGiven,
+)
+
+logger = logging.getLogger("skillyard.engine")
+
+_LEVELS: dict[type, int] = {
+    RunQueued: logging.DEBUG,
+    RunStarted: logging.DEBUG,
+    RunRefused: logging.WARNING,
+    EnvironmentFailed: logging.WARNING,
+    Fault: logging.ERROR,
+}
+
+
+def log_event(event: Event, /) -> None:
+    """An engine's observer. Output, arguments, error messages and secret values are never logged."""
+    level = _LEVELS.get(type(event), logging.INFO)
+    if not logger.isEnabledFor(level):
+        return
+    error = event.error if isinstance(event, Fault) else None
+    logger.log(level, _name(event), extra=_fields(event), exc_info=error)
+
+
+def fan_out(*observers: Observer) -> Observer:
+    """One observer that tells several."""
+
+    def tell(event: Event, /) -> None:
+        for observer in observers:
+            observer(event)
+
+    return tell
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    match event:
+        case RunEnded():
+            return _ended(event)
+        case Fault():
+            return {"where": event.where, "run_id": event.run_id}
+        case SecretsGiven():
+            fields = asdict(event)
+            return fields | {"secret_names": fields.pop("names")}
+        case _:
+            fields = asdict(event)
+            return {("environment" if key == "name" else key): value for key, value in fields.items()}
+
+
+def _ended(event: RunEnded) -> dict[str, Any]:
+    record = event.record
+    return {
+        "run_id": record.run_id,
+        "kind": str(record.kind),
+        "skill": record.skill,
+        "version": record.version,
+        "principal": record.principal,
+        "status": str(record.status),
+        "outcome": str(record.outcome) if record.outcome else None,
+        "total_ms": round(event.total_ms, 3),
+        "usage": record.usage,
+    }
+
+
+def _name(event: Event) -> str:
+    """``RunEnded`` → ``run ended``."""
+    words = "".join(f" {c.lower()}" if c.isupper() else c for c in type(event).__name__)
+    return words.strip()

@@ -1,0 +1,127 @@
+"""Prometheus metrics. Every label has a fixed, small set of values: no id, no skill, no principal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from skillyard._version import __version__
+from skillyard.engine.observer import (
+    EnvironmentFailed,
+    EnvironmentInstalled,
+    Event,
+    Fault,
+    Recovered,
+    RunEnded,
+    RunRefused,
+    RunStarted,
+    Swept,
+)
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+PATHS = frozenset({"/rpc", "/blobs", "/healthz", "/readyz", "/metrics"})
+
+
+class Metrics:
+    """One server's metrics, in a registry of their own."""
+
+    def __init__(self, methods: Iterable[str]) -> None:
+        registry = self._registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+        Info("skillyard_build", "What runs here.", registry=registry).info({"version": __version__})
+        self._methods = frozenset(methods)
+        self._calls = Counter("skillyard_rpc_calls", "JSON-RPC calls.", ["method", "outcome"], registry=registry)
+        self._call_seconds = Histogram(
+            "skillyard_rpc_seconds", "What callers waited.", ["method"], buckets=SECONDS, registry=registry
+        )
+        self._responses = Counter("skillyard_http_responses", "HTTP responses.", ["path", "status"], registry=registry)
+        self._blob_bytes = Counter(
+            "skillyard_blob_transfer_bytes",
+            "Blob bytes that went over HTTP.",
+            ["direction"],
+            registry=registry,
+        )
+        self._runs = Counter("skillyard_runs", "Ended runs.", ["kind", "status", "outcome"], registry=registry)
+        self._refused = Counter("skillyard_runs_refused", "Runs turned away.", ["kind", "error"], registry=registry)
+        self._run_seconds = Histogram(
+            "skillyard_run_seconds",
+            "From request to result.",
+            ["kind"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._queue_seconds = Histogram(
+            "skillyard_run_queue_seconds", "Spent waiting for a place.", buckets=SECONDS, registry=registry
+        )
+        self._create_seconds = Histogram(
+            "skillyard_sandbox_create_seconds", "Spent making a sandbox.", buckets=SECONDS, registry=registry
+        )
+        self._environments = Counter(
+            "skillyard_environment_installs", "Environments installed.", ["result"], registry=registry
+        )
+        self._faults = Counter("skillyard_faults", "Faults of our own machinery.", registry=registry)
+        self._lost = Counter("skillyard_lost_runs", "Runs that a dead server left unfinished.", registry=registry)
+        self._swept = Counter("skillyard_swept", "Expired objects removed.", ["what"], registry=registry)
+
+    def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
+        """A value that is read when it is asked for."""
+        Gauge(f"skillyard_{name}", help, registry=self._registry).set_function(read)
+
+    def render(self) -> bytes:
+        """Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def call(self, method: str, outcome: str, seconds: float) -> None:
+        method = method if method in self._methods else "unknown"
+        self._calls.labels(method, outcome).inc()
+        self._call_seconds.labels(method).observe(seconds)
+
+    def response(self, path: str, status: int) -> None:
+        known = path if path in PATHS else "/blobs/{blob_id}" if path.startswith("/blobs/") else "other"
+        self._responses.labels(known, status).inc()
+
+    def received(self, count: int) -> None:
+        self._blob_bytes.labels("in").inc(count)
+
+    def sent(self, count: int) -> None:
+        self._blob_bytes.labels("out").inc(count)
+
+    def observe(self, event: Event, /) -> None:
+        """An engine's observer."""
+        match event:
+            case RunStarted():
+                self._queue_seconds.observe(event.queued_ms / 1000)
+                self._create_seconds.observe(event.created_ms / 1000)
+            case RunEnded():
+                self._ended(event)
+            case RunRefused():
+                self._refused.labels(event.kind, event.error).inc()
+            case EnvironmentInstalled():
+                self._environments.labels("installed").inc()
+            case EnvironmentFailed():
+                self._environments.labels("failed").inc()
+            case Recovered():
+                self._lost.inc(event.lost_runs)
+            case Swept():
+                self._swept.labels("blobs").inc(event.blobs)
+                self._swept.labels("records").inc(event.records)
+            case Fault():
+                self._faults.inc()
+
+    def _ended(self, event: RunEnded) -> None:
+        record = event.record
+        outcome = str(record.outcome) if record.outcome else "none"
+        self._runs.labels(str(record.kind), str(record.status), outcome).inc()
+        self._run_seconds.labels(str(record.kind)).observe(event.total_ms / 1000)
