@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ class YardServer(ThreadingHTTPServer):
         self.tokens: list[str | None] = []
         self.connections = 0
         self.gone = threading.Event()
+        self.sockets: list[socket.socket] = []
         self.blob_limit: int | None = None
         self.raw_answer: bytes | None = None
 
@@ -51,6 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.server.connections += 1
+        self.server.sockets.append(self.request)
         super().setup()
 
     def log_message(self, format: str, *args: Any) -> None: ...

@@ -32,13 +32,16 @@ def emit_foreign(text: str, *, err: bool = False, nl: bool = True) -> None:
     click.echo(calm(text) if stream.isatty() else text, err=err, nl=not ended)
 
 
-def emit_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns of aligned text; the last one is not padded."""
+def emit_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, colours: Mapping[str, str] | None = None
+) -> None:
+    """Columns of aligned text; the last one is not padded. ``colours`` by a cell's text, on a terminal."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in (list(header), *cells)) for i in range(len(header))]
     for row in ([name.upper() for name in header], *cells):
         padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(padded).rstrip())
+        painted = [_painted(text, (colours or {}).get(text.strip())) for text in padded]
+        click.echo("  ".join(painted).rstrip())
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
@@ -68,6 +71,10 @@ def moment(seconds: float | None) -> str:
     from time import gmtime, strftime
 
     return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(seconds))
+
+
+def _painted(text: str, colour: str | None) -> str:
+    return click.style(text, fg=colour) if colour else text
 
 
 def _cell(value: object) -> str:
