@@ -9,10 +9,10 @@ from dataclasses import fields
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shape
 from skillyard.domain.outcome import Outcome
-from skillyard.domain.run import RunKind, RunRecord, RunStatus
+from skillyard.domain.paging import check_page
+from skillyard.domain.run import RunKind, RunRecord, RunStatus, check_status
 from skillyard.stores.database import Database
 
-MAX_PAGE = 1000
 SWEEP_BATCH = 500
 
 _FIELDS = tuple(field.name for field in fields(RunRecord))
@@ -78,7 +78,8 @@ class SqliteRecords:
     ) -> Sequence[RunRecord]:
         """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist,
         and an ``after`` that names no run of this principal."""
-        check_page(limit, status)
+        check_page(limit)
+        check_status(status)
         conditions: list[tuple[str, object]] = []
         if principal is not None:
             conditions.append(("principal = ?", principal))
@@ -121,14 +122,6 @@ class SqliteRecords:
         if row is None or (principal is not None and row[1] != principal):
             raise InvalidInput("after", "must be the id of an existing run", shape(run_id))
         return int(row[0])
-
-
-def check_page(limit: int, status: str | None) -> None:
-    """Raises InvalidInput for a page that cannot be asked for."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidInput("limit", f"must be from 1 to {MAX_PAGE}", str(limit)[:32])
-    if status is not None and status not in tuple(RunStatus):
-        raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shape(status))
 
 
 def encode(record: RunRecord) -> str:

@@ -1,0 +1,194 @@
+"""Content-addressed files: ``sha256/ab/<hex>`` (0444), and what is on its way in or out below ``tmp``.
+
+Directories are 0700. A file gets its final name only when it is complete. One that is being written is
+locked by its writer, so that what nobody has locked was left by a crash.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from skillyard.domain.errors import StoreFault
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_fault(error: OSError) -> StoreFault:
+    """What an error of the file system means to whoever stores or reads a blob."""
+    if error.errno in _FULL:
+        return StoreFault("the blob store's disk is full; free some space")
+    return StoreFault(f"the blob store cannot use its files: {error.strerror}")
+
+
+class StagedFile:
+    """A file on its way in. Its methods block, and may be called from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._lock = threading.Lock()
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.path, self._fd = _locked_file(directory)
+
+    def write(self, data: bytes | bytearray) -> None:
+        """Raises StoreFault when the disk is full."""
+        with self._lock:
+            self._digest.update(data)
+            self.size += len(data)
+            rest = memoryview(data)
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError as error:
+                raise disk_fault(error) from error
+
+    def seal(self, *, sync: bool) -> str:
+        """Make it read-only, on the disk too when ``sync``; the content's SHA-256 in hex."""
+        with self._lock:
+            try:
+                os.fchmod(self._fd, 0o444)
+                if sync:
+                    os.fsync(self._fd)
+            except OSError as error:
+                raise disk_fault(error) from error
+            return self._digest.hexdigest()
+
+    def discard(self) -> None:
+        """Let go of it; remove it unless it got its final name. Idempotent."""
+        with self._lock:
+            if self._fd < 0:
+                return
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            self.path.unlink(missing_ok=True)
+
+
+class BlobFiles:
+    """The tree. Its methods block; ``place`` and ``trash`` are for holders of the database's write lock."""
+
+    def __init__(self, directory: Path, *, sync: bool) -> None:
+        self._contents = directory / "sha256"
+        self._tmp = directory / "tmp"
+        self._sync = sync
+
+    def prepare(self) -> None:
+        try:
+            for directory in (self._contents, self._tmp):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_fault(error) from error
+
+    def path(self, sha256: str) -> Path:
+        return self._contents / sha256[:2] / sha256
+
+    def stage(self) -> StagedFile:
+        """A new empty file below ``tmp``."""
+        return StagedFile(self._tmp)
+
+    def seal(self, staged: StagedFile) -> str:
+        return staged.seal(sync=self._sync)
+
+    def holds(self, sha256: str, size: int) -> bool:
+        """Whether the content is there, whole as far as its size tells."""
+        try:
+            return self.path(sha256).stat().st_size == size
+        except OSError:
+            return False
+
+    def place(self, staged: Path, sha256: str, size: int) -> None:
+        """Give a sealed file its final name, unless the content is there already. Can be repeated."""
+        if self.holds(sha256, size):
+            return
+        target = self.path(sha256)
+        try:
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            staged.replace(target)
+            if self._sync:
+                _sync_directory(target.parent)
+        except OSError as error:
+            raise disk_fault(error) from error
+
+    def put(self, content: bytes, sha256: str) -> None:
+        """Write a small content and give it its final name at once."""
+        staged = self.stage()
+        try:
+            staged.write(content)
+            self.seal(staged)
+            self.place(staged.path, sha256, len(content))
+        finally:
+            staged.discard()
+
+    def trash(self, sha256: str) -> Path | None:
+        """Take the final name away, which is quick whatever the size; where the file now waits for
+        :meth:`remove`. None when it was not there."""
+        away = self._tmp / f"trash-{secrets.token_hex(8)}"
+        try:
+            self.path(sha256).rename(away)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise disk_fault(error) from error
+        return away
+
+    def remove(self, trashed: Iterable[Path]) -> None:
+        for path in trashed:
+            path.unlink(missing_ok=True)
+
+    def clean(self) -> int:
+        """Remove what is below ``tmp`` and is not being written; how many files a crash had left there."""
+        left = 0
+        for entry in os.scandir(self._tmp):
+            if _remove_unlocked(Path(entry)) and not entry.name.startswith("trash-"):
+                left += 1
+        return left
+
+    def prefixes(self) -> list[str]:
+        """The two digits that contents here begin with."""
+        return sorted(entry.name for entry in os.scandir(self._contents) if entry.is_dir())
+
+    def digests(self, prefix: str) -> list[str]:
+        """The contents that begin so."""
+        names = sorted(entry.name for entry in os.scandir(self._contents / prefix))
+        return [name for name in names if name.startswith(prefix)]
+
+
+def _locked_file(directory: Path) -> tuple[Path, int]:
+    while True:
+        path = directory / f"new-{secrets.token_hex(8)}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise disk_fault(error) from error
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)  # a sweep came between the two calls and took it for abandoned
+
+
+def _remove_unlocked(path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+    return False
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

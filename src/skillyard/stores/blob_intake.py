@@ -1,0 +1,161 @@
+"""A blob on its way in: in memory while it is small, in a staged file beyond that."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from skillyard.domain.errors import QuotaExceeded, StoreFault
+from skillyard.domain.storage import BlobLimits
+from skillyard.stores.blob_files import BlobFiles, StagedFile
+
+T = TypeVar("T")
+
+CHUNK = 1024 * 1024
+"""Bytes that one hop to a thread carries, and all that a streamed blob holds in memory."""
+INLINE = 4096
+"""Blobs up to this size live in their row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What came in: ``inline`` bytes, or a sealed ``staged`` file."""
+
+    size: int
+    sha256: str
+    inline: bytes | None = None
+    staged: StagedFile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What bounds one blob. ``arriving`` is shared: what all of an owner's unfinished blobs hold counts
+    against the quota too, so that many at once cannot fill the disk."""
+
+    limits: BlobLimits
+    owner: str
+    arriving: Counter[str]
+    max_bytes: int | None
+
+
+class Gauge:
+    """Counts a blob's bytes as they come and stops it at the first that is too many.
+
+    ``stored`` is what the owner has; ``relieve`` makes room by removing what has expired and counts again.
+    """
+
+    def __init__(
+        self,
+        allowance: Allowance,
+        stored: tuple[int, int],
+        relieve: Callable[[str], Awaitable[tuple[int, int]]],
+    ) -> None:
+        self._allowance = allowance
+        self._stored = stored
+        self._relieve: Callable[[str], Awaitable[tuple[int, int]]] | None = relieve
+        self.size = 0
+
+    async def add(self, size: int) -> None:
+        """Raises QuotaExceeded."""
+        self._allowance.limits.check_size(self.size + size, self._allowance.max_bytes)
+        try:
+            self._check_owner(size)
+        except QuotaExceeded:
+            if self._relieve is None:
+                raise
+            self._stored, self._relieve = await self._relieve(self._allowance.owner), None
+            self._check_owner(size)
+        self.size += size
+        self._allowance.arriving[self._allowance.owner] += size
+
+    def release(self) -> None:
+        """The blob is stored or given up."""
+        arriving, owner = self._allowance.arriving, self._allowance.owner
+        arriving[owner] -= self.size
+        if not arriving[owner]:
+            del arriving[owner]
+
+    def _check_owner(self, size: int) -> None:
+        count, stored = self._stored
+        arriving = self._allowance.arriving[self._allowance.owner]
+        self._allowance.limits.check_owner(count, stored + arriving, size)
+
+
+class Intake:
+    """Takes one blob's bytes; whoever made it calls :meth:`close`, whatever happened."""
+
+    def __init__(self, files: BlobFiles, gauge: Gauge) -> None:
+        self._files = files
+        self._gauge = gauge
+        self._buffer: bytes | bytearray = b""
+        self._hopping = False
+        self._lock = threading.Lock()
+        self._staged: StagedFile | None = None
+        self._dropped = False
+
+    async def receive(self, data: bytes | AsyncIterator[bytes]) -> Content:
+        """Everything that ``data`` gives. Raises QuotaExceeded and StoreFault."""
+        if isinstance(data, bytes):
+            await self._gauge.add(len(data))
+            self._buffer = data
+        else:
+            await self._gauge.add(0)
+            async for piece in data:
+                await self._take(piece)
+        if self._staged is None and len(self._buffer) <= INLINE:
+            inline = bytes(self._buffer)
+            return Content(len(inline), hashlib.sha256(inline).hexdigest(), inline=inline)
+        return await self._hop(self._finish)
+
+    async def close(self) -> None:
+        """Drop what was not published; that happens even if this is cancelled."""
+        self._gauge.release()
+        if self._hopping or self._gauge.size > CHUNK:
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._drop))
+        else:
+            self._drop()
+
+    async def _take(self, piece: bytes) -> None:
+        await self._gauge.add(len(piece))
+        if not self._buffer:
+            self._buffer = piece if len(piece) >= CHUNK else bytearray(piece)
+        else:
+            self._buffer += piece
+        if len(self._buffer) >= CHUNK:
+            await self._hop(self._write)
+
+    async def _hop(self, work: Callable[[bytes | bytearray], T]) -> T:
+        """Have a thread take what is in memory. It goes on when we are cancelled: hence the lock."""
+        self._hopping = True
+        buffer, self._buffer = self._buffer, b""
+        result = await asyncio.to_thread(work, buffer)
+        self._hopping = False
+        return result
+
+    def _write(self, buffer: bytes | bytearray) -> None:
+        with self._lock:
+            self._staged_file().write(buffer)
+
+    def _finish(self, buffer: bytes | bytearray) -> Content:
+        with self._lock:
+            staged = self._staged_file()
+            staged.write(buffer)
+            return Content(staged.size, self._files.seal(staged), staged=staged)
+
+    def _staged_file(self) -> StagedFile:
+        if self._dropped:
+            raise StoreFault("the blob was given up")
+        if self._staged is None:
+            self._staged = self._files.stage()
+        return self._staged
+
+    def _drop(self) -> None:
+        with self._lock:
+            self._dropped = True
+            if self._staged is not None:
+                self._staged.discard()

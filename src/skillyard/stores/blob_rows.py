@@ -1,0 +1,90 @@
+"""The table of blobs: statements, and rows as values.
+
+Operations return a refusal rather than raise it: raising would undo the writes of others beside them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape
+from skillyard.domain.storage import BlobLimits
+from skillyard.ports.blobs import BlobInfo
+
+INFO = "blob_id, kind, size, sha256, owner, created_at, expires_at, run_id"
+STAT = f"SELECT {INFO} FROM blobs WHERE blob_id = ?"  # noqa: S608 - fixed texts
+CONTENT = "SELECT content FROM blobs WHERE blob_id = ?"
+POSITION = "SELECT seq, owner FROM blobs WHERE blob_id = ?"
+DIGESTS = "SELECT DISTINCT sha256 FROM blobs WHERE sha256 >= ? AND sha256 < ?"
+STORED = "SELECT count, bytes FROM blob_owners WHERE owner = ?"
+
+ANY_EXPIRED = "SELECT 1 FROM blobs WHERE expires_at <= ? AND owner = ? LIMIT 1"
+
+_INSERT = """
+    INSERT INTO blobs (blob_id, kind, size, sha256, owner, created_at, expires_at, run_id, content)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_EXPIRED = """
+    DELETE FROM blobs WHERE seq IN
+        (SELECT seq FROM blobs WHERE expires_at <= ?1 AND owner = coalesce(?2, owner) LIMIT ?3)
+    RETURNING sha256"""
+
+
+def info_of(row: tuple[Any, ...]) -> BlobInfo:
+    return BlobInfo(*row)
+
+
+def insert(
+    connection: sqlite3.Connection, info: BlobInfo, content: bytes | None, limits: BlobLimits
+) -> InvalidInput | None:
+    """Store a row within the owner's quota; what speaks against it."""
+    count, size = connection.execute(STORED, (info.owner,)).fetchone() or (0, 0)
+    try:
+        limits.check_owner(count, size, info.size)
+    except QuotaExceeded as refusal:
+        return refusal
+    values = (
+        info.blob_id,
+        info.kind,
+        info.size,
+        info.sha256,
+        info.owner,
+        info.created_at,
+        info.expires_at,
+        info.run_id,
+        content,
+    )
+    if connection.execute(_INSERT, values).rowcount == 1:
+        return None
+    return InvalidInput("blob_id", "is taken", shape(info.blob_id))
+
+
+def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | None] | None:
+    """The digest and expiry of the row that went."""
+    rows = connection.execute("DELETE FROM blobs WHERE blob_id = ? RETURNING sha256, expires_at", (blob_id,))
+    found: list[tuple[str, float | None]] = rows.fetchall()
+    return found[0] if found else None
+
+
+def delete_expired(connection: sqlite3.Connection, now: float, owner: str | None, limit: int) -> list[str]:
+    """Remove up to ``limit`` expired rows, of one owner or of all; the digest of each."""
+    return [row[0] for row in connection.execute(_EXPIRED, (now, owner, limit)).fetchall()]
+
+
+def unused(connection: sqlite3.Connection, digests: Sequence[str]) -> list[str]:
+    """Those digests that no row names."""
+    query = "SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1"
+    return [digest for digest in digests if not connection.execute(query, (digest,)).fetchall()]
+
+
+def page(owner: str | None, position: int | None, now: float, limit: int) -> tuple[str, list[Any]]:
+    """The query for a page of live blobs, newest first, and its values."""
+    conditions: list[tuple[str, Any]] = [("(expires_at IS NULL OR expires_at > ?)", now)]
+    if owner is not None:
+        conditions.append(("owner = ?", owner))
+    if position is not None:
+        conditions.append(("seq < ?", position))
+    where = " AND ".join(condition for condition, _ in conditions)
+    query = f"SELECT {INFO} FROM blobs WHERE {where} ORDER BY seq DESC LIMIT ?"  # noqa: S608 - fixed texts
+    return query, [*(value for _, value in conditions), limit]

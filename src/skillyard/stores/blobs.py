@@ -1,0 +1,243 @@
+"""Blobs on the local disk: rows in the database, contents in the rows or in content-addressed files.
+
+How rows and files stay in step, whatever stops the process and whoever else works on the same directory:
+a file gets its final name under the database's write lock, in the transaction that stores the first row
+naming it; it loses that name under the write lock too, after the last such row is gone for good. So a row's
+content is always there, and all that a crash can leave is a file that no row names: :meth:`sweep` takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, shape
+from skillyard.domain.ids import check_blob_id, is_blob_id
+from skillyard.domain.media_type import check_media_type
+from skillyard.domain.paging import check_page, check_range
+from skillyard.domain.storage import BlobLimits, expiry
+from skillyard.ports.blobs import BlobInfo
+from skillyard.ports.clock import Clock, Ids
+from skillyard.stores import blob_rows as rows
+from skillyard.stores.blob_collector import Collector
+from skillyard.stores.blob_files import BlobFiles, disk_fault
+from skillyard.stores.blob_intake import CHUNK, INLINE, Allowance, Gauge, Intake
+from skillyard.stores.blob_publication import Publication
+from skillyard.stores.database import Database
+
+DEFAULT_LIMITS = BlobLimits()
+
+
+class LocalBlobs:
+    """A :class:`skillyard.ports.blobs.BlobStore`."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        clock: Clock,
+        ids: Ids,
+        *,
+        limits: BlobLimits = DEFAULT_LIMITS,
+        sync: bool = False,
+    ) -> None:
+        """``sync`` writes each file through to the disk before its row is stored: together with a durable
+        database a blob then survives the loss of power. Without, it survives the death of the process."""
+        self._database = database
+        self._files = BlobFiles(directory, sync=sync)
+        self._collector = Collector(database, self._files)
+        self._clock = clock
+        self._ids = ids
+        self._limits = limits
+        self._arriving: Counter[str] = Counter()
+
+    async def prepare(self) -> None:
+        """Make the directories (0700). Raises StoreFault."""
+        await asyncio.to_thread(self._files.prepare)
+
+    async def create(
+        self,
+        owner: str,
+        kind: str,
+        data: bytes | AsyncIterator[bytes],
+        *,
+        blob_id: str | None = None,
+        run_id: str | None = None,
+        ttl_s: float | None = None,
+        max_bytes: int | None = None,
+    ) -> BlobInfo:
+        check_media_type("kind", kind)
+        blob_id = self._ids.blob() if blob_id is None else check_blob_id("blob_id", blob_id)
+        now = self._clock.now()
+        expires_at = expiry(now, ttl_s)
+        allowance = Allowance(self._limits, owner, self._arriving, max_bytes)
+        gauge = Gauge(allowance, await self._count(owner), self._relieve)
+        intake = Intake(self._files, gauge)
+        try:
+            content = await intake.receive(data)
+            info = BlobInfo(blob_id, kind, content.size, content.sha256, owner, now, expires_at, run_id)
+            await self._publish(Publication(info, content, self._limits, self._files))
+        finally:
+            await intake.close()
+        return info
+
+    async def stat(self, blob_id: str) -> BlobInfo | None:
+        row = await self._database.lookup(rows.STAT, (blob_id,))
+        info = rows.info_of(row) if row else None
+        return info if info and not self._expired(info.expires_at) else None
+
+    async def read(self, blob_id: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Pieces of at most 1 MiB. Raises InvalidInput for a negative offset or length, and StoreFault when
+        the content is damaged."""
+        check_range(offset, length)
+        info = await self._live(blob_id)
+        end = info.size if length is None else min(info.size, offset + length)
+        if offset >= end:
+            return
+        content = await self._inline(info)
+        if content is not None:
+            yield content[offset:end]
+            return
+        file = await self._open(info)
+        try:
+            while offset < end:
+                piece = await asyncio.to_thread(_piece, file, offset, min(CHUNK, end - offset))
+                offset += len(piece)
+                yield piece
+        finally:
+            file.close()
+
+    async def path(self, blob_id: str) -> Path:
+        """As the port says. Raises StoreFault when the content is damaged."""
+        info = await self._live(blob_id)
+        if not self._files.holds(info.sha256, info.size):
+            await self._materialise(info)
+        return self._files.path(info.sha256)
+
+    async def delete(self, blob_id: str) -> bool:
+        if not is_blob_id(blob_id):
+            return False
+        gone = await self._database.write(lambda connection: rows.delete(connection, blob_id))
+        if gone is None:
+            return False
+        sha256, expires_at = gone
+        await self._collector.collect([sha256])
+        return not self._expired(expires_at)
+
+    async def list(self, owner: str | None, *, limit: int = 100, after: str | None = None) -> Sequence[BlobInfo]:
+        """As the port says. Raises InvalidInput for a limit outside 1 to 1000, and for an ``after`` that names
+        no blob of this owner."""
+        check_page(limit)
+        position = None if after is None else await self._position(owner, after)
+        query, values = rows.page(owner, position, self._clock.now(), limit)
+        return [rows.info_of(row) for row in await self._database.fetch(query, values)]
+
+    async def sweep(self) -> int:
+        return await self._collector.purge(self._clock.now()) + await self._collector.tidy()
+
+    async def _relieve(self, owner: str) -> tuple[int, int]:
+        """What the owner stores once the expired ones are gone."""
+        now = self._clock.now()
+        if await self._database.lookup(rows.ANY_EXPIRED, (now, owner)):
+            await self._collector.purge(now, owner)
+        return await self._count(owner)
+
+    async def _count(self, owner: str) -> tuple[int, int]:
+        count, size = await self._database.lookup(rows.STORED, (owner,)) or (0, 0)
+        return count, size
+
+    async def _publish(self, publication: Publication) -> None:
+        try:
+            if publication.content.staged is None:
+                refusal = await self._database.write(publication.store)
+            else:
+                refusal = await self._database.submit(publication.store, alone=True)
+        except BaseException:
+            await self._undo(publication)
+            raise
+        if refusal is not None:
+            raise refusal
+
+    async def _undo(self, publication: Publication) -> None:
+        """Leave nothing, whether or not the step took place; that happens even if this is cancelled."""
+        undone: list[asyncio.Future[Any]] = [
+            self._database.submit(publication.undo),
+            self._collector.submit([publication.info.sha256]),
+        ]
+        for future in undone:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait(undone)
+
+    async def _live(self, blob_id: str) -> BlobInfo:
+        info = await self.stat(blob_id)
+        if info is None:
+            raise not_found(blob_id)
+        return info
+
+    async def _inline(self, info: BlobInfo) -> bytes | None:
+        """The content when it lives in its row."""
+        if info.size > INLINE:
+            return None
+        row = await self._database.lookup(rows.CONTENT, (info.blob_id,))
+        if row is None:
+            raise not_found(info.blob_id)
+        content: bytes | None = row[0]
+        return content
+
+    async def _open(self, info: BlobInfo) -> FileIO:
+        try:
+            file = FileIO(self._files.path(info.sha256))
+        except OSError as error:
+            await self._live(info.blob_id)  # raises when it was deleted meanwhile
+            raise damaged(info) from error
+        if os.fstat(file.fileno()).st_size != info.size:
+            file.close()
+            raise damaged(info)
+        return file
+
+    async def _materialise(self, info: BlobInfo) -> None:
+        """Give an inline content a file; it goes when the last blob with that content goes."""
+        content = await self._inline(info)
+        if content is None:
+            raise damaged(info)
+        if not await self._database.submit(lambda connection: self._put(connection, info, content), alone=True):
+            raise not_found(info.blob_id)
+
+    def _put(self, connection: sqlite3.Connection, info: BlobInfo, content: bytes) -> bool:
+        if not connection.execute(rows.STAT, (info.blob_id,)).fetchall():
+            return False
+        self._files.put(content, info.sha256)
+        return True
+
+    async def _position(self, owner: str | None, blob_id: str) -> int:
+        row = await self._database.lookup(rows.POSITION, (blob_id,))
+        if row is None or (owner is not None and row[1] != owner):
+            raise InvalidInput("after", "must be the id of an existing blob", shape(blob_id))
+        return int(row[0])
+
+    def _expired(self, expires_at: float | None) -> bool:
+        return expires_at is not None and expires_at <= self._clock.now()
+
+
+def not_found(blob_id: str) -> BlobNotFound:
+    return BlobNotFound("blob_id", f"no blob '{blob_id[:160]}'", blob_id=blob_id[:160])
+
+
+def damaged(info: BlobInfo) -> StoreFault:
+    return StoreFault(f"the content of {info.blob_id} is missing or damaged; restore the blob directory")
+
+
+def _piece(file: FileIO, offset: int, size: int) -> bytes:
+    try:
+        piece = os.pread(file.fileno(), size, offset)
+    except OSError as error:
+        raise disk_fault(error) from error
+    if not piece:
+        raise StoreFault("the content of a blob ended early; restore the blob directory")
+    return piece
