@@ -35,6 +35,10 @@ class Engine:
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
         self.calls: list[tuple[str, str, dict[str, Any]]] = []
+        self.ending = asyncio.Event()
+
+    async def end_runs(self) -> None:
+        self.ending.set()
 
     async def invoke(self, principal: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
         METHODS[name].authorise(principal)
@@ -134,7 +138,9 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
     async def content() -> AsyncIterator[dict[str, Any]]:
         yield {"backend": "none"}
 
-    running = run_service(server, sock, lifecycle, content(), announce=ready.set, stop=stop, grace_s=grace_s)
+    running = run_service(
+        server, sock, lifecycle, content(), announce=ready.set, end_runs=engine.end_runs, stop=stop, grace_s=grace_s
+    )
     done = asyncio.create_task(running)
     try:
         await within(ready.wait())

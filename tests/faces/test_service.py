@@ -16,7 +16,7 @@ import pytest
 from skillyard.faces.http import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
-from tests.faces.support import AUTH, JSON, Hanging, Serving, call, serving, until, within
+from tests.faces.support import AUTH, JSON, Engine, Hanging, Serving, call, serving, until, within
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,19 @@ async def test_a_run_in_flight_is_finished() -> None:
         await within(server.done)
 
 
-async def test_a_run_that_outlasts_the_grace_is_cancelled_and_answered() -> None:
+async def test_a_run_that_outlasts_the_grace_is_ended_and_its_caller_gets_the_record() -> None:
+    async with serving(grace_s=0.05) as server:
+        hanging = Hanging()
+        task = await run_code(server, hanging)
+        server.stop()
+        await within(server.engine.ending.wait())
+        hanging.released.set()
+        assert (await within(task)).json()["result"] == {"status": "completed"}
+        assert not hanging.cancelled.is_set()
+        await within(server.done)
+
+
+async def test_a_run_that_cannot_be_ended_is_cancelled_and_answered() -> None:
     async with serving(grace_s=0.05) as server:
         hanging = Hanging()
         task = await run_code(server, hanging)
@@ -128,6 +140,7 @@ async def _start(content: Any, stop: StopRequest) -> tuple[asyncio.Task[None], s
         lifecycle,
         content,
         announce=lambda: announced.append(url),
+        end_runs=Engine().end_runs,
         stop=stop,
         grace_s=1,
     )

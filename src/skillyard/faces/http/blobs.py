@@ -63,21 +63,29 @@ class BlobEndpoint:
 
     async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
         """``/blobs``."""
+        with self._lifecycle.working():
+            await self._put(scope, receive, send)
+
+    async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/blobs/{blob_id}``."""
+        with self._lifecycle.working():
+            await self._get(scope, receive, send)
+
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "PUT":
             raise MethodNotAllowed("PUT")
         _refuse_query(scope)
         headers = Headers(scope=scope)
         if "content-range" in headers or headers.get("content-encoding", "identity") != "identity":
             raise BadRequest("Content-Range and Content-Encoding: send the whole content as it is")
-        chunks = body.stream(scope, receive, self._max_blob, self._pace)
-        async with aclosing(chunks):  # type: ignore[type-var]
-            info = await self._blobs.put(principal_of(scope), headers.get("content-type") or DEFAULT_KIND, chunks)
+        kind = headers.get("content-type") or DEFAULT_KIND
+        async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:
+            info = await self._blobs.put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
         content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
         await reply(send, 201, dumps(content), headers={"location": f"/blobs/{info.blob_id}"})
 
-    async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/blobs/{blob_id}``."""
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
             raise MethodNotAllowed("GET", "HEAD")
         _refuse_query(scope)

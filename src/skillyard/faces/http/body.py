@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -74,7 +74,7 @@ def declared_length(scope: Scope) -> int | None:
     return None
 
 
-async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFAULT_PACE) -> AsyncIterator[bytes]:
+async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFAULT_PACE) -> AsyncGenerator[bytes]:
     """The body's pieces. Raises PayloadTooLarge, SlowBody, and CallerGone when it breaks off."""
     if (declared_length(scope) or 0) > maximum:
         raise PayloadTooLarge(maximum)

@@ -49,12 +49,11 @@ class HttpCaller:
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
         run = asyncio.create_task(call)
-        self._lifecycle.enter(self._stop)
         try:
-            await asyncio.wait((run, self._left), return_when=asyncio.FIRST_COMPLETED)
+            with self._lifecycle.stoppable(self._stop):
+                await asyncio.wait((run, self._left), return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(run)
-            self._lifecycle.leave(self._stop)
         if run.cancelled() and self._why is not None:
             raise self._why
         return run.result()

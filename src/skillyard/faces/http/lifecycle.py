@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
@@ -22,9 +23,10 @@ class Lifecycle:
     def __init__(self) -> None:
         self.phase = Phase.STARTING
         self.facts: Mapping[str, Any] = {}
-        self._waiting: set[Callable[[Exception], None]] = set()
+        self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._stoppable: set[Callable[[Exception], None]] = set()
 
     def ready(self, facts: Mapping[str, Any]) -> None:
         self.facts = facts
@@ -38,27 +40,35 @@ class Lifecycle:
         if self.phase is not Phase.READY:
             raise Unavailable(f"the server is {self.phase}", retry_after_ms=1000, phase=str(self.phase))
 
-    def enter(self, stop: Callable[[Exception], None]) -> None:
-        """Somebody waits for a run; ``stop`` ends the wait with an error when the grace period is over."""
-        self._waiting.add(stop)
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A request is in work: draining waits for it."""
+        self._working += 1
         self._idle.clear()
-
-    def leave(self, stop: Callable[[Exception], None]) -> None:
-        self._waiting.discard(stop)
-        if not self._waiting:
-            self._idle.set()
-
-    async def finish(self, grace_s: float) -> int:
-        """Wait for the runs in flight, ``grace_s`` seconds at most, then stop them; how many were stopped."""
         try:
-            async with asyncio.timeout(grace_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return self._stop_all()
-        return 0
+            yield
+        finally:
+            self._working -= 1
+            if not self._working:
+                self._idle.set()
 
-    def _stop_all(self) -> int:
-        waiting = list(self._waiting)
-        for stop in waiting:
+    @contextmanager
+    def stoppable(self, stop: Callable[[Exception], None]) -> Iterator[None]:
+        """Somebody waits within; ``stop`` ends the wait with an error when there is no time left."""
+        self._stoppable.add(stop)
+        try:
+            yield
+        finally:
+            self._stoppable.discard(stop)
+
+    async def idle(self, seconds: float) -> bool:
+        """Wait until nothing is in work, so long at most; whether it is so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        return self._idle.is_set()
+
+    def stop_waiting(self) -> None:
+        """Nobody waits any longer."""
+        for stop in list(self._stoppable):
             stop(Unavailable("the server is stopping; the run was cancelled", retry_after_ms=1000))
-        return len(waiting)

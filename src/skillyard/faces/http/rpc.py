@@ -36,7 +36,7 @@ class RpcEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_is_json_post(scope)
-        with body.Lease(self._budget) as lease:
+        with self._lifecycle.working(), body.Lease(self._budget) as lease:
             content = await body.read(scope, receive, self._max_body, lease, self._pace)
             async with HttpCaller(receive, self._lifecycle) as caller:
                 try:

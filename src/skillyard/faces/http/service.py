@@ -6,14 +6,20 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from typing import Any
 
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer
 
 logger = logging.getLogger("skillyard.server")
+
+END_S = 10.0
+"""Seconds that the ending of runs may take."""
+
+ANSWER_S = 1.0
+"""Seconds that the answers to ended runs may take."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -51,13 +57,16 @@ async def run_service(
     content: AbstractAsyncContextManager[Mapping[str, Any]],
     *,
     announce: Callable[[], None],
+    end_runs: Callable[[], Coroutine[Any, Any, None]],
     stop: StopRequest,
     grace_s: float,
 ) -> None:
     """Serve on ``sock`` until ``stop`` is called; returns when everything is closed.
 
     The probes answer at once; the rest when ``content`` has been entered, which gives what ``/readyz``
-    shows. Then ``announce`` is called. What ``content`` raises is raised.
+    shows. Then ``announce`` is called. What is in work when it stops may go on for ``grace_s`` seconds;
+    then ``end_runs`` ends it, so that callers get the record of a cancelled run. What ``content`` raises is
+    raised.
     """
     serving = asyncio.create_task(server.serve([sock]))
     try:
@@ -68,7 +77,7 @@ async def run_service(
                 lifecycle.ready(facts)
                 announce()
                 await _first_of(stop.asked, serving)
-            await _drain(server, lifecycle, stop, grace_s)
+                await _drain(server, lifecycle, end_runs, stop, grace_s)
             await _closed(server, serving)
     finally:
         await _closed(server, serving)
@@ -105,15 +114,29 @@ async def _first_of(event: asyncio.Event, task: asyncio.Task[Any]) -> None:
         waiting.cancel()
 
 
-async def _drain(server: HttpServer, lifecycle: Lifecycle, stop: StopRequest, grace_s: float) -> None:
+async def _drain(
+    server: HttpServer,
+    lifecycle: Lifecycle,
+    end_runs: Callable[[], Coroutine[Any, Any, None]],
+    stop: StopRequest,
+    grace_s: float,
+) -> None:
     lifecycle.drain()
     server.stop_accepting()
-    finishing = asyncio.create_task(lifecycle.finish(grace_s))
+    finishing = asyncio.create_task(lifecycle.idle(grace_s))
     await _first_of(stop.hurry, finishing)
-    if not finishing.done():
-        finishing.cancel()
-        await lifecycle.finish(0)
+    finishing.cancel()
+    if not await lifecycle.idle(0):
+        await _end(lifecycle, end_runs)
     logger.info("drained")
+
+
+async def _end(lifecycle: Lifecycle, end_runs: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await end_runs()
+    if not await lifecycle.idle(ANSWER_S):
+        lifecycle.stop_waiting()
 
 
 async def _closed(server: HttpServer, serving: asyncio.Task[None]) -> None:
