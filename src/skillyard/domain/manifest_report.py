@@ -97,7 +97,7 @@ def dotted(path: Path) -> str:
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{_printable(part)}" if text else _printable(part)
-    return text or "skill.toml"
+    return text or "the document"
 
 
 def _printable(key: str) -> str:

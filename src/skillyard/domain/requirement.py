@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.semver import Range
@@ -17,7 +17,7 @@ class Requirement:
     """Another skill by name, and the range that its version must lie in."""
 
     name: str
-    range: Range = Range()
+    range: Range = field(default_factory=Range)
 
     @classmethod
     def parse(cls, text: str, field: str = "requires") -> Requirement:

@@ -1,0 +1,171 @@
+"""From the files of a bundle to a skill: every rule of both formats, in one pass over one reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.domain.manifest import Manifest, check_manifest
+from skillyard.domain.manifest_agent import AgentSkill, check_agent_skill, check_companion
+from skillyard.domain.manifest_name import namespace_of
+from skillyard.domain.semver import is_version
+from skillyard.domain.skill import Skill, SkillFile, SkillFormat, SkillKind
+from skillyard.stores.skills import skill_md
+from skillyard.stores.skills.companions import check_entrypoint, read_needs, read_schema
+from skillyard.stores.skills.findings import Findings
+from skillyard.stores.skills.skill_md import SkillMd, read_skill_md
+from skillyard.stores.skills.toml_file import TomlFile, TomlRefused, read_toml
+from skillyard.stores.skills.tree import Tree
+
+MANIFEST = "skill.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a bundle stands: ``…/<name>`` or ``…/<name>/<version>`` (skills-protocol §8)."""
+
+    name: str
+    version: str | None = None
+
+    @classmethod
+    def of(cls, directory: Path) -> Place:
+        if is_version(directory.name) and directory.parent.name:
+            return cls(directory.parent.name, directory.name)
+        return cls(directory.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files, where they stand, and where a skill made of them is to be found."""
+
+    tree: Tree
+    place: Place
+    root: Path
+    lenient: bool
+
+    def raw(self, path: str) -> bytes | None:
+        file = self.tree.files.get(path)
+        return file.data if file else None
+
+
+def check_bundle(bundle: Bundle) -> tuple[Skill | None, Findings]:
+    """The skill, None when a finding is an error."""
+    findings = Findings()
+    read = _agent_skill if bundle.raw(MANIFEST) is None else _protocol_skill
+    skill = read(bundle, findings)
+    return (None if findings.failed else skill), findings
+
+
+def _protocol_skill(bundle: Bundle, findings: Findings) -> Skill | None:
+    document = _manifest_file(bundle, findings)
+    text = _skill_md(bundle, findings, needs_front=False)
+    if document is None:
+        return None
+    manifest, problems = check_manifest(document.data, lenient=bundle.lenient)
+    findings.take(problems, MANIFEST, document.lines)
+    if manifest is None or text is None:
+        return None
+    problems = check_companion(text.front, manifest.name, lenient=bundle.lenient)
+    findings.take(problems, skill_md.NAME, text.lines)
+    _check_place(bundle, findings, manifest, document)
+    check_entrypoint(bundle.tree, findings, manifest, document)
+    return _described(bundle, findings, manifest, document, text)
+
+
+def _manifest_file(bundle: Bundle, findings: Findings) -> TomlFile | None:
+    try:
+        return read_toml(bundle.raw(MANIFEST) or b"")
+    except TomlRefused as error:
+        findings.error(MANIFEST, error.line, "toml", str(error))
+        return None
+
+
+def _skill_md(bundle: Bundle, findings: Findings, *, needs_front: bool) -> SkillMd | None:
+    raw = bundle.raw(skill_md.NAME)
+    if raw is None:
+        near = next((path for path in bundle.tree.files if path.lower() == "skill.md"), None)
+        hint = f"; rename '{near}'" if near else ""
+        findings.error(skill_md.NAME, 0, "required", f"every skill needs a file SKILL.md{hint}")
+        return None
+    return read_skill_md(raw, findings, lenient=bundle.lenient, needs_front=needs_front)
+
+
+def _check_place(bundle: Bundle, findings: Findings, manifest: Manifest, document: TomlFile) -> None:
+    place = bundle.place
+    if place.name != manifest.name:
+        line = document.lines.get(("name",), 1)
+        findings.warn(MANIFEST, line, "directory-name", f"name: the directory should be named '{manifest.name}'")
+    if place.version not in (None, manifest.version):
+        line = document.lines.get(("version",), 1)
+        message = f"version: must equal the directory's, '{place.version}'"
+        findings.breach(bundle.lenient, MANIFEST, line, "directory-version", message)
+
+
+def _described(bundle: Bundle, findings: Findings, manifest: Manifest, document: TomlFile, text: SkillMd) -> Skill:
+    needs = read_needs(bundle.tree, findings, manifest, lenient=bundle.lenient)
+    inputs = read_schema(bundle.tree, findings, manifest.inputs, "inputs", document)
+    outputs = read_schema(bundle.tree, findings, manifest.outputs, "outputs", document)
+    return Skill(
+        name=manifest.name,
+        version=manifest.version,
+        kind=manifest.kind,
+        format=SkillFormat.PROTOCOL,
+        description=(text.front.text("description") or "").strip() or manifest.description,
+        namespace=manifest.name.partition(".")[0],
+        root=bundle.root,
+        digest=bundle.tree.digest,
+        manifest=manifest.data,
+        frontmatter=text.front.data,
+        body=text.body,
+        files=_files(bundle.tree),
+        runtime=manifest.runtime,
+        needs=needs,
+        tags=manifest.tags or _tags(text),
+        short_description=(text.front.text("short_description") or "").strip(),
+        inputs_schema=inputs,
+        outputs_schema=outputs,
+        findings=tuple(findings),
+    )
+
+
+def _agent_skill(bundle: Bundle, findings: Findings) -> Skill | None:
+    text = _skill_md(bundle, findings, needs_front=True)
+    if text is None or findings.failed:
+        return None
+    own, problems = check_agent_skill(text.front, bundle.place.name, lenient=bundle.lenient)
+    findings.take(problems, skill_md.NAME, text.lines)
+    if own is None:
+        return None
+    return _instructions(bundle, findings, own, text)
+
+
+def _instructions(bundle: Bundle, findings: Findings, own: AgentSkill, text: SkillMd) -> Skill:
+    """Served as an instruction skill; its manifest is made from its front matter (agent-skills-format §6)."""
+    version = own.version or bundle.place.version or f"0.0.0+{bundle.tree.digest[:12]}"
+    kind = SkillKind.INSTRUCTION
+    return Skill(
+        name=own.name,
+        version=version,
+        kind=kind,
+        format=SkillFormat.AGENT_SKILLS,
+        description=own.description,
+        namespace=namespace_of(own.name),
+        root=bundle.root,
+        digest=bundle.tree.digest,
+        manifest={"name": own.name, "version": version, "description": own.description, "kind": kind.value},
+        frontmatter=text.front.data,
+        body=text.body,
+        files=_files(bundle.tree),
+        tags=_tags(text),
+        short_description=(text.front.text("short_description") or "").strip(),
+        findings=tuple(findings),
+    )
+
+
+def _files(tree: Tree) -> tuple[SkillFile, ...]:
+    return tuple(SkillFile(path, len(file.data), file.sha256) for path, file in tree.files.items())
+
+
+def _tags(text: SkillMd) -> tuple[str, ...]:
+    tags = text.front.data.get("tags")
+    return tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()

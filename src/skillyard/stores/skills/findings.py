@@ -1,0 +1,32 @@
+"""Problems of documents as findings with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from skillyard.domain.manifest_report import Path, Problem
+from skillyard.domain.skill import Finding
+from skillyard.stores.skills.toml_file import line_at
+
+
+class Findings(list[Finding]):
+    """The findings of one bundle; files are relative to its root."""
+
+    def error(self, file: str, line: int, rule: str, message: str) -> None:
+        self.append(Finding("error", file, line, rule, message))
+
+    def warn(self, file: str, line: int, rule: str, message: str) -> None:
+        self.append(Finding("warning", file, line, rule, message))
+
+    def breach(self, lenient: bool, file: str, line: int, rule: str, message: str) -> None:
+        self.append(Finding("warning" if lenient else "error", file, line, rule, message))
+
+    def take(self, problems: Iterable[Problem], file: str, lines: Mapping[Path, int], otherwise: int = 1) -> None:
+        """Problems of a document whose keys stand on ``lines``; a missing key is reported at ``otherwise``."""
+        for problem in problems:
+            line = line_at(lines, problem.path) or otherwise
+            self.append(Finding(problem.level, file, line, problem.rule, problem.message))
+
+    @property
+    def failed(self) -> bool:
+        return any(finding.level == "error" for finding in self)

@@ -1,0 +1,151 @@
+"""Whether a skill's ``[inputs]`` or ``[outputs]`` is a JSON Schema 2020-12 that can be applied to an object."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_REFERENCES = ("$ref", "$dynamicRef")
+_ANNOTATIONS = frozenset(
+    {
+        *("$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"),
+        *("title", "description", "default", "deprecated", "readOnly", "writeOnly", "examples", "format"),
+        *("then", "else", "minContains", "maxContains", "contentEncoding", "contentMediaType", "contentSchema"),
+    }
+)
+"""Keywords that assert nothing by themselves."""
+_VALUES = frozenset({"const", "enum", "default", "examples"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas", "definitions"})
+
+
+class NotJson(ValueError):
+    """The bytes of a schema file are no JSON object."""
+
+
+def read_json(raw: bytes) -> Mapping[str, Any]:
+    """Raises NotJson."""
+    if len(raw) > MAX_BYTES:
+        raise NotJson(f"must have at most {MAX_BYTES} bytes")
+    try:
+        value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        raise NotJson("must be UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise NotJson(f"is no JSON: {error.msg} (line {error.lineno})") from None
+    except (RecursionError, ValueError) as error:
+        raise NotJson(f"is no JSON that can be read: {error}") from None
+    if not isinstance(value, dict):
+        raise NotJson("must hold a JSON object")
+    return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def complaints(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What is wrong with ``schema``, as (level, rule, message)."""
+    if _depth(schema) > MAX_DEPTH:
+        yield "error", "schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels"
+        return
+    if schema.get("$schema", DIALECT) not in (DIALECT, DIALECT + "#"):
+        yield "error", "schema-dialect", f"must be JSON Schema 2020-12 ($schema {DIALECT})"
+        return
+    metaschema = _metaschema_error(schema)
+    if metaschema:
+        yield "error", "schema", f"is no JSON Schema 2020-12: {metaschema}"
+        return
+    if "object" not in _types(schema):
+        yield "error", "schema-type", "must describe an object: \"type\" has to be 'object'"
+    for keyword in sorted(set(schema) - _keywords()):
+        yield (
+            "warning",
+            "schema-keyword",
+            f"'{keyword[:64]}' is no keyword and has no effect; fields go under 'properties'",
+        )
+    yield from _deep_complaints(schema)
+
+
+def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    kind = schema.get("type", "object")
+    return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
+def _metaschema_error(schema: Mapping[str, Any]) -> str | None:
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    error = best_match(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
+    return f"{error.json_path}: {error.message[:200]}" if error else None
+
+
+@lru_cache
+def _keywords() -> frozenset[str]:
+    """Every keyword of the dialect."""
+    from jsonschema import Draft202012Validator
+
+    return _ANNOTATIONS | frozenset(Draft202012Validator.VALIDATORS)
+
+
+def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for node in _subschemas(schema):
+        for key in _REFERENCES:
+            target = node.get(key)
+            if isinstance(target, str) and not target.startswith("#"):
+                yield "error", "schema-reference", f"{key} must stay within the schema ('#…'): nothing is fetched"
+        for pattern in _patterns(node):
+            if not _compiles(pattern):
+                yield "error", "schema-pattern", f"the pattern of {len(pattern)} characters is no regular expression"
+
+
+def _subschemas(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Every schema within a schema, itself first; not what stands where plain values do."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _subschemas(item)
+    if not isinstance(node, Mapping):
+        return
+    yield node
+    for key, value in node.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            yield from _subschemas(list(value.values()))
+        elif key not in _VALUES:
+            yield from _subschemas(value)
+
+
+def _patterns(node: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(node.get("pattern"), str):
+        yield node["pattern"]
+    if isinstance(node.get("patternProperties"), Mapping):
+        yield from node["patternProperties"]
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, counted no further than the limit."""
+    level: list[Any] = [value]
+    depth = 0
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        level = [item for node in level for item in _children(node)]
+    return depth
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, Mapping):
+        return list(node.values())
+    return list(node) if isinstance(node, list) else []

@@ -1,0 +1,105 @@
+"""Immutable, content-addressed copies of bundles: what sandboxes mount.
+
+``<directory>/<digest>/`` holds files 0444 (0555 when executable) in directories 0555; ``<directory>`` itself is
+0700. A copy appears by rename, whole or not at all. One that was there before this process is compared with the
+bytes it should hold before it is used, and made anew when it differs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from skillyard.stores.skills.tree import Tree, TreeFile
+
+_TEMPORARY = ".tmp-"
+
+
+class Snapshots:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._trusted: set[str] = set()
+
+    def path(self, digest: str) -> Path:
+        return self._directory / digest
+
+    def store(self, tree: Tree) -> Path:
+        """The snapshot of ``tree``, made when it is not there. Raises OSError."""
+        home = self.path(tree.digest)
+        if tree.digest in self._trusted and home.is_dir():
+            return home
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.chmod(0o700)
+        if home.exists() and not _holds(home, tree):
+            remove_tree(home)
+        if not home.exists():
+            self._make(tree, home)
+        self._trusted.add(tree.digest)
+        return home
+
+    def _make(self, tree: Tree, home: Path) -> None:
+        temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=self._directory))
+        try:
+            _write(tree, temporary)
+            temporary.rename(home)
+        except OSError as error:
+            remove_tree(temporary)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # somebody else made the same one
+                raise
+
+    def sweep(self, keep: Collection[str]) -> int:
+        """Remove every snapshot whose digest is not in ``keep``, and what a crash left; how many went."""
+        if not self._directory.is_dir():
+            return 0
+        unused = [path for path in self._directory.iterdir() if path.name not in keep]
+        for path in unused:
+            remove_tree(path)
+            self._trusted.discard(path.name)
+        return len(unused)
+
+
+def _write(tree: Tree, home: Path) -> None:
+    for path, file in tree.files.items():
+        target = home / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.data)
+        target.chmod(_mode(file))
+    for directory, _, _ in os.walk(home, topdown=False):
+        Path(directory).chmod(0o555)
+
+
+def _mode(file: TreeFile) -> int:
+    return 0o555 if file.executable else 0o444
+
+
+def _holds(home: Path, tree: Tree) -> bool:
+    """Whether a snapshot is exactly ``tree``: nothing missing, changed, added or linked."""
+    found = {str(path.relative_to(home)): path for path in home.rglob("*") if not _is_directory(path)}
+    return found.keys() == tree.files.keys() and all(_same(found[path], file) for path, file in tree.files.items())
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _same(path: Path, file: TreeFile) -> bool:
+    have = path.lstat()
+    plain = stat.S_ISREG(have.st_mode) and stat.S_IMODE(have.st_mode) == _mode(file)
+    return plain and have.st_size == len(file.data) and path.read_bytes() == file.data
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file or a tree, read-only directories too; nothing happens when it is not there."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+        return
+    if not path.is_dir():
+        return
+    for directory, _, _ in os.walk(path):
+        Path(directory).chmod(0o700)
+    shutil.rmtree(path)
