@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape
@@ -20,7 +20,13 @@ class Limits:
     disk_mb: int = 512
 
     def as_dict(self) -> dict[str, int | float]:
-        return asdict(self)
+        return {
+            "timeout_ms": self.timeout_ms,
+            "memory_mb": self.memory_mb,
+            "cpus": self.cpus,
+            "pids": self.pids,
+            "disk_mb": self.disk_mb,
+        }
 
 
 MINIMUM = Limits(timeout_ms=1, memory_mb=16, cpus=0.01, pids=4, disk_mb=1)

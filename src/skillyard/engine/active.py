@@ -1,11 +1,10 @@
-"""The runs that this engine works on right now."""
+"""A run that this engine works on right now."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from skillyard.engine.redact import Redactor
 from skillyard.ports.sandbox import Process
@@ -13,16 +12,15 @@ from skillyard.ports.sandbox import Process
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """One run between its admission and its last record. ``done`` gives the Run object to those who wait
-    for the same run; ``cancel_reason`` is set once somebody asked it to end."""
+    """One run between its first record and its last. ``cancel_reason`` is set once somebody asked it to end;
+    ``redactor`` makes a fresh one for each reading of its log."""
 
     run_id: str
     principal: str
     redactor: Callable[[], Redactor]
     process: Process | None = None
     cancel_reason: str | None = None
-    done: asyncio.Future[dict[str, Any]] | None = None
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     async def cancel(self, reason: str) -> None:
         """End the process tree; what is not started yet will not be."""
@@ -30,3 +28,16 @@ class ActiveRun:
             self.cancel_reason = reason
         if self.process is not None:
             await self.process.kill(reason)
+
+    def ending(self) -> asyncio.Future[None]:
+        """Done when the last record is written."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def wake(self) -> None:
+        """Tell everybody who waits for the end."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()

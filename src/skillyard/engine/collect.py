@@ -1,0 +1,223 @@
+"""What a run brings out: blobs while it works, then its result, then its log. All of it is hostile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.outcome import Outcome
+from skillyard.engine.conclude import Failure
+from skillyard.engine.preview import Preview
+from skillyard.engine.redact import Redaction
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.blobs import BlobInfo, BlobStore
+
+INLINE = 256 * 1024
+MAX_OPEN = 32
+_AHEAD = 4
+
+
+class Broken(Exception):
+    """The run broke a rule of the channel, or what it made cannot be stored: it is ended."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def violation(message: str) -> Broken:
+    return Broken(Failure("SandboxError", f"the run's channel was misused: {message}", Outcome.OUTPUT))
+
+
+@dataclass(frozen=True, slots=True)
+class BlobTarget:
+    """Where a run's blobs go. ``prefix`` was made for this run, so no other run's id can be meant."""
+
+    store: BlobStore
+    tasks: Tasks
+    owner: str
+    run_id: str
+    prefix: str
+    ttl_s: float | None
+    max_blobs: int
+    max_bytes: int
+
+    async def create(self, blob_id: str | None, kind: str, data: bytes | AsyncIterator[bytes]) -> BlobInfo:
+        return await self.store.create(
+            self.owner,
+            kind,
+            data,
+            blob_id=blob_id,
+            run_id=self.run_id,
+            ttl_s=self.ttl_s,
+            max_bytes=self.max_bytes,
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A blob that is being written: small ones wait in memory, large ones flow into the store."""
+
+    kind: str
+    size: int = 0
+    buffer: bytearray = field(default_factory=bytearray)
+    stream: _Stream | None = None
+
+
+class _Stream:
+    """A blob on its way into the store, at most a few pieces ahead of it."""
+
+    def __init__(self, target: BlobTarget, blob_id: str, kind: str) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(_AHEAD)
+        self.failed = False
+        self._task = target.tasks.spawn(self._store(target, blob_id, kind), f"blob {blob_id}")
+
+    async def put(self, data: bytes) -> None:
+        await self._queue.put(data)
+
+    async def finish(self) -> BlobInfo:
+        await self._queue.put(None)
+        return await self._task
+
+    async def abort(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _store(self, target: BlobTarget, blob_id: str, kind: str) -> BlobInfo:
+        try:
+            return await target.create(blob_id, kind, self._pieces())
+        except SkillyardError:
+            self.failed = True
+            while await self._queue.get() is not None:  # so that no writer waits for ever
+                pass
+            raise
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        while (piece := await self._queue.get()) is not None:
+            yield piece
+
+
+class BlobSink:
+    """The blobs of one run, numbered from 1 by the guest. Memory is bounded: ``MAX_OPEN`` × ``INLINE``."""
+
+    def __init__(self, target: BlobTarget) -> None:
+        self._target = target
+        self._open: dict[int, _Open] = {}
+        self._begun = 0
+        self.ids: list[str] = []
+
+    def begin(self, n: int, kind: str) -> None:
+        if n != self._begun + 1 or n > self._target.max_blobs or len(self._open) >= MAX_OPEN:
+            raise violation("a blob that may not begin now")
+        self._begun = n
+        self._open[n] = _Open(kind)
+
+    async def piece(self, n: int, data: bytes) -> None:
+        blob = self._get(n)
+        blob.size += len(data)
+        if blob.stream is not None:
+            if blob.stream.failed:
+                await self._finish(n, self._open.pop(n))
+            await blob.stream.put(data)
+            return
+        blob.buffer += data
+        if len(blob.buffer) > INLINE:
+            blob.stream = _Stream(self._target, self._id(n), blob.kind)
+            await blob.stream.put(bytes(blob.buffer))
+            blob.buffer = bytearray()
+
+    async def end(self, n: int, size: int) -> None:
+        blob = self._get(n)
+        if blob.size != size:
+            raise violation("a blob whose size is not what its end says")
+        del self._open[n]
+        await self._finish(n, blob)
+        self.ids.append(self._id(n))
+
+    async def _finish(self, n: int, blob: _Open) -> None:
+        try:
+            if blob.stream is not None:
+                await blob.stream.finish()
+            else:
+                await self._target.create(self._id(n), blob.kind, bytes(blob.buffer))
+        except SkillyardError as error:
+            raise Broken(_not_stored(error)) from error
+
+    async def abort(self) -> None:
+        """Drop what was not complete when the run ended."""
+        for blob in self._open.values():
+            if blob.stream is not None:
+                await blob.stream.abort()
+        self._open.clear()
+
+    def _get(self, n: int) -> _Open:
+        blob = self._open.get(n)
+        if blob is None:
+            raise violation("a piece of a blob that is not open")
+        return blob
+
+    def _id(self, n: int) -> str:
+        return f"{self._target.prefix}{n}"
+
+
+def _not_stored(error: SkillyardError) -> Failure:
+    return Failure("PolicyRefused", f"a blob could not be stored: {error.message}", Outcome.DISK)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """``blob`` is the whole log, None when it is empty or could not be kept (``problem`` says why)."""
+
+    preview: str = ""
+    blob: str | None = None
+    problem: str = ""
+
+
+NO_LOG = Log()
+
+
+async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: BlobTarget) -> Log:
+    """Store a log, redacted, and give its preview. Small logs go in one piece."""
+    preview = Preview()
+    pieces = _tapped(source, redaction, preview)
+    start = bytearray()
+    async for piece in pieces:
+        start += piece
+        if len(start) > INLINE:
+            break
+    if not start:
+        return NO_LOG
+    data = bytes(start) if len(start) <= INLINE else _joined(bytes(start), pieces)
+    try:
+        info = await target.create(None, "text/plain", data)
+    except SkillyardError as error:
+        async for _ in pieces:  # the preview is still wanted
+            pass
+        return Log(preview.text(), None, f"the full log was not kept: {error.message}")
+    return Log(preview.text(), info.blob_id)
+
+
+async def _tapped(
+    source: AsyncIterator[bytes], redaction: Redaction, preview: Preview
+) -> AsyncIterator[bytes]:
+    if not redaction:
+        async for data in source:
+            preview.feed(data)
+            yield data
+        return
+    redactor = redaction.stream()
+    async for data in source:
+        piece = redactor.feed(data)
+        preview.feed(piece)
+        yield piece
+    rest = redactor.flush()
+    preview.feed(rest)
+    yield rest
+
+
+async def _joined(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield start
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,212 @@
+"""The run engine: one for every face, over ports only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.errors import Busy, ProtectionMissing, SkillyardError
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.principal import Principal
+from skillyard.domain.protection import Demand, Level, Probe, Protection
+from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.engine import recovery
+from skillyard.engine.active import ActiveRun
+from skillyard.engine.admission import Admission
+from skillyard.engine.conclude import Failure
+from skillyard.engine.config import EngineConfig
+from skillyard.engine.environments import Environments
+from skillyard.engine.execute import Execution
+from skillyard.engine.grant import Grant, Refused, make_grant
+from skillyard.engine.idempotency import Keys
+from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
+from skillyard.engine.plan import Plan, make_plan
+from skillyard.engine.request import RunRequest
+from skillyard.engine.result import run_object
+from skillyard.engine.schemas import SchemaChecks
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.blobs import BlobStore
+from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Backend
+from skillyard.ports.secrets import SecretStore
+from skillyard.ports.skills import SkillStore
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside that the use cases need."""
+
+    backend: Backend
+    blobs: BlobStore
+    skills: SkillStore
+    records: RecordStore
+    secrets: SecretStore
+    clock: Clock
+    ids: Ids
+
+
+class Engine:
+    """Made once for a data directory, used from one event loop: :meth:`start`, any number of calls of
+    :func:`skillyard.engine.methods.invoke`, :meth:`close`."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        environments: Environments,
+        config: EngineConfig | None = None,
+        emit: Observer = ignore,
+    ) -> None:
+        self.backend = ports.backend
+        self.blobs = ports.blobs
+        self.skills = ports.skills
+        self.records = ports.records
+        self.secrets = ports.secrets
+        self.clock = ports.clock
+        self.ids = ports.ids
+        self.environments = environments
+        self.tasks = Tasks()
+        self.config = config or EngineConfig()
+        self.emit = emit
+        self.active: dict[str, ActiveRun] = {}
+        self.admission = Admission(self.config.admission)
+        self.schemas = SchemaChecks()
+        self.probe: Probe | None = None
+        self._demand = Demand(self.config.kernel_only, self.config.allow_degraded)
+        self._walls: Mapping[str, str] = {}
+        self._keys = Keys(ports.records)
+        self._background = Tasks()
+
+    async def start(self) -> None:
+        """Probe the backend, settle what a dead server left, and begin to sweep."""
+        self.probe = await self.backend.probe()
+        await recovery.recover(self)
+        self._background.spawn(recovery.sweep_forever(self), "sweeper")
+
+    def check_ready(self) -> None:
+        """Raises ProtectionMissing while the backend cannot give what policy demands."""
+        if self.probe is None:
+            raise ProtectionMissing("the sandbox backend has not been probed yet")
+        if not self.probe.ready:
+            whys = "; ".join(p.why for p in self.probe.protections.values() if p.why)
+            raise ProtectionMissing(f"the backend '{self.probe.backend}' is not ready: {whys or 'see doctor'}")
+        self._demand.check(self.probe.protections)
+
+    def check_walls(self, enforced: Mapping[str, str]) -> None:
+        """The very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
+        if enforced == self._walls:  # as the last one that was checked
+            return
+        self._demand.check({name: Protection(Level(level)) for name, level in enforced.items()})
+        self._walls = dict(enforced)
+
+    async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
+        """One run from request to Run object. Cancelling the caller ends it, unless it is detached.
+
+        Raises what :func:`make_plan` raises, Busy, ProtectionMissing, IdempotencyConflict.
+        """
+        if request.detach:
+            work = self._keyed(principal, request)
+            return await self.tasks.shielded(work, "detached run")
+        return await self._keyed(principal, request)
+
+    async def _keyed(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
+        if request.idempotency_key is None:
+            return run_object(await self._run(principal, request))
+        key = (principal.name, request.idempotency_key)
+        async with self._keys.claim(key, request.digest()) as record:
+            return run_object(record or await self._run(principal, request))
+
+    async def _run(self, principal: Principal, request: RunRequest) -> RunRecord:
+        memory_mb = 0
+        try:
+            self.check_ready()
+            plan = await make_plan(self, principal, request)
+            grant = await self._granted(plan)
+            if isinstance(grant, Refused):
+                return await self._refuse(plan, grant)
+            memory_mb = plan.limits.memory_mb + plan.limits.disk_mb
+            await self._enter(plan, memory_mb)
+        except SkillyardError as error:
+            self.emit(RunRefused(request.kind, principal.name, error.type))
+            raise
+        entered = self.clock.monotonic()
+        try:
+            return await Execution(self, plan, grant, self._record(plan, grant.digests)).run()
+        finally:
+            self.admission.leave(memory_mb, (self.clock.monotonic() - entered) * 1000)
+
+    async def _granted(self, plan: Plan) -> Grant | Refused:
+        try:
+            return await make_grant(self, plan)
+        except Refused as refusal:
+            return refusal
+
+    async def _enter(self, plan: Plan, memory_mb: int) -> None:
+        if self.admission.waiting or self.admission.running >= self.config.admission.running:
+            self.emit(RunQueued(plan.run_id, plan.principal.name, self.admission.waiting + 1))
+        await self.admission.enter(plan.principal.name, memory_mb)
+
+    def _record(self, plan: Plan, digests: dict[str, Any]) -> RunRecord:
+        request, skill = plan.request, plan.skill
+        return RunRecord(
+            run_id=plan.run_id,
+            kind=request.kind,
+            principal=plan.principal.name,
+            status=RunStatus.RUNNING,
+            created_at=plan.created_at,
+            skill=skill.name if skill else None,
+            version=skill.version if skill else None,
+            environment=plan.environment,
+            limits=plan.limits.as_dict(),
+            digests=digests,
+            idempotency_key=request.idempotency_key,
+            request_digest=request.digest() if request.idempotency_key else "",
+        )
+
+    async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
+        """A failed run that never had a sandbox; its record is written all the same."""
+        failure = Failure(refusal.type, refusal.message)
+        record = self._record(plan, {})
+        await self.records.insert(record)
+        final = recovery.ended(record, failure, self.clock.now())
+        await self.records.finish(final)
+        total_ms = (self.clock.monotonic() - plan.taken_at) * 1000
+        self.emit(RunEnded(final, total_ms, len(self.active)))
+        return final
+
+    async def cancel(self, run_id: str, reason: str) -> bool:
+        """End a run and wait until nothing of it is left. False when it had ended already."""
+        active = self.active.get(run_id)
+        if active is None:
+            return False
+        ending = active.ending()
+        await active.cancel(reason)
+        await ending
+        record = await self.records.get(run_id)
+        return record is not None and record.outcome is Outcome.CANCELLED
+
+    def forget(self, active: ActiveRun) -> None:
+        """The run's last record is written."""
+        self.active.pop(active.run_id, None)
+        active.wake()
+
+    def close_admission(self) -> None:
+        """Refuse new runs, and those that wait, with Busy; those at work go on."""
+        self.admission.close()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Take no more runs, let those at work end for ``grace_s`` seconds, cancel the rest, and wait until
+        every record is written and every sandbox is gone."""
+        self.close_admission()
+        endings = [active.ending() for active in self.active.values()]
+        if endings and grace_s > 0:
+            await asyncio.wait(endings, timeout=grace_s)
+        for active in list(self.active.values()):
+            await active.cancel("the server is shutting down")
+        if endings:
+            await asyncio.wait(endings)
+        await self.tasks.drain()
+        await self.environments.close()
+        await self._background.close()

@@ -1,0 +1,188 @@
+"""What a planned run may have: packages, network, secrets. Decided before a sandbox is made.
+
+What is refused here is a failed run with a record of its own (skills-protocol §6 and §10): the request was
+well formed, and what it asks for cannot be given or does not fit the skill.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
+from skillyard.domain.skill import SecretNeed, Skill
+from skillyard.engine.dependencies import missing
+from skillyard.engine.environments import Environment, InstallFailed
+from skillyard.engine.observer import SecretsGiven
+from skillyard.engine.plan import Plan
+from skillyard.engine.redact import NOTHING, Redaction
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+
+class Refused(Exception):
+    """The run fails before it starts; ``type`` is one of the reserved error types (skills-protocol §4)."""
+
+    def __init__(self, type_: str, message: str) -> None:
+        super().__init__(message)
+        self.type = type_
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the sandbox is made from and what the guest is told."""
+
+    spec: SandboxSpec
+    guest: Mapping[str, Any]
+    digests: dict[str, Any]
+    redaction: Redaction
+    blob_prefix: str
+
+
+async def make_grant(engine: Engine, plan: Plan) -> Grant:
+    """Raises Refused; InvalidInput for an environment that does not exist."""
+    await _check_inputs(engine, plan)
+    _check_network(plan.skill)
+    environment = await _environment(engine, plan)
+    _check_dependencies(plan.skills, environment)
+    secrets = await _secrets(engine, plan)
+    prefix = engine.ids.blob() + "-"
+    return Grant(
+        spec=_spec(engine, plan, environment.ref),
+        guest=_guest(plan, prefix, secrets, engine.config.run_blobs),
+        digests=_digests(plan, environment.ref),
+        redaction=Redaction(secrets.values()) if secrets else NOTHING,
+        blob_prefix=prefix,
+    )
+
+
+async def _check_inputs(engine: Engine, plan: Plan) -> None:
+    skill, request = plan.skill, plan.request
+    if skill is None or skill.inputs_schema is None:
+        return
+    complaint = await engine.schemas.complaint(
+        (skill.digest, "in"), skill.inputs_schema, request.args, "args", len(request.args_json)
+    )
+    if complaint:
+        raise Refused("ValidationError", complaint)
+
+
+def _check_network(skill: Skill | None) -> None:
+    if skill is not None and skill.needs.network:
+        hosts = ", ".join(skill.needs.network)
+        raise Refused("PolicyRefused", f"'{skill.name}' needs the network ({hosts}), and this server gives none")
+
+
+async def _environment(engine: Engine, plan: Plan) -> Environment:
+    try:
+        return await engine.environments.get(plan.environment)
+    except InstallFailed as error:
+        raise Refused("SandboxError", error.message) from error
+
+
+def _check_dependencies(skills: Iterable[Skill], environment: Environment) -> None:
+    for skill in skills:
+        lacking = missing(skill.needs.dependencies, environment.distributions)
+        if lacking:
+            raise Refused(
+                "PolicyRefused",
+                f"'{skill.name}' needs packages that the environment '{environment.ref.name}' does not have: "
+                + ", ".join(lacking),
+            )
+
+
+async def _secrets(engine: Engine, plan: Plan) -> dict[str, str]:
+    """Values of the declared secrets, by name: of the executed skill only, and for code by policy."""
+    needs = _declared(plan, engine.config.run_code_secrets == "mounted")
+    if not needs:
+        return {}
+    try:
+        values = {need.name: await engine.secrets.get(need.name) for need in needs}
+    except SkillyardError as error:
+        raise Refused("MissingSecret", f"the secret store cannot be read: {error.message}") from error
+    absent = [need.name for need in needs if values[need.name] is None and not need.optional]
+    if absent:
+        names = ", ".join(absent)
+        raise Refused("MissingSecret", f"not in the secret store: {names} (skillyard secret set NAME)")
+    given = {name: value for name, value in values.items() if value is not None}
+    if given:
+        skill = plan.skill.name if plan.skill else None
+        engine.emit(SecretsGiven(plan.run_id, plan.principal.name, skill, tuple(sorted(given))))
+    return given
+
+
+def _declared(plan: Plan, code_may: bool) -> list[SecretNeed]:
+    if plan.skill is not None:
+        return list(plan.skill.needs.secrets)
+    if not code_may:
+        return []
+    merged: dict[str, SecretNeed] = {}
+    for need in (need for skill in plan.skills for need in skill.needs.secrets):
+        known = merged.get(need.name)
+        merged[need.name] = need if known is None or known.optional else known
+    return list(merged.values())
+
+
+def _spec(engine: Engine, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
+    config = engine.config
+    return SandboxSpec(
+        limits=plan.limits,
+        environment=environment,
+        mounts=(*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else (),
+        group=plan.principal.name if config.separate_principals else "",
+        single=True,
+        kernel_only=config.kernel_only,
+        allow_degraded=config.allow_degraded,
+    )
+
+
+def _skill_mount(skill: Skill) -> Mount:
+    return Mount(skill.root, f"/skills/{skill.name}", skill.digest)
+
+
+def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], max_blobs: int) -> dict[str, Any]:
+    """The guest's request (see :mod:`skillyard.guest`)."""
+    request, skill = plan.request, plan.skill
+    entrypoint = skill.runtime.export if skill and skill.runtime else request.entrypoint
+    return {
+        "v": 1,
+        "op": "call",
+        "code": request.code,
+        "skill": skill.import_name if skill else None,
+        "entrypoint": entrypoint or "main",
+        "args": request.args,
+        "skills": {s.import_name: _importable(s) for s in plan.skills},
+        "blobs": {b.blob_id: {"kind": b.kind, "size": b.size} for b in plan.blobs},
+        "blob_prefix": prefix,
+        "env": secrets,
+        "max_blobs": max_blobs,
+    }
+
+
+def _importable(skill: Skill) -> dict[str, str | None]:
+    entry = skill.runtime.entrypoint if skill.runtime else None
+    return {"root": f"/skills/{skill.name}", "entry": entry}
+
+
+def _digests(plan: Plan, environment: EnvironmentRef) -> dict[str, Any]:
+    """What makes the run repeatable."""
+    request = plan.request
+    digests: dict[str, Any] = {"args": _sha256(request.args_json), "environment": environment.digest}
+    if request.code is not None:
+        digests["code"] = _sha256(request.code)
+    if plan.skills:
+        digests["skills"] = {skill.name: skill.digest for skill in plan.skills}
+    if plan.skill is not None:
+        digests["skill"] = plan.skill.digest
+    if plan.blobs:
+        digests["blobs"] = {blob.blob_id: blob.sha256 for blob in plan.blobs}
+    return digests
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

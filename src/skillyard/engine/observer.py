@@ -1,0 +1,131 @@
+"""What the engine tells whoever watches: typed events, turned into logs, metrics and spans by the faces.
+
+Events are plain values and are emitted on the event loop's thread; an observer must neither block nor raise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from skillyard.domain.run import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunQueued:
+    """A run waits for a free place. ``waiting`` counts it."""
+
+    run_id: str
+    principal: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRefused:
+    """A run was turned away before it had a record; ``error`` is the error's type."""
+
+    kind: str
+    principal: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The sandbox stands and foreign code begins. Milliseconds since the request was taken, and within
+    them those that the queue and the sandbox took."""
+
+    run_id: str
+    kind: str
+    principal: str
+    skill: str | None
+    queued_ms: float
+    created_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The record is written and the sandbox is gone. ``total_ms`` is what the caller waited."""
+
+    record: RunRecord
+    total_ms: float
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsGiven:
+    """Names of the secrets that a run got, for the audit log."""
+
+    run_id: str
+    principal: str
+    skill: str | None
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInstalling:
+    name: str
+    digest: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInstalled:
+    name: str
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFailed:
+    name: str
+    digest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Start-up found what a dead server left: runs called lost, sandboxes destroyed."""
+
+    lost_runs: int
+    destroyed_sandboxes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How many expired blobs, old records and stray sandboxes went."""
+
+    blobs: int
+    records: int
+    sandboxes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Our own machinery failed; ``where`` names the step. The caller got an error of its own."""
+
+    where: str
+    error: BaseException
+    run_id: str | None = None
+
+
+Event = (
+    RunQueued
+    | RunRefused
+    | RunStarted
+    | RunEnded
+    | SecretsGiven
+    | EnvironmentInstalling
+    | EnvironmentInstalled
+    | EnvironmentFailed
+    | Recovered
+    | Swept
+    | Fault
+)
+
+
+class Observer(Protocol):
+    def __call__(self, event: Event, /) -> None: ...
+
+
+def ignore(_event: Event, /) -> None:
+    """The observer of an engine that nobody watches."""

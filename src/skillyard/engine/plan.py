@@ -1,0 +1,182 @@
+"""What a request means here: the skills, blobs, limits and environment it names, found and checked.
+
+Everything in this file answers to the caller's request as such, so what it finds wrong is a protocol-level
+error and leaves no record (skills-protocol §6). What the run may have is decided in
+:mod:`skillyard.engine.grant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import (
+    BlobNotFound,
+    InvalidInput,
+    NotExecutable,
+    SkillNotFound,
+    UnsupportedLanguage,
+)
+from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
+from skillyard.domain.principal import Principal
+from skillyard.domain.requirement import Requirement
+from skillyard.domain.run import RunKind
+from skillyard.domain.sandbox import Mount
+from skillyard.domain.skill import Skill, SkillKind
+from skillyard.engine.blobs import owned_blob
+from skillyard.engine.discovery import find_skill
+from skillyard.engine.request import RunRequest
+from skillyard.ports.blobs import BlobInfo
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+DEFAULT_ENVIRONMENT = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request with everything it names. ``skills`` are all that will be mounted, ``skill`` the one that is
+    executed; ``taken_at`` is on the monotonic clock."""
+
+    run_id: str
+    principal: Principal
+    request: RunRequest
+    created_at: float
+    taken_at: float
+    limits: Limits
+    environment: str
+    skill: Skill | None = None
+    skills: tuple[Skill, ...] = ()
+    blobs: tuple[BlobInfo, ...] = ()
+    blob_mounts: tuple[Mount, ...] = ()
+
+
+async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -> Plan:
+    """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput."""
+    skill = await _target(engine, principal, request)
+    skills = await _mounted(engine, principal, request, skill) if skill or request.mount_skills else ()
+    blobs = tuple([await _input(engine, principal, blob_id, i) for i, blob_id in _numbered(request)])
+    return Plan(
+        run_id=engine.ids.run(),
+        principal=principal,
+        request=request,
+        created_at=engine.clock.now(),
+        taken_at=engine.clock.monotonic(),
+        limits=_limits(engine.config.limits, request, skill),
+        environment=_environment(request, skill, skills),
+        skill=skill,
+        skills=skills,
+        blobs=blobs,
+        blob_mounts=tuple([await _blob_mount(engine, blob) for blob in blobs]),
+    )
+
+
+def _numbered(request: RunRequest) -> Iterable[tuple[int, str]]:
+    return enumerate(request.input_blobs)
+
+
+async def _target(engine: Engine, principal: Principal, request: RunRequest) -> Skill | None:
+    if request.kind is not RunKind.SKILL or request.skill is None:
+        return None
+    skill = await find_skill(engine, principal, request.skill, request.version)
+    if skill.kind is not SkillKind.ACTION or skill.runtime is None:
+        rule = f"'{skill.name}' is an instruction skill: read it with describe_skill, it cannot be executed"
+        raise NotExecutable("name", rule, skill=skill.name)
+    if skill.runtime.language != "python":
+        rule = f"'{skill.name}' is written in {skill.runtime.language}; only python runs here"
+        raise UnsupportedLanguage("name", rule, supported=["python"])
+    return skill
+
+
+async def _mounted(engine: Engine, principal: Principal, request: RunRequest, skill: Skill | None) -> tuple[Skill, ...]:
+    """The target, the skills asked for, and everything those require, each in one version."""
+    found: dict[str, Skill] = {skill.name: skill} if skill else {}
+    for index, name in enumerate(request.mount_skills):
+        if name not in found:
+            found[name] = await find_skill(engine, principal, name, field=f"mount_skills[{index}]")
+    pending = list(found.values())
+    while pending:
+        requirer = pending.pop()
+        for text in requirer.needs.requires:
+            required = await _required(engine, principal, requirer, Requirement.parse(text), found)
+            if required.name not in found:
+                found[required.name] = required
+                pending.append(required)
+    _check_import_names(found.values())
+    return tuple(found.values())
+
+
+async def _required(
+    engine: Engine, principal: Principal, requirer: Skill, need: Requirement, found: Mapping[str, Skill]
+) -> Skill:
+    here = found.get(need.name)
+    if here is not None:
+        if need.admits(here.version):
+            return here
+        rule = f"'{requirer.name}' requires '{need}', but version {here.version} is mounted"
+        raise InvalidInput("requires", rule, skill=need.name)
+    try:
+        if principal.may_use(need.name):
+            version = need.choose(await engine.skills.versions(need.name))
+            if version is not None:
+                return await engine.skills.get(need.name, version)
+    except SkillNotFound:
+        pass
+    rule = f"'{requirer.name}' requires '{need}', which is not available"
+    raise SkillNotFound("requires", rule, skill=need.name)
+
+
+def _check_import_names(skills: Iterable[Skill]) -> None:
+    seen: dict[str, str] = {}
+    for skill in skills:
+        other = seen.setdefault(skill.import_name, skill.name)
+        if other != skill.name:
+            rule = f"'{other}' and '{skill.name}' would both be imported as skills.{skill.import_name}"
+            raise InvalidInput("mount_skills", rule)
+
+
+async def _input(engine: Engine, principal: Principal, blob_id: str, index: int) -> BlobInfo:
+    return await owned_blob(engine, principal, blob_id, f"input_blobs[{index}]")
+
+
+async def _blob_mount(engine: Engine, blob: BlobInfo) -> Mount:
+    """Under both names of the reference: ``/blobs/blob:<id>`` and ``/blobs/<id>`` (§10, row 2)."""
+    try:
+        source = await engine.blobs.path(blob.blob_id)
+    except BlobNotFound:  # expired since it was looked up
+        raise BlobNotFound("input_blobs", f"no blob '{blob.blob_id}'", blob_id=blob.blob_id) from None
+    bare = blob.blob_id.removeprefix("blob:")
+    return Mount(source, f"/blobs/{blob.blob_id}", blob.sha256, aliases=(f"/blobs/{bare}",))
+
+
+def _limits(family: LimitFamily, request: RunRequest, skill: Skill | None) -> Limits:
+    """The request's limits, the manifest's below them, the defaults below both."""
+    declared = skill.needs.limits if skill else {}
+    if not declared:
+        return family.resolve(request.limits) if request.limits else family.defaults
+    return family.resolve({**_capped(declared, family.maxima), **request.limits})
+
+
+def _capped(declared: Mapping[str, Any], maxima: Limits) -> dict[str, Any]:
+    """A manifest asks; the operator's maxima cap it (skills-protocol §8)."""
+    return {
+        name: max(getattr(MINIMUM, name), min(value, getattr(maxima, name)))
+        for name, value in declared.items()
+        if hasattr(maxima, name)
+    }
+
+
+def _environment(request: RunRequest, skill: Skill | None, skills: Iterable[Skill]) -> str:
+    """What the request names, else what the executed skill names, else what the mounted skills agree on."""
+    if request.environment is not None:
+        return request.environment
+    if skill is not None and skill.runtime is not None and skill.runtime.environment != DEFAULT_ENVIRONMENT:
+        return skill.runtime.environment
+    wanted = {s.runtime.environment: s.name for s in skills if s.runtime is not None}
+    wanted.pop(DEFAULT_ENVIRONMENT, None)
+    if len(wanted) > 1:
+        needs = ", ".join(f"'{name}' needs {environment}" for environment, name in sorted(wanted.items()))
+        raise InvalidInput("environment", f"the mounted skills do not agree: {needs}; name one")
+    return next(iter(wanted), DEFAULT_ENVIRONMENT)

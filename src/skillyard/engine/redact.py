@@ -1,0 +1,126 @@
+"""Secret values never leave: they are replaced in everything that a run hands out (skills-protocol §10).
+
+Looked for: the exact value, its JSON, ``repr`` and percent-encoded forms, its base64 forms at each of the
+three alignments in both alphabets, and the long lines of a value that has several. Other encodings that code
+may choose on purpose are beyond any filter; blobs are the run's own data and are not touched.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+MARK = b"[redacted]"
+MIN_DERIVED = 4
+MIN_LINE = 16
+
+
+class Redactor:
+    """Replaces secrets in a stream of bytes; what could be the start of one is held back until it is not."""
+
+    __slots__ = ("_covered", "_hold", "_pending", "_search")
+
+    def __init__(self, pattern: re.Pattern[bytes] | None, longest: int) -> None:
+        self._search = pattern
+        self._hold = longest - 1
+        self._pending = b""
+        self._covered = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What is safe to hand on after ``data`` came."""
+        if self._search is None:
+            return data
+        self._pending += data
+        return self._emit(self._search, len(self._pending) - self._hold)
+
+    def flush(self) -> bytes:
+        """The rest, at the end of the stream."""
+        return self._emit(self._search, len(self._pending)) if self._search else b""
+
+    def _emit(self, search: re.Pattern[bytes], end: int) -> bytes:
+        """Everything before ``end``: a secret that starts there lies in the buffer as a whole. Secrets that
+        overlap make one span, whose part behind ``end`` is remembered as covered."""
+        if end <= 0:
+            return b""
+        out, cursor = bytearray(), self._covered
+        for match in search.finditer(self._pending):
+            start, stop = match.span(1)
+            if start >= end:
+                break
+            if start >= cursor:
+                out += self._pending[cursor:start]
+                out += MARK
+            cursor = max(cursor, stop)
+        if cursor < end:
+            out += self._pending[cursor:end]
+            cursor = end
+        self._pending = self._pending[end:]
+        self._covered = cursor - end
+        return bytes(out)
+
+
+class Redaction:
+    """The secrets of one run. Costs nothing when there are none."""
+
+    __slots__ = ("_longest", "_search")
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        self._longest = len(forms[0]) if forms else 1
+        self._search = re.compile(b"(?=(" + b"|".join(map(re.escape, forms)) + b"))") if forms else None
+
+    def __bool__(self) -> bool:
+        return self._search is not None
+
+    def stream(self) -> Redactor:
+        """For a log: one for each reading of it."""
+        return Redactor(self._search, self._longest)
+
+    def text(self, text: str) -> str:
+        if self._search is None:
+            return text
+        redactor = self.stream()
+        data = text.encode("utf-8", "replace")
+        return (redactor.feed(data) + redactor.flush()).decode("utf-8", "replace")
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with secrets replaced in strings, keys and numbers. Raises RecursionError."""
+        if self._search is None:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            shown = json.dumps(value)
+            return value if self.text(shown) == shown else MARK.decode()
+        return value
+
+
+NOTHING = Redaction()
+
+
+def _forms(secret: str) -> set[bytes]:
+    raw = secret.encode()
+    forms = {raw}
+    if len(raw) < MIN_DERIVED:
+        return forms
+    forms |= {line for line in raw.splitlines() if len(line) >= MIN_LINE}
+    shown = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], repr(secret)[1:-1])
+    forms |= {text.encode() for text in (*shown, quote(secret, safe=""))}
+    return forms | set(_base64_forms(raw))
+
+
+def _base64_forms(raw: bytes) -> Iterator[bytes]:
+    """The characters that depend on ``raw`` alone, whatever stands before and behind it."""
+    for shift in range(3):
+        encoded = base64.b64encode(b"\0" * shift + raw)
+        inner = encoded[(shift * 8 + 5) // 6 : (shift + len(raw)) * 8 // 6]
+        yield inner
+        yield inner.translate(bytes.maketrans(b"+/", b"-_"))

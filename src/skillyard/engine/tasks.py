@@ -1,0 +1,41 @@
+"""The one place where the engine starts a task of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """Background tasks that somebody waits for: at the latest :meth:`close`, so that none is lost."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start ``work``; its failure is for whoever awaits the task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+
+    async def shielded(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Await ``work`` so that it goes on to its end when the caller is cancelled (once more)."""
+        return await asyncio.shield(self.spawn(work, name))
+
+    async def drain(self) -> None:
+        """Wait until every task has ended, those included that start meanwhile."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def close(self) -> None:
+        """Cancel what is left and wait for it."""
+        for task in self._running:
+            task.cancel()
+        await self.drain()

@@ -1,0 +1,305 @@
+"""The operator's settings. From the strongest: arguments, ``SKILLYARD_*`` variables, the TOML file, the
+``SKILLFLAW_SKILL_SANDBOX_*`` names of an existing ``.env``, defaults.
+
+Nested names are joined by two underscores: ``SKILLYARD_LIMITS__MAX__TIMEOUT_MS=600000`` is ``[limits.max]
+timeout_ms``. The file is the one that ``SKILLYARD_CONFIG`` names, else ``config.toml`` in the data directory.
+A name that does not exist is an error, in the file and behind a known section in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from skillyard.client.discovery import default_data_dir
+from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
+from skillyard.domain.protection import PROTECTIONS
+from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
+
+MIB = 1024 * 1024
+BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
+"""What ``policy.require = "kernel"`` demands of the kernel; the rest is watched by nature."""
+
+SKILLFLAW = "SKILLFLAW_SKILL_SANDBOX_"
+_SKILLFLAW_LIMITS = {"CPUS": "cpus", "MEMORY_MB": "memory_mb", "PIDS_LIMIT": "pids"}
+_SKILLFLAW_GIVEN = {"NETWORK": "none", "READ_ONLY_ROOT": "true", "WORKSPACE_ACCESS": "rw", "TMPFS_ENABLED": "true"}
+"""What our sandboxes are in any case; another value cannot be had and is reported."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _known_protections(names: frozenset[str]) -> frozenset[str]:
+    unknown = sorted(names - set(PROTECTIONS))
+    if unknown:
+        raise ValueError(f"unknown protections {', '.join(unknown)}; known are {', '.join(PROTECTIONS)}")
+    return names
+
+
+Protections = Annotated[frozenset[str], AfterValidator(_known_protections)]
+
+
+class LimitValues(_Section):
+    """Largest values that a run may ask for."""
+
+    timeout_ms: int = Field(3_600_000, ge=MINIMUM.timeout_ms)
+    memory_mb: int = Field(8192, ge=MINIMUM.memory_mb)
+    cpus: float = Field(16.0, ge=MINIMUM.cpus)
+    pids: int = Field(4096, ge=MINIMUM.pids)
+    disk_mb: int = Field(16384, ge=MINIMUM.disk_mb)
+
+
+class LimitSettings(_Section):
+    """What a run gets when it asks for nothing; ``max`` is the most that it may ask for."""
+
+    timeout_ms: int = Field(300_000, ge=MINIMUM.timeout_ms)
+    memory_mb: int = Field(512, ge=MINIMUM.memory_mb)
+    cpus: float = Field(1.0, ge=MINIMUM.cpus)
+    pids: int = Field(256, ge=MINIMUM.pids)
+    disk_mb: int = Field(512, ge=MINIMUM.disk_mb)
+    max: LimitValues = LimitValues()
+
+    def family(self) -> LimitFamily:
+        """Raises InvalidInput for a default above its maximum."""
+        asked = self.model_dump(exclude={"max"})
+        family = LimitFamily(Limits(**asked), Limits(**self.max.model_dump()))
+        family.resolve(asked)
+        return family
+
+
+class AdmissionSettings(_Section):
+    """``overcommit`` times the host's memory is what running sandboxes may be promised together."""
+
+    running: int = Field(64, ge=1)
+    queued: int = Field(256, ge=0)
+    queued_each: int = Field(128, ge=0)
+    overcommit: float = Field(4.0, gt=0)
+
+    def config(self) -> AdmissionConfig:
+        host_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+        return AdmissionConfig(self.running, self.queued, self.queued_each, int(host_mb * self.overcommit))
+
+
+class PolicySettings(_Section):
+    """``allow_degraded`` names protections that may be missing (for development; shown in /readyz and in each
+    record). ``require = "kernel"`` refuses limits that are only watched."""
+
+    allow_degraded: Protections = frozenset()
+    require: Literal["supervised", "kernel"] = "supervised"
+    run_code_secrets: Literal["none", "mounted"] = "none"
+    separate_principals: bool = False
+
+
+class OutputSettings(_Section):
+    oversize: Literal["spill", "fail"] = "spill"
+    log_bytes: int = Field(64 * MIB, ge=1024)
+
+
+class BlobSettings(_Section):
+    """Bytes of one blob by JSON and streamed; quota of one owner; seconds to live, 0 for ever."""
+
+    json_bytes: int = Field(32 * MIB, ge=1)
+    max_bytes: int = Field(4096 * MIB, ge=1)
+    owner_bytes: int = Field(64 * 1024 * MIB, ge=1)
+    owner_count: int = Field(1_000_000, ge=1)
+    per_run: int = Field(1000, ge=0)
+    ttl_s: float = Field(7 * 86400.0, ge=0)
+
+
+class RecordSettings(_Section):
+    """``durable`` syncs each record to the disk: it then survives the loss of power too. ``ttl_s`` 0: for ever."""
+
+    ttl_s: float = Field(30 * 86400.0, ge=0)
+    durable: bool = False
+
+
+class NativeSettings(_Section):
+    """The native backend: sandboxes made ahead, the range of user ids, when a warm interpreter is replaced."""
+
+    ready: int = Field(4, ge=0, le=4096)
+    uid_base: int = Field(1_900_000_000, ge=65_536)
+    uid_count: int = Field(4096, ge=1)
+    retire_runs: int = Field(2000, ge=1)
+    retire_s: float = Field(1800.0, gt=0)
+
+
+class EnvironmentSettings(_Section):
+    """Requirements to install, and modules to import ahead of a run."""
+
+    packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+class Settings(BaseSettings):
+    """All of it. Made by :func:`load_settings`, which explains what is wrong.
+
+    ``notes`` are remarks for the log: what was overridden, what cannot be honoured.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="SKILLYARD_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    data_dir: Path = Field(default_factory=default_data_dir)
+    skills_dirs: Annotated[tuple[Path, ...], NoDecode] = ()
+    backend: Literal["native"] = "native"
+    strict_params: bool = True
+    sweep_every_s: float = Field(300.0, gt=0)
+    limits: LimitSettings = LimitSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    policy: PolicySettings = PolicySettings()
+    output: OutputSettings = OutputSettings()
+    blobs: BlobSettings = BlobSettings()
+    records: RecordSettings = RecordSettings()
+    native: NativeSettings = NativeSettings()
+    environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
+    notes: tuple[str, ...] = Field((), exclude=True)
+
+    @field_validator("skills_dirs", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """As in ``PATH`` when it comes as text."""
+        return tuple(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("skills_dirs")
+    @classmethod
+    def _all_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(path.expanduser().absolute() for path in value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - what is not wanted is not returned
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(init_settings, InitSettingsSource)
+        toml = TomlConfigSettingsSource(settings_cls, _config_file(init_settings.init_kwargs))
+        foreign = InitSettingsSource(settings_cls, {"limits": skillflaw_limits(os.environ)})
+        return init_settings, env_settings, toml, foreign
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine needs to know. Raises InvalidInput for limits that contradict each other."""
+        policy, blobs = self.policy, self.blobs
+        return EngineConfig(
+            limits=self.limits.family(),
+            admission=self.admission.config(),
+            environments=self.environment_definitions(),
+            strict_params=self.strict_params,
+            oversize_output=self.output.oversize,
+            run_code_secrets=policy.run_code_secrets,
+            kernel_only=BOUNDED_BY_KERNEL if policy.require == "kernel" else frozenset(),
+            allow_degraded=policy.allow_degraded,
+            separate_principals=policy.separate_principals,
+            log_bytes=self.output.log_bytes,
+            json_blob_bytes=blobs.json_bytes,
+            run_blob_bytes=blobs.max_bytes,
+            run_blobs=blobs.per_run,
+            blob_ttl_s=blobs.ttl_s or None,
+            record_ttl_s=self.records.ttl_s or None,
+            sweep_every_s=self.sweep_every_s,
+        )
+
+    def environment_definitions(self) -> dict[str, EnvironmentDefinition]:
+        """The bundled ones, and the operator's, which may redefine them."""
+        own = {name: EnvironmentDefinition(given.packages, given.preload) for name, given in self.environments.items()}
+        return {**BUNDLED, **own}
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings; ``overrides`` that are None count as not given.
+
+    Raises InvalidInput naming the setting and the rule.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        settings = Settings(**given)
+        settings.limits.family()
+    except ValidationError as error:
+        raise _explained(error) from None
+    except SettingsError as error:
+        raise InvalidInput("settings", str(error)) from None
+    return settings.model_copy(update={"notes": tuple(_notes(os.environ, settings))})
+
+
+def skillflaw_limits(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Limits under the names of an existing SkillFlaw configuration. Raises InvalidInput."""
+    found: dict[str, Any] = {
+        ours: environ[SKILLFLAW + theirs]
+        for theirs, ours in _SKILLFLAW_LIMITS.items()
+        if environ.get(SKILLFLAW + theirs)
+    }
+    if seconds := environ.get(SKILLFLAW + "TIMEOUT_SECONDS"):
+        found["timeout_ms"] = round(_number(SKILLFLAW + "TIMEOUT_SECONDS", seconds) * 1000)
+    return found
+
+
+def _notes(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
+    """What a SkillFlaw configuration says and ours does not do."""
+    for name, value in skillflaw_limits(environ).items():
+        ours = getattr(settings.limits, name)
+        if float(value) != float(ours):
+            yield f"limits.{name} = {ours} of our own settings overrides the {SKILLFLAW}* variable ({value})"
+    known = {*_SKILLFLAW_LIMITS, "TIMEOUT_SECONDS"}
+    for variable in sorted(name for name in environ if name.startswith("SKILLFLAW_")):
+        short = variable.removeprefix(SKILLFLAW)
+        if short in _SKILLFLAW_GIVEN and environ[variable].lower() == _SKILLFLAW_GIVEN[short]:
+            continue
+        if short not in known:
+            yield f"the variable {variable} has no effect here"
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(name, "must be a number", shape(text)) from None
+
+
+def _config_file(given: Mapping[str, Any]) -> Path | None:
+    """Raises InvalidInput for a named file that is not there, and for one that is no TOML."""
+    named = os.environ.get("SKILLYARD_CONFIG")
+    file = Path(named).expanduser() if named else Path(given.get("data_dir") or default_data_dir()) / "config.toml"
+    try:
+        tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise InvalidInput("SKILLYARD_CONFIG", f"there is no file {file}") from None
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidInput(str(file), f"cannot be read as TOML: {error}") from None
+    return file
+
+
+def _explained(error: ValidationError) -> InvalidInput:
+    first = error.errors(include_input=False, include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"]) or "settings"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return InvalidInput(name, f"{first['msg']}{more}")

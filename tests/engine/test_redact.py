@@ -1,0 +1,85 @@
+"""Secret values in streams and JSON values."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skillyard.engine.redact import MARK, Redaction
+
+SECRET = "s3cr3t-Value/+?~"
+
+
+def streamed(redaction: Redaction, data: bytes, cuts: list[int]) -> bytes:
+    redactor, out, last = redaction.stream(), b"", 0
+    for cut in sorted(c % (len(data) + 1) for c in cuts):
+        out += redactor.feed(data[last:cut])
+        last = cut
+    return out + redactor.feed(data[last:]) + redactor.flush()
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60), st.lists(st.integers(0, 200), max_size=12))
+def test_a_secret_is_replaced_wherever_the_stream_is_cut(
+    before: bytes, after: bytes, cuts: list[int]
+) -> None:
+    data = before + SECRET.encode() + after
+    assert streamed(Redaction([SECRET]), data, cuts) == data.replace(SECRET.encode(), MARK)
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=12))
+def test_bytes_without_a_secret_pass_unchanged(data: bytes, cuts: list[int]) -> None:
+    assert streamed(Redaction(["never there at all"]), data, cuts) == data
+
+
+@given(st.text(min_size=8, max_size=40), st.binary(max_size=9), st.binary(max_size=9), st.booleans())
+def test_base64_at_every_alignment_leaves_nothing_to_decode(
+    secret: str, before: bytes, after: bytes, urlsafe: bool
+) -> None:
+    raw = secret.encode()
+    encode = base64.urlsafe_b64encode if urlsafe else base64.b64encode
+    shown = Redaction([secret]).text("x " + encode(before + raw + after).decode() + " y")
+    assert MARK.decode() in shown
+    assert encode(raw)[:-4].decode() not in shown or len(raw) < 4
+
+
+def test_the_longer_of_two_secrets_wins_across_a_cut() -> None:
+    redaction = Redaction(["token", "token-and-more"])
+    assert streamed(redaction, b"a token-and-more b token c", [7, 9]) == b"a [redacted] b [redacted] c"
+
+
+def test_overlapping_secrets_leave_no_rest() -> None:
+    assert Redaction(["abcdef", "defghi"]).text("1abcdefghi2") == "1[redacted]2"
+
+
+@given(st.lists(st.integers(0, 40), max_size=12))
+def test_overlapping_secrets_are_one_span_wherever_the_stream_is_cut(cuts: list[int]) -> None:
+    redaction = Redaction(["aaaa", "aab-and-more"])
+    assert streamed(redaction, b"xaaaaaaaaaaab-and-morex", cuts) == b"x[redacted]x"
+
+
+def test_json_values_lose_secrets_in_strings_keys_and_numbers() -> None:
+    redaction = Redaction(["hunter2", "12345678"])
+    value = {"a": ["xhunter2x", {"hunter2": 1}], "n": 12345678, "m": 7, "t": True, "z": None}
+    assert redaction.value(value) == {
+        "a": ["x[redacted]x", {"[redacted]": 1}],
+        "n": "[redacted]",
+        "m": 7,
+        "t": True,
+        "z": None,
+    }
+
+
+def test_escaped_forms_are_found() -> None:
+    secret = 'pä"ss\nwörd'
+    redaction = Redaction([secret])
+    for shown in (json.dumps(secret), json.dumps(secret, ensure_ascii=False), repr(secret)):
+        assert "ss" not in redaction.text(shown)
+
+
+def test_no_secrets_cost_no_copy() -> None:
+    value = {"a": 1}
+    assert Redaction().value(value) is value
+    assert not Redaction()

@@ -1,0 +1,110 @@
+"""Where settings come from, and what is said when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.settings import BOUNDED_BY_KERNEL, Settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in os.environ:
+        if name.startswith(("SKILLYARD_", "SKILLFLAW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SKILLYARD_DATA_DIR", str(tmp_path))
+
+
+def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
+    config = load_settings().engine_config()
+    limits = config.limits.defaults
+    assert (limits.timeout_ms, limits.memory_mb, limits.cpus) == (300_000, 512, 1.0)
+    assert (limits.pids, limits.disk_mb) == (256, 512)
+    assert config.limits.maxima.timeout_ms == 3_600_000
+    assert (config.oversize_output, config.run_code_secrets) == ("spill", "none")
+    assert set(config.environments) == {"base", "data"}
+    assert load_settings().data_dir == tmp_path
+
+
+def test_xdg_data_home_without_our_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SKILLYARD_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    assert load_settings().data_dir == tmp_path / "xdg" / "skillyard"
+
+
+def test_arguments_beat_variables_beat_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'backend = "native"\n[limits]\nmemory_mb = 100\npids = 50\n[limits.max]\npids = 60\n'
+        '[environments.mine]\npackages = ["six"]\n[policy]\nrequire = "kernel"\n'
+    )
+    monkeypatch.setenv("SKILLYARD_LIMITS__MEMORY_MB", "200")
+    settings = load_settings(sweep_every_s=1.0)
+    assert (settings.limits.memory_mb, settings.limits.pids, settings.limits.disk_mb) == (200, 50, 512)
+    assert (settings.limits.max.pids, settings.sweep_every_s) == (60, 1.0)
+    assert settings.engine_config().kernel_only == BOUNDED_BY_KERNEL
+    assert settings.environment_definitions()["mine"].packages == ("six",)
+
+
+def test_a_named_file_is_read_and_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    monkeypatch.setenv("SKILLYARD_CONFIG", str(file))
+    with pytest.raises(InvalidInput, match="SKILLYARD_CONFIG: there is no file"):
+        load_settings()
+    file.write_text("strict_params = false")
+    assert load_settings().strict_params is False
+
+
+def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILLYARD_SKILLS_DIRS", "/a:/b")
+    assert load_settings().skills_dirs == (Path("/a"), Path("/b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense = 1", "nonsense: Extra inputs"),
+        ("[limits]\ntimeout = 1", "limits.timeout: Extra inputs"),
+        ("[limits]\nmemory_mb = 1", "limits.memory_mb: .*greater than or equal to 16"),
+        ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
+        ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
+        ("[limits", "cannot be read as TOML"),
+        ('backend = "docker"', "backend: Input should be 'native'"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_skillflaw_names_are_defaults_below_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = "SKILLFLAW_SKILL_SANDBOX_"
+    for name, value in {"CPUS": "2.5", "MEMORY_MB": "256", "PIDS_LIMIT": "64", "TIMEOUT_SECONDS": "60"}.items():
+        monkeypatch.setenv(prefix + name, value)
+    monkeypatch.setenv("SKILLYARD_LIMITS__MEMORY_MB", "300")
+    monkeypatch.setenv(prefix + "NETWORK", "none")
+    monkeypatch.setenv(prefix + "WORKSPACE_ACCESS", "ro")
+    settings = load_settings()
+    limits = settings.limits
+    assert (limits.cpus, limits.memory_mb, limits.pids, limits.timeout_ms) == (2.5, 300, 64, 60_000)
+    assert any("limits.memory_mb = 300" in note for note in settings.notes)
+    assert any("WORKSPACE_ACCESS has no effect" in note for note in settings.notes)
+    assert len(settings.notes) == 2
+
+
+def test_a_skillflaw_value_that_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILLFLAW_SKILL_SANDBOX_TIMEOUT_SECONDS", "a minute")
+    with pytest.raises(InvalidInput, match="TIMEOUT_SECONDS: must be a number"):
+        load_settings()
+
+
+def test_settings_do_not_change() -> None:
+    settings = load_settings()
+    assert isinstance(settings, Settings)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.backend = "other"  # type: ignore[assignment]
