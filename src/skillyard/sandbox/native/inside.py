@@ -5,6 +5,8 @@ It is never the process that runs foreign code, and it reads nothing that foreig
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import resource
 import select
@@ -14,6 +16,23 @@ from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import kernel, packets
+from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE
+
+_REHEARSAL = json.dumps(
+    {
+        "v": 1,
+        "op": "call",
+        "code": "import json\ndef main(args):\n    return {'sum': sum(args['xs'])}\n",
+        "skill": None,
+        "entrypoint": "main",
+        "args": {"xs": [1, 2, 3]},
+        "skills": {},
+        "blobs": {},
+        "blob_prefix": "blob:-",
+        "env": {},
+        "max_blobs": 0,
+    }
+).encode()
 
 _BLOCKED = {signal.SIGCHLD}
 
@@ -116,8 +135,11 @@ class Init:
         pid = os.fork()
         if pid == 0:
             self._be_child((self._devnull, output, output, channel))
+            gc.enable()
             guest.reseed()
-            guest.serve(3, 3)
+            _rehearse()
+            guest.serve(CHANNEL_FD, CHANNEL_FD)
+            _say_done()
             os._exit(0)
         return pid
 
@@ -134,6 +156,24 @@ class Init:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _rehearse() -> None:
+    """Touch what every run touches, so that its pages are this process's own before somebody waits for it."""
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    guest.run(_REHEARSAL, null)
+    os.close(null)
+
+
+def _say_done() -> None:
+    """Before this process is torn down, which takes longer than many a run. shutdown(2) reaches every copy of the
+    descriptor, so a child that was left behind cannot hold the channel open."""
+    channel = socket.socket(fileno=CHANNEL_FD)
+    try:
+        channel.sendall(DONE)
+        channel.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # the keeper has let go already
 
 
 def _arrange(fds: tuple[int, ...]) -> None:

@@ -6,7 +6,6 @@ each sandbox when its walls are built, and takes away what building them needed.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -273,9 +272,3 @@ def closing_filter(arch: str = kernel.ARCH) -> list[Instruction]:
 def assemble(program: Sequence[Instruction]) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
 
-
-def install(assembled: bytes) -> None:
-    """Filter this thread and all it makes, for good. Needs no_new_privs or CAP_SYS_ADMIN."""
-    code = ctypes.create_string_buffer(assembled, len(assembled))
-    fprog = struct.pack("HxxxxxxP", len(assembled) // 8, ctypes.addressof(code))
-    kernel.call("seccomp", kernel.NR_SECCOMP, ctypes.c_uint(1), ctypes.c_uint(0), fprog)

@@ -12,9 +12,9 @@ import resource
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from skillyard.sandbox.native import kernel, landlock, seccomp
+from skillyard.sandbox.native import kernel, landlock
 
 INSIDE_ID = 65532
 HOSTNAME = "sandbox"
@@ -39,8 +39,7 @@ MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "s
 """Shown as empty directories. ``sys`` stays readable and becomes read-only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(NamedTuple):
     """What the keeper decided for one sandbox. ``uid`` is the id in the zygote's user namespace."""
 
     uid: int
@@ -74,7 +73,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
         landlock.restrict(spec.landlock, rules)
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    seccomp.install(closing)
+    kernel.install_filter(closing)
 
 
 def _join(cgroups: Sequence[int]) -> None:

@@ -16,25 +16,24 @@ import sys
 from typing import Any
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native import inside, kernel, packets, seccomp, walls
+from skillyard.sandbox.native import inside, kernel, packets, walls
 
 
-def main(keeper: int, packages: str, preload: list[str]) -> None:
-    """Serve forks on the descriptor ``keeper`` until it closes."""
+def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
+    """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
     sock = socket.socket(fileno=keeper)
     _be_plain(packages)
     failed = _preload(preload)
     guest.prepare()
-    closing = seccomp.assemble(seccomp.closing_filter())
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(seccomp.assemble(seccomp.large_filter()))
+    kernel.install_filter(bytes.fromhex(large))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     children = kernel.signal_descriptor({signal.SIGCHLD})
     gc.collect()
     gc.freeze()
     gc.disable()
     packets.send(sock, {"ready": True, "failed": failed})
-    _serve(sock, children, closing)
+    _serve(sock, children, bytes.fromhex(closing))
 
 
 def _be_plain(packages: str) -> None:

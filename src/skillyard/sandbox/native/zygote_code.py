@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skillyard.sandbox.native.walls import CODE_ROOT
 
-_NATIVE = ("kernel", "landlock", "seccomp", "syscall_numbers", "packets", "walls", "inside", "zygote")
+_NATIVE = ("kernel", "landlock", "packets", "walls", "inside_protocol", "inside", "zygote")
 
 START = (
     f"import sys, json; sys.path.append({CODE_ROOT!r});"

@@ -100,6 +100,8 @@ class Box:
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None, single: bool) -> Program:
         """Start a program; raises OSError when init is gone."""
         program = Program(self._loop, id, f"{self._spool_dir}/{self.handle}-{len(self.programs)}", caps, self._over)
+        if single and self.group is not None:
+            program.on_done = self._done
         self.programs[id] = program
         if request is None:
             self._start_argv(program, message)
@@ -197,6 +199,15 @@ class Box:
         program.read_pipe(reading, "stdout")
         program.talk(ours, request)
 
+    def _done(self, program: Program) -> None:
+        """All is said: end the sandbox now, while the worker and its pages are still being taken down.
+
+        Only where a group counts what was used: init's own count is lost with it.
+        """
+        if program.ending is None and program.forced is None:
+            program.forced = ("exit", "")
+            self.kill()
+
     def _over(self, program: Program, reason: str) -> None:
         self.kill_program(program, "output", reason)
 
@@ -230,7 +241,7 @@ class Box:
     def _ending(self, id: str, status: int) -> dict[str, Any]:
         program = self.programs.get(id)
         if program is not None and program.forced is not None:
-            return {"outcome": program.forced[0], "reason": program.forced[1]}
+            return _forced(*program.forced)
         if self._oom_killed() and os.WIFSIGNALED(status):
             return {"outcome": "memory", "reason": f"over the memory limit of {self.shape.memory_mb} MiB"}
         if os.WIFSIGNALED(status):
@@ -273,7 +284,7 @@ class Box:
         outcome, reason = program.forced or self.forced or ("lost", self._broken or "the sandbox ended")
         if outcome == "lost" and self._oom_killed():
             outcome, reason = "memory", f"over the memory limit of {self.shape.memory_mb} MiB"
-        return {"outcome": outcome, "reason": reason}
+        return _forced(outcome, reason)
 
     def release(self) -> None:
         """Close what is still open. Its processes are gone."""
@@ -287,3 +298,7 @@ class Box:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def _forced(outcome: str, reason: str) -> dict[str, Any]:
+    return {"outcome": outcome, "reason": reason, **({"code": 0} if outcome == "exit" else {})}

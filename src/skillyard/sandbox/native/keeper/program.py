@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.sandbox.native.inside_protocol import DONE
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop, Timer
 from skillyard.sandbox.native.keeper.spool import Spool
 
@@ -39,6 +40,8 @@ class Program:
         self._stdin = -1
         self._pending = bytearray()
         self._finish_input = False
+        self.on_done: Callable[[Program], None] | None = None
+        """Called when a guest said that it came to its end in order."""
         self.on_input_room: list[Callable[[], None]] = []
         self.started_at = time.monotonic()
         self.deadline: Timer | None = None
@@ -179,3 +182,5 @@ class Program:
         else:
             os.close(fd)
         self.spools[stream].closed = True
+        if stream == "channel" and self.spools[stream].strip(DONE) and self.on_done is not None:
+            self.on_done(self)

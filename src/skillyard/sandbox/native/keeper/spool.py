@@ -31,6 +31,16 @@ class Spool:
             return bytes(self._memory[offset : offset + most])
         return os.pread(self._fd, most, offset)
 
+    def strip(self, tail: bytes) -> bool:
+        """Take ``tail`` away if the stream ends with it."""
+        start = self.length - len(tail)
+        if start < 0 or self.read(start, len(tail)) != tail:
+            return False
+        if self._fd < 0:
+            del self._memory[start:]
+        self.length = start
+        return True
+
     def drop(self) -> None:
         """Free what it holds; it reads as empty from now on."""
         self._memory.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ MIB = 1 << 20
 _INODES_PER_MIB = 128
 _REMOVE_RETRY_S = 0.01
 _SHAPES_KEPT = 4
+_SHORT_RUN_S = 0.02
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
 
@@ -67,6 +69,7 @@ class Yard:
         self._cpu_turn = 0
         self._failures = 0
         self._refilling = False
+        self._lent_at = 0.0
         self.boxes: dict[str, Box] = {}
         self.by_key: dict[str, Box] = {}
         self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
@@ -82,7 +85,6 @@ class Yard:
             box = ready.popleft()
             if not box.dead:
                 self._lend(box, asked)
-                self.refill()
                 return
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
@@ -109,7 +111,12 @@ class Yard:
         return not self.boxes and not self._doomed
 
     def _refill(self) -> None:
+        """Short runs are left alone: what is made beside them takes a processor away from them."""
         self._refilling = False
+        quiet = time.monotonic() - self._lent_at
+        if quiet < _SHORT_RUN_S and any(box.lease is not None and not box.dead for box in self.boxes.values()):
+            self._loop.after(_SHORT_RUN_S, self.refill)
+            return
         while len(self._ready) > _SHAPES_KEPT:
             self._forget_shape(next(iter(self._ready)))
         for shape, ready in self._ready.items():
@@ -207,6 +214,7 @@ class Yard:
                 asked.answer(None, f"mounting: {error.strerror or error}")
                 return
         box.lease = asked.lease
+        self._lent_at = time.monotonic()
         self.by_key[asked.lease.key] = box
         asked.answer(box, "")
 

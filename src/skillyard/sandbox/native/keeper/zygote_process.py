@@ -9,7 +9,7 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from skillyard.sandbox.native import kernel, root
+from skillyard.sandbox.native import kernel, root, seccomp
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.zygote_code import START
 
@@ -120,7 +120,8 @@ def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
     os.dup2(high[2], _KEEPER_FD)
     kernel.close_from(_KEEPER_FD + 1)
     packages = plan.python.packages if plan.packages else ""
-    arguments = json.dumps([_KEEPER_FD, packages, list(plan.preload)])
+    filters = [seccomp.assemble(made()).hex() for made in (seccomp.large_filter, seccomp.closing_filter)]
+    arguments = json.dumps([_KEEPER_FD, packages, list(plan.preload), *filters])
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,

@@ -1,0 +1,9 @@
+"""What the keeper and the inside of a sandbox agree on."""
+
+from __future__ import annotations
+
+CHANNEL_FD = 3
+"""A guest's channel: the request comes in on it, the frames go out."""
+
+DONE = b"Z\0\0\0\0"
+"""The last bytes on the channel of a guest that came to its end in order; the keeper takes them away."""
