@@ -139,6 +139,20 @@ class NativeSettings(_Section):
     retire_s: float = Field(1800.0, gt=0)
 
 
+class ServerSettings(_Section):
+    """Of ``skillyard serve``. ``allowed_hosts`` are further names that requests may address it by (behind a
+    proxy, say); ``open_metrics`` shows /metrics without a token; ``grace_s`` is what runs get to end in."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8765, ge=0, le=65535)
+    allowed_hosts: tuple[str, ...] = ()
+    open_metrics: bool = False
+    body_bytes: int = Field(32 * MIB, ge=1024)
+    grace_s: float = Field(30.0, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+
 class EnvironmentSettings(_Section):
     """Requirements to install, and modules to import ahead of a run."""
 
@@ -172,6 +186,7 @@ class Settings(BaseSettings):
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings = RecordSettings()
     native: NativeSettings = NativeSettings()
+    server: ServerSettings = ServerSettings()
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
     notes: tuple[str, ...] = Field((), exclude=True)
 
