@@ -58,21 +58,21 @@ Protections = Annotated[frozenset[str], AfterValidator(_known_protections)]
 class LimitValues(_Section):
     """Largest values that a run may ask for."""
 
-    timeout_ms: int = Field(3_600_000, ge=MINIMUM.timeout_ms)
-    memory_mb: int = Field(8192, ge=MINIMUM.memory_mb)
-    cpus: float = Field(16.0, ge=MINIMUM.cpus)
-    pids: int = Field(4096, ge=MINIMUM.pids)
-    disk_mb: int = Field(16384, ge=MINIMUM.disk_mb)
+    timeout_ms: int = Field(default=3_600_000, ge=MINIMUM.timeout_ms)
+    memory_mb: int = Field(default=8192, ge=MINIMUM.memory_mb)
+    cpus: float = Field(default=16.0, ge=MINIMUM.cpus)
+    pids: int = Field(default=4096, ge=MINIMUM.pids)
+    disk_mb: int = Field(default=16384, ge=MINIMUM.disk_mb)
 
 
 class LimitSettings(_Section):
     """What a run gets when it asks for nothing; ``max`` is the most that it may ask for."""
 
-    timeout_ms: int = Field(300_000, ge=MINIMUM.timeout_ms)
-    memory_mb: int = Field(512, ge=MINIMUM.memory_mb)
-    cpus: float = Field(1.0, ge=MINIMUM.cpus)
-    pids: int = Field(256, ge=MINIMUM.pids)
-    disk_mb: int = Field(512, ge=MINIMUM.disk_mb)
+    timeout_ms: int = Field(default=300_000, ge=MINIMUM.timeout_ms)
+    memory_mb: int = Field(default=512, ge=MINIMUM.memory_mb)
+    cpus: float = Field(default=1.0, ge=MINIMUM.cpus)
+    pids: int = Field(default=256, ge=MINIMUM.pids)
+    disk_mb: int = Field(default=512, ge=MINIMUM.disk_mb)
     max: LimitValues = LimitValues()
 
     def family(self) -> LimitFamily:
@@ -86,10 +86,10 @@ class LimitSettings(_Section):
 class AdmissionSettings(_Section):
     """``overcommit`` times the host's memory is what running sandboxes may be promised together."""
 
-    running: int = Field(64, ge=1)
-    queued: int = Field(256, ge=0)
-    queued_each: int = Field(128, ge=0)
-    overcommit: float = Field(4.0, gt=0)
+    running: int = Field(default=64, ge=1)
+    queued: int = Field(default=256, ge=0)
+    queued_each: int = Field(default=128, ge=0)
+    overcommit: float = Field(default=4.0, gt=0)
 
     def config(self) -> AdmissionConfig:
         host_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
@@ -108,35 +108,35 @@ class PolicySettings(_Section):
 
 class OutputSettings(_Section):
     oversize: Literal["spill", "fail"] = "spill"
-    log_bytes: int = Field(64 * MIB, ge=1024)
+    log_bytes: int = Field(default=64 * MIB, ge=1024)
 
 
 class BlobSettings(_Section):
     """Bytes of one blob by JSON and streamed; quota of one owner; seconds to live, 0 for ever."""
 
-    json_bytes: int = Field(32 * MIB, ge=1)
-    max_bytes: int = Field(4096 * MIB, ge=1)
-    owner_bytes: int = Field(64 * 1024 * MIB, ge=1)
-    owner_count: int = Field(1_000_000, ge=1)
-    per_run: int = Field(1000, ge=0)
-    ttl_s: float = Field(7 * 86400.0, ge=0)
+    json_bytes: int = Field(default=32 * MIB, ge=1)
+    max_bytes: int = Field(default=4096 * MIB, ge=1)
+    owner_bytes: int = Field(default=64 * 1024 * MIB, ge=1)
+    owner_count: int = Field(default=1_000_000, ge=1)
+    per_run: int = Field(default=1000, ge=0)
+    ttl_s: float = Field(default=7 * 86400.0, ge=0)
 
 
 class RecordSettings(_Section):
     """``durable`` syncs each record to the disk: it then survives the loss of power too. ``ttl_s`` 0: for ever."""
 
-    ttl_s: float = Field(30 * 86400.0, ge=0)
+    ttl_s: float = Field(default=30 * 86400.0, ge=0)
     durable: bool = False
 
 
 class NativeSettings(_Section):
     """The native backend: sandboxes made ahead, the range of user ids, when a warm interpreter is replaced."""
 
-    ready: int = Field(4, ge=0, le=4096)
-    uid_base: int = Field(1_900_000_000, ge=65_536)
-    uid_count: int = Field(4096, ge=1)
-    retire_runs: int = Field(2000, ge=1)
-    retire_s: float = Field(1800.0, gt=0)
+    ready: int = Field(default=4, ge=0, le=4096)
+    uid_base: int = Field(default=1_900_000_000, ge=65_536)
+    uid_count: int = Field(default=4096, ge=1)
+    retire_runs: int = Field(default=2000, ge=1)
+    retire_s: float = Field(default=1800.0, gt=0)
 
 
 class ServerSettings(_Section):
@@ -144,11 +144,11 @@ class ServerSettings(_Section):
     proxy, say); ``open_metrics`` shows /metrics without a token; ``grace_s`` is what runs get to end in."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8765, ge=0, le=65535)
+    port: int = Field(default=8765, ge=0, le=65535)
     allowed_hosts: tuple[str, ...] = ()
     open_metrics: bool = False
-    body_bytes: int = Field(32 * MIB, ge=1024)
-    grace_s: float = Field(30.0, ge=0)
+    body_bytes: int = Field(default=32 * MIB, ge=1024)
+    grace_s: float = Field(default=30.0, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 
@@ -178,7 +178,7 @@ class Settings(BaseSettings):
     skills_dirs: Annotated[tuple[Path, ...], NoDecode] = ()
     backend: Literal["native"] = "native"
     strict_params: bool = True
-    sweep_every_s: float = Field(300.0, gt=0)
+    sweep_every_s: float = Field(default=300.0, gt=0)
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
     policy: PolicySettings = PolicySettings()
@@ -188,7 +188,7 @@ class Settings(BaseSettings):
     native: NativeSettings = NativeSettings()
     server: ServerSettings = ServerSettings()
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
-    notes: tuple[str, ...] = Field((), exclude=True)
+    notes: tuple[str, ...] = Field(default=(), exclude=True)
 
     @field_validator("skills_dirs", mode="before")
     @classmethod

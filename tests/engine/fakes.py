@@ -282,5 +282,3 @@ def a_skill(
         inputs_schema=inputs,
         outputs_schema=outputs,
     )
-
-

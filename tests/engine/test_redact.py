@@ -22,9 +22,7 @@ def streamed(redaction: Redaction, data: bytes, cuts: list[int]) -> bytes:
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60), st.lists(st.integers(0, 200), max_size=12))
-def test_a_secret_is_replaced_wherever_the_stream_is_cut(
-    before: bytes, after: bytes, cuts: list[int]
-) -> None:
+def test_a_secret_is_replaced_wherever_the_stream_is_cut(before: bytes, after: bytes, cuts: list[int]) -> None:
     data = before + SECRET.encode() + after
     assert streamed(Redaction([SECRET]), data, cuts) == data.replace(SECRET.encode(), MARK)
 

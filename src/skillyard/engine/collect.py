@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.outcome import Outcome
-from skillyard.engine.conclude import Failure
+from skillyard.engine.failure import Failure
 from skillyard.engine.preview import Preview
 from skillyard.engine.redact import Redaction
 from skillyard.engine.tasks import Tasks
@@ -100,7 +100,7 @@ class _Stream:
 
 
 class BlobSink:
-    """The blobs of one run, numbered from 1 by the guest. Memory is bounded: ``MAX_OPEN`` × ``INLINE``."""
+    """The blobs of one run, numbered from 1 by the guest. Memory is bounded: ``MAX_OPEN`` times ``INLINE``."""
 
     def __init__(self, target: BlobTarget) -> None:
         self._target = target
@@ -144,6 +144,13 @@ class BlobSink:
                 await self._target.create(self._id(n), blob.kind, bytes(blob.buffer))
         except SkillyardError as error:
             raise Broken(_not_stored(error)) from error
+
+    async def abandon(self, n: int) -> None:
+        """The guest gave this blob up."""
+        blob = self._get(n)
+        del self._open[n]
+        if blob.stream is not None:
+            await blob.stream.abort()
 
     async def abort(self) -> None:
         """Drop what was not complete when the run ended."""
@@ -199,9 +206,7 @@ async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: B
     return Log(preview.text(), info.blob_id)
 
 
-async def _tapped(
-    source: AsyncIterator[bytes], redaction: Redaction, preview: Preview
-) -> AsyncIterator[bytes]:
+async def _tapped(source: AsyncIterator[bytes], redaction: Redaction, preview: Preview) -> AsyncIterator[bytes]:
     if not redaction:
         async for data in source:
             preview.feed(data)

@@ -5,48 +5,18 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 
 from skillyard.domain.limits import Limits
 from skillyard.domain.outcome import ERROR_TYPES, Ending, Outcome
-from skillyard.engine.redact import Redaction
-from skillyard.engine.text import clean, cut_tail, shorten
-
-MAX_MESSAGE = 2048
-MAX_TRACEBACK = 2048
-SUMMARY_CHARACTERS = 280
+from skillyard.engine.channel import Raised
+from skillyard.engine.failure import Failure
+from skillyard.engine.text import clean
 
 _TYPE_NAME = re.compile(r"[^\W\d]\w{0,127}")
 _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
 _KEPT = 64 * 1024
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a run failed, ready for ``error``; ``reason`` goes into the record."""
-
-    type: str
-    message: str
-    outcome: Outcome | None = None
-    traceback: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        error = {"type": self.type, "message": shorten(self.message, MAX_MESSAGE)}
-        if self.traceback:
-            error["traceback"] = _end(self.traceback, MAX_TRACEBACK)
-        return error
-
-    def redacted(self, redaction: Redaction) -> Failure:
-        """Without secret values; before anything is cut, so that no piece of one is left."""
-        if not redaction:
-            return self
-        message, traceback = redaction.text(self.message), redaction.text(self.traceback)
-        return replace(self, message=message, traceback=traceback)
-
-    def summary(self) -> str:
-        lines = self.message.strip().splitlines()
-        return f"{self.type}: {lines[0] if lines else 'no message'}"[:SUMMARY_CHARACTERS]
 
 
 def ended_by(ending: Ending, limits: Limits) -> Failure:
@@ -55,11 +25,6 @@ def ended_by(ending: Ending, limits: Limits) -> Failure:
     if ending.reason and ending.outcome is not Outcome.EXIT:
         message = f"{message}: {ending.reason}"
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
-
-
-def cancelled(reason: str) -> Failure:
-    message = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
-    return Failure(ERROR_TYPES[Outcome.CANCELLED], clean(message), Outcome.CANCELLED)
 
 
 def raised(error: Raised, hits: frozenset[str]) -> Failure:
@@ -81,11 +46,6 @@ def _limit_behind(name: str, error: Raised, hits: frozenset[str]) -> Outcome | N
     return None
 
 
-def _end(text: str, max_bytes: int) -> str:
-    data = text.encode()
-    return text if len(data) <= max_bytes else cut_tail(data[-max_bytes:]).decode()
-
-
 def _signal_name(number: int | None) -> str:
     try:
         return signal.Signals(number or 0).name
@@ -93,7 +53,7 @@ def _signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-_MESSAGES = {
+_MESSAGES: dict[Outcome, Callable[[Ending, Limits], str]] = {
     Outcome.EXIT: lambda e, _: f"the process exited with code {e.code} before the function returned",
     Outcome.SIGNAL: lambda e, _: f"the process was ended by {_signal_name(e.signal)}",
     Outcome.TIMEOUT: lambda _, limits: f"the run took longer than its timeout of {limits.timeout_ms} ms",

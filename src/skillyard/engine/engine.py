@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.errors import Busy, ProtectionMissing, SkillyardError
+from skillyard.domain.errors import ProtectionMissing, SkillyardError
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
 from skillyard.domain.protection import Demand, Level, Probe, Protection
@@ -15,10 +15,10 @@ from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
-from skillyard.engine.conclude import Failure
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
+from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant, Refused, make_grant
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore

@@ -19,7 +19,8 @@ from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
-from skillyard.engine.conclude import Failure, cancelled, ended_by, raised
+from skillyard.engine.conclude import ended_by, raised
+from skillyard.engine.failure import Failure, cancelled
 from skillyard.engine.grant import Grant
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.output import Output, Unfit, as_object, completed_summary, fit_output
@@ -151,7 +152,7 @@ class Execution:
             if self._channel.error is not None:
                 return raised(self._channel.error, ending.hits)
             if self._channel.has_result:
-                return None
+                return self._channel.unfit
         return ended_by(ending, self._plan.limits)
 
     async def _log(self, process: Process) -> Log:
@@ -170,9 +171,7 @@ class Execution:
         engine, redaction = self._engine, self._grant.redaction
         value = as_object(self._channel.result)
         await self._check_output(value)
-        output = await fit_output(
-            value, redaction, self._target, spill=engine.config.oversize_output == "spill"
-        )
+        output = await fit_output(value, redaction, self._target, spill=engine.config.oversize_output == "spill")
         common = self._common(usage, log, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], redaction)
         return replace(

@@ -25,13 +25,13 @@ from skillyard.engine.method import (
     SKILL_NAME,
     STRING,
     Method,
-    Schema,
     answer,
     described,
     list_of,
     obj,
 )
 from skillyard.engine.request import from_params
+from skillyard.engine.schema import Schema
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine

@@ -11,7 +11,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Held, Owner
-from skillyard.engine.conclude import Failure
+from skillyard.engine.failure import Failure
 from skillyard.engine.observer import Fault, Recovered, Swept
 
 if TYPE_CHECKING:
