@@ -1,0 +1,120 @@
+"""``skillyard token``: create, list, revoke."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.failures import Failure
+from skillyard.faces.cli.options import data_dir_option, json_option
+from skillyard.faces.cli.render import emit_json, emit_table, moment
+
+if TYPE_CHECKING:
+    from skillyard.domain.principal import Scope
+    from skillyard.ports.tokens import TokenInfo
+
+_USUAL = "discover,execute,run_code,blobs"
+
+
+@click.group()
+def token() -> None:
+    """Bearer tokens. Each is a principal of its own, with its own runs and blobs."""
+
+
+@token.command()
+@click.argument("name")
+@click.option(
+    "--scopes",
+    metavar="A,B",
+    default=_USUAL,
+    show_default=True,
+    help="Of discover, execute, run_code, blobs, admin.",
+)
+@click.option(
+    "--skills",
+    metavar="PATTERN",
+    multiple=True,
+    help="Names of skills it may use, such as sales.*; all when left out. May repeat.",
+)
+@click.option(
+    "--value", metavar="TOKEN", help="The token itself, instead of a random one; - reads it from standard input."
+)
+@json_option
+@data_dir_option
+def create(
+    name: str, scopes: str, skills: tuple[str, ...], value: str | None, as_json: bool, data_dir: Path | None
+) -> None:
+    """Make a token for NAME and print it, this once, alone on standard output."""
+    from skillyard.domain.principal import Principal
+    from skillyard.faces.cli.keeping import tokens
+
+    principal = Principal(name, _scopes(scopes), skills or ("*",))
+    if value == "-":
+        value = sys.stdin.read().strip()
+    with tokens(data_dir) as (store, wait):
+        text = wait(store.create(principal, value))
+    granted = sorted(principal.scopes)
+    if as_json:
+        emit_json({"name": name, "token": text, "scopes": granted, "skills": list(principal.skills)})
+    else:
+        click.echo(text)
+        click.echo(f"token of {name}: {', '.join(granted)}; kept as a hash and never shown again", err=True)
+
+
+@token.command("list")
+@json_option
+@data_dir_option
+def list_(as_json: bool, data_dir: Path | None) -> None:
+    """Who has a token, and what it lets them do."""
+    from skillyard.faces.cli.keeping import tokens
+
+    with tokens(data_dir) as (store, wait):
+        found = list(wait(store.list()))
+    if as_json:
+        emit_json([_view(info) for info in found])
+    else:
+        emit_table(("name", "scopes", "skills", "created", "last used", "state"), map(_row, found))
+
+
+@token.command()
+@click.argument("name")
+@data_dir_option
+def revoke(name: str, data_dir: Path | None) -> None:
+    """End a token; a running server refuses it from then on."""
+    from skillyard.faces.cli.keeping import tokens
+
+    with tokens(data_dir) as (store, wait):
+        if not wait(store.revoke(name)):
+            raise Failure(f"no token {name!r}", "`skillyard token list` shows the names")
+    click.echo(f"revoked {name}", err=True)
+
+
+def _scopes(text: str) -> frozenset[Scope]:
+    from skillyard.domain.principal import Scope
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in set(Scope)]
+    if unknown or not names:
+        known = ", ".join(Scope)
+        raise Failure(f"scopes: must be some of {known}" + (f" (got {', '.join(unknown)})" if unknown else ""))
+    return frozenset(Scope(name) for name in names)
+
+
+def _view(info: TokenInfo) -> dict[str, Any]:
+    return {
+        "name": info.principal.name,
+        "scopes": sorted(info.principal.scopes),
+        "skills": list(info.principal.skills),
+        "created_at": info.created_at,
+        "last_used_at": info.last_used_at,
+        "revoked": info.revoked,
+    }
+
+
+def _row(info: TokenInfo) -> tuple[object, ...]:
+    scopes, skills = ",".join(sorted(info.principal.scopes)), " ".join(info.principal.skills)
+    used = moment(info.last_used_at) or "never"
+    return info.principal.name, scopes, skills, moment(info.created_at), used, "revoked" if info.revoked else "valid"

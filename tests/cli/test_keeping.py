@@ -1,0 +1,118 @@
+"""``secret`` and ``token``: what is kept in the data directory."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+Cli = Callable[..., Result]
+
+
+def kept(tmp_path: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+
+
+def test_a_secret_comes_from_standard_input_and_is_never_shown(bare: Cli, tmp_path: Path) -> None:
+    done = bare("secret", "set", "CRM_TOKEN", stdin="s3cret value\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "stored CRM_TOKEN\n")
+    assert json.loads(bare("secret", "list", "--json").stdout) == ["CRM_TOKEN"]
+    assert bare("secret", "list").stdout == "CRM_TOKEN\n"
+    assert b"s3cret" not in kept(tmp_path)
+    for path in (tmp_path / "data").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+async def stored(tmp_path: Path, name: str) -> str | None:
+    from skillyard.stores.secrets import SealedSecrets
+
+    return await SealedSecrets(tmp_path / "data").get(name)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("typed", "value"), [("a\nb\n", "a\nb"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("é", "é")])
+async def test_one_line_break_at_the_end_is_left_out(bare: Cli, tmp_path: Path, typed: str, value: str) -> None:
+    import asyncio
+
+    done = await asyncio.to_thread(bare, "secret", "set", "X", stdin=typed.encode())
+    assert done.exit_code == 0, done.stderr
+    assert await stored(tmp_path, "X") == value
+
+
+@pytest.mark.parametrize(("name", "value"), [("not a name", "v"), ("X", ""), ("X", b"\xff")])
+def test_what_is_no_secret_is_refused(bare: Cli, name: str, value: str | bytes) -> None:
+    done = bare("secret", "set", name, stdin=value)
+    assert done.exit_code == 2
+    assert bare("secret", "list").stdout == ""
+
+
+def test_a_secret_is_removed(bare: Cli) -> None:
+    bare("secret", "set", "X", stdin="v")
+    assert bare("secret", "rm", "X").exit_code == 0
+    gone = bare("secret", "rm", "X")
+    assert (gone.exit_code, gone.stderr) == (2, "skillyard: no secret 'X' (`skillyard secret list` shows the names)\n")
+
+
+def test_secrets_are_sealed_anew(bare: Cli, tmp_path: Path) -> None:
+    bare("secret", "set", "X", stdin="v")
+    before = kept(tmp_path)
+    assert bare("secret", "rotate").exit_code == 0
+    assert kept(tmp_path) != before
+    assert bare("secret", "list").stdout == "X\n"
+
+
+def test_a_new_token_is_alone_on_standard_output_and_kept_as_a_hash(bare: Cli, tmp_path: Path) -> None:
+    made = bare("token", "create", "ann")
+    token = made.stdout.removesuffix("\n")
+    assert made.exit_code == 0
+    assert len(token) >= 24
+    assert "\n" not in token
+    assert "ann" in made.stderr
+    assert token not in made.stderr
+    assert token.encode() not in kept(tmp_path)
+
+
+def test_tokens_are_listed_with_what_they_allow(bare: Cli) -> None:
+    value = "chosen-by-hand-0123456789abcdef"
+    made = bare(
+        *("token", "create", "bot", "--scopes", "discover,execute"),
+        *("--skills", "sales.*", "--skills", "hr.x", "--value", "-", "--json"),
+        stdin=value + "\n",
+    )
+    granted = {"name": "bot", "scopes": ["discover", "execute"], "skills": ["sales.*", "hr.x"]}
+    assert json.loads(made.stdout) == {**granted, "token": value}
+    (row,) = json.loads(bare("token", "list", "--json").stdout)
+    assert {key: row[key] for key in granted} == granted
+    assert (row["revoked"], row["last_used_at"]) == (False, None)
+    assert "sales.* hr.x" in bare("token", "list").stdout
+
+
+def test_a_token_is_revoked_once(bare: Cli) -> None:
+    bare("token", "create", "ann")
+    assert bare("token", "revoke", "ann").exit_code == 0
+    assert json.loads(bare("token", "list", "--json").stdout)[0]["revoked"]
+    assert bare("token", "revoke", "ann").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--scopes", "discover,root"), "scopes: must be some of discover, execute, run_code, blobs, admin (got root)"),
+        (("--scopes", ","), "scopes: must be some of"),
+        (("--value", "short"), "24"),
+    ],
+)
+def test_bad_tokens_are_refused(bare: Cli, args: tuple[str, ...], message: str) -> None:
+    done = bare("token", "create", "ann", *args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert "short" not in done.stderr
+
+
+def test_a_name_has_one_token(bare: Cli) -> None:
+    assert bare("token", "create", "ann").exit_code == 0
+    assert bare("token", "create", "ann").exit_code == 2
