@@ -1,4 +1,4 @@
-"""What runs inside a sandbox: the standard library only, nothing of ours is imported.
+"""What runs inside a sandbox: the standard library only, nothing of ours outside this package is imported.
 
 The protocol is store-and-forward, so that it works over a socket, a pipe or a file: the whole request first,
 append-only frames back, no answer from the host while code runs.
@@ -6,7 +6,7 @@ append-only frames back, no answer from the host while code runs.
 Request: one JSON object in UTF-8, up to end of file::
 
     {"v": 1, "op": "call",
-     "code": "…source…" | null,            run_code: saved as /workspace-independent temporary module
+     "code": "…source…" | null,            run_code: the source of a temporary module, kept in memory
      "skill": "a.b.c" | null,              execute_skill: the skill whose export is called
      "entrypoint": "main",                 the function to call with the one positional argument args
      "args": {…},
@@ -14,15 +14,28 @@ Request: one JSON object in UTF-8, up to end of file::
      "blobs": {"blob:…": {"kind": "text/csv", "size": 12}},      readable, at /blobs/<blob id>
      "blob_prefix": "blob:<32 hex>-",      the guest numbers its own blobs 1, 2, … behind it
      "env": {"NAME": "value"},             added to os.environ (declared secrets)
-     "max_blobs": 1000}
+     "max_blobs": 1000,                    how many blobs the run may write
+
+     optional, with these defaults:
+     "max_blob_bytes": 4294967296,         all blobs together
+     "max_result_bytes": 16777216,         the returned value as JSON
+     "workspace": "/workspace",            the working directory
+     "blob_root": "/blobs"}                where the readable blobs are
 
 Frames: one byte of type, four bytes of big-endian payload length, payload.
 
-    B  {"n": 1, "kind": "text/plain"}      a blob begins
+    B  {"n": 1, "kind": "text/plain"}      a blob begins; n counts 1, 2, … in the order of these frames
     D  4 bytes n, bytes                    a piece of blob n, at most 1 MiB
     E  {"n": 1, "size": 12}                blob n is complete
-    R  JSON                                what the entrypoint returned; the last frame
-    X  {"type": …, "message": …, "traceback": …}     it raised; the last frame
+    A  {"n": 1}                            blob n is abandoned and does not exist
+    R  JSON                                what the entrypoint returned, an object; the last frame
+    X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
+
+``errno`` is there for an OSError that has one. A blob without E when the channel ends does not exist. A program
+that ends without R or X (``os._exit``, a signal) has said nothing: its exit status counts.
 
 Everything in a frame is hostile input to the host: foreign code can write to the channel too.
+
+The run is over when its function has returned: threads and child processes that are left behind are not waited
+for, and functions registered with ``atexit`` are not called.
 """

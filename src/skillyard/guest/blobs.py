@@ -1,0 +1,209 @@
+"""``runtime.blobs``: large data in and out of a run without passing through its arguments and its result.
+
+Reading is from the files that are mounted below ``/blobs``. Writing sends frames on the channel; the host stores
+them under ids that it can foretell, so nothing has to be answered.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from _thread import allocate_lock
+
+from .errors import BlobNotMounted
+from .frames import PIECE, Channel
+from .own_blobs import OwnBlobs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Any
+
+    from _typeshed import ReadableBuffer
+
+MAX_BLOBS = 1000
+MAX_BLOB_BYTES = 4 * 1024**3
+
+TEXT = "text/plain"
+JSON = "application/json"
+BINARY = "application/octet-stream"
+
+_KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_header = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Blobs:
+    """Every ``write_*`` gives the id of the new blob. Safe to use from several threads."""
+
+    BlobNotMounted = BlobNotMounted
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._mounted: Mapping[str, Mapping[str, Any]] = {}
+        self._root = "/blobs"
+        self._prefix = ""
+        self._max_blobs = MAX_BLOBS
+        self._left = MAX_BLOB_BYTES
+        self._count = 0
+        self._own = OwnBlobs()
+        self._lock = allocate_lock()
+
+    def _mount(self, request: Mapping[str, Any]) -> None:
+        self._mounted = request["blobs"]
+        self._root = request.get("blob_root", self._root)
+        self._prefix = request["blob_prefix"]
+        self._max_blobs = request.get("max_blobs", MAX_BLOBS)
+        self._left = request.get("max_blob_bytes", MAX_BLOB_BYTES)
+
+    def path(self, blob_id: str) -> str:
+        """A read-only file that holds the blob. Raises BlobNotMounted."""
+        if blob_id in self._mounted:
+            return f"{self._root}/{blob_id}"
+        if path := self._own.path(blob_id):
+            return path
+        raise BlobNotMounted(self._complaint(blob_id))
+
+    def _complaint(self, blob_id: object) -> str:
+        if not isinstance(blob_id, str):
+            return f"a blob id is a str, not {type(blob_id).__name__}"
+        if self._own.wrote(blob_id):
+            return f"{blob_id!r} was written by this run, and is too large to be read back or not complete"
+        names = ", ".join(sorted(self._mounted)[:10]) or "none"
+        return f"blob {blob_id[:200]!r} is not mounted in this run; name it in input_blobs (mounted: {names})"
+
+    def open(self, blob_id: str) -> io.BufferedReader:
+        """A binary file for reading piece by piece. Raises BlobNotMounted."""
+        return open(self.path(blob_id), "rb")
+
+    def read_bytes(self, blob_id: str) -> bytes:
+        with self.open(blob_id) as file:
+            return file.read()
+
+    def read_text(self, blob_id: str) -> str:
+        """Raises UnicodeDecodeError for what is not UTF-8."""
+        return self.read_bytes(blob_id).decode()
+
+    def read_json(self, blob_id: str) -> Any:
+        return json.loads(self.read_bytes(blob_id))
+
+    def write_text(self, content: str, kind: str = TEXT) -> str:
+        return self.write_bytes(str.encode(content), kind)
+
+    def write_json(self, obj: object, kind: str = JSON) -> str:
+        """Raises TypeError or ValueError for what JSON does not have, NaN included."""
+        return self.write_bytes(_encode(obj).encode(), kind)
+
+    def write_bytes(self, data: ReadableBuffer, kind: str = BINARY) -> str:
+        with self.writer(kind) as writer:
+            writer.write(data)
+        return writer.blob_id
+
+    def write_file(self, path: str | os.PathLike[str], kind: str = BINARY) -> str:
+        """The bytes of a file, in constant memory."""
+        with open(path, "rb") as file, self.writer(kind) as writer:
+            while piece := file.read(PIECE):
+                writer.write(piece)
+        return writer.blob_id
+
+    def writer(self, kind: str = BINARY) -> BlobWriter:
+        """A binary file for writing a blob piece by piece, in constant memory. Use it in a ``with`` statement:
+        the blob exists when that ends, and does not when an exception ends it."""
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise ValueError("kind: must be a MIME type such as text/csv")
+        with self._lock:
+            if self._count >= self._max_blobs:
+                raise RuntimeError(f"a run may write at most {self._max_blobs} blobs")
+            self._count += 1
+            number = self._count
+            self._channel.send(b"B", _header({"n": number, "kind": kind}).encode())
+        return BlobWriter(self, number, f"{self._prefix}{number}", self._own)
+
+    def _piece(self, number: int, data: memoryview) -> None:
+        with self._lock:
+            self._left -= len(data)
+            if self._left < 0:
+                raise RuntimeError("the blobs of this run are together larger than it may write")
+        self._channel.send(b"D", number.to_bytes(4, "big"), data)
+
+    def _end(self, number: int, size: int) -> None:
+        self._channel.send(b"E", _header({"n": number, "size": size}).encode())
+
+    def _abandon(self, number: int) -> None:
+        self._channel.send(b"A", _header({"n": number}).encode())
+
+
+class BlobWriter(io.BufferedIOBase):
+    """``blob_id`` names the blob, which exists when the writer was closed."""
+
+    def __init__(self, blobs: Blobs, number: int, blob_id: str, own: OwnBlobs) -> None:
+        self.blob_id = blob_id
+        self._blobs = blobs
+        self._number = number
+        self._pending = bytearray()
+        self._size = 0
+        self._own = own
+        self._copy = own.begin(blob_id)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size + len(self._pending)
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Takes all of ``data``. Raises RuntimeError when the run's blobs become too large."""
+        if self.closed:
+            raise ValueError("the blob is complete")
+        with memoryview(data).cast("B") as view:
+            if len(self._pending) + len(view) < PIECE:
+                self._pending += view
+                return len(view)
+            self._send_pending()
+            whole = len(view) - len(view) % PIECE
+            for start in range(0, whole, PIECE):
+                self._send(view[start : start + PIECE])
+            self._pending += view[whole:]
+            return len(view)
+
+    def close(self) -> None:
+        """Complete the blob."""
+        if self.closed:
+            return
+        self._send_pending()
+        self._own.end(self._copy)
+        super().close()
+        self._blobs._end(self._number, self._size)
+
+    def abandon(self) -> None:
+        """Give it up: there will be no such blob."""
+        if self.closed:
+            return
+        self._pending.clear()
+        self._own.drop(self._copy)
+        super().close()
+        self._blobs._abandon(self._number)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.abandon()
+        except (OSError, RuntimeError):  # the channel is gone: the error that brought us here says more
+            return
+
+    def _send_pending(self) -> None:
+        if self._pending:
+            pending, self._pending = self._pending, bytearray()
+            self._send(memoryview(pending))
+
+    def _send(self, piece: memoryview) -> None:
+        self._size += len(piece)
+        self._blobs._piece(self._number, piece)
+        self._own.append(self._copy, piece)

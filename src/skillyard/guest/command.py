@@ -1,0 +1,54 @@
+"""The guest as a command, for backends that only start programs::
+
+    python3 -I guest.pyz call REQUEST CHANNEL
+    python3 -I guest.pyz read|write|entries …       see :mod:`.files`
+
+REQUEST and CHANNEL are paths, or ``fd:N`` for an open descriptor. A request file is removed when it was read (it
+holds secrets); a channel file is appended to, and made when it is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+USAGE = 64
+"""sysexits(3): the command was called the wrong way."""
+
+
+def main() -> NoReturn:
+    """Never returns: threads that foreign code left behind do not hold the process."""
+    arguments = sys.argv[1:]
+    sys.path[:] = [path for path in sys.path if path != sys.argv[0]]
+    if len(arguments) == 3 and arguments[0] == "call":
+        _call(arguments[1], arguments[2])
+        os._exit(0)
+    from .files import main as files
+
+    os._exit(files(arguments))
+
+
+def _call(request: str, channel: str) -> None:
+    from .main import serve
+    from .process import open_stdio, reset_signals
+
+    request_fd = _descriptor(request, os.O_RDONLY)
+    channel_fd = _descriptor(channel, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if not request.startswith("fd:"):
+        os.unlink(request)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    open_stdio()
+    reset_signals()
+    serve(request_fd, channel_fd)
+
+
+def _descriptor(where: str, flags: int) -> int:
+    if where.startswith("fd:"):
+        return int(where[3:])
+    return os.open(where, flags | os.O_CLOEXEC, 0o600)

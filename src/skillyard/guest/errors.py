@@ -1,0 +1,27 @@
+"""Errors that the guest raises into foreign code, or reports in its place. Their names are ``error.type``."""
+
+from __future__ import annotations
+
+
+class BlobNotMounted(LookupError):
+    """The run may read its input blobs and what it wrote itself, nothing else."""
+
+
+class EntrypointNotFound(LookupError):
+    """The module does not define the function that is to be called."""
+
+
+class OutputNotSerializable(TypeError):
+    """What the function returned cannot be written as JSON."""
+
+
+class OutputTooLarge(ValueError):
+    """What the function returned is larger than the host takes."""
+
+
+class SandboxError(RuntimeError):
+    """The run could not be begun: the host asked for what cannot be."""
+
+
+BlobNotMounted.__module__ = "runtime"
+"""Where foreign code finds it, and where pickle looks when it crosses from a child process."""

@@ -1,0 +1,137 @@
+"""From an exception to the payload of the frame that reports it.
+
+The traceback shows the code of the run: our own frames and those of the import system are left out, and frames of
+the standard library and of packages are counted, not shown (skills-protocol §4, row 12).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from traceback import FrameSummary, TracebackException
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MAX_TRACEBACK = 2048
+MAX_MESSAGE = 8192
+_HEAD = 640
+_MAX_NAME = 128
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
+_OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":""}'
+
+
+def describe(error: BaseException, libraries: Iterable[str] = ()) -> bytes:
+    """The payload of an X frame. Never raises, whatever the exception's own methods do.
+
+    ``libraries`` are the directories that hold no code of the run.
+    """
+    roots = tuple(os.path.join(path, "") for path in libraries if path)
+    for attempt in (_whole, _bare):
+        try:
+            return attempt(error, roots)
+        except MemoryError:
+            error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of what the frames hold
+        except BaseException:  # noqa: BLE001, S112 - methods of foreign exceptions, and signals; the next is simpler
+            continue
+    return _OUT_OF_MEMORY
+
+
+def _whole(error: BaseException, libraries: tuple[str, ...]) -> bytes:
+    report: dict[str, object] = {
+        "type": _type_name(error),
+        "message": _message(error),
+        "traceback": _shorten(_traceback(error, libraries)),
+    }
+    if isinstance(error, OSError) and type(error.errno) is int:
+        report["errno"] = error.errno
+    return _encode(report).encode()
+
+
+def _bare(error: BaseException, _: tuple[str, ...]) -> bytes:
+    return _encode({"type": _type_name(error), "message": "", "traceback": ""}).encode()
+
+
+def _type_name(error: BaseException) -> str:
+    return str.__str__(type.__dict__["__name__"].__get__(type(error)))[:_MAX_NAME]
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        code = error.code
+        text = str(code) if isinstance(code, str) else f"exit status {code or 0}"
+    else:
+        text = _string(error)
+    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + "…"
+
+
+def _string(error: BaseException) -> str:
+    try:
+        return str.__str__(str(error))
+    except MemoryError:
+        raise
+    except BaseException:  # noqa: BLE001 - a foreign __str__ may raise anything, SystemExit too
+        return "<its __str__ failed>"
+
+
+def _traceback(error: BaseException, libraries: tuple[str, ...]) -> str:
+    """Empty when no code of the run is in it."""
+    report = TracebackException(type(error), error, error.__traceback__, limit=-200)
+    for part in _chain(report):
+        part.stack[:] = _without_libraries(part.stack, libraries)
+    if isinstance(error, SyntaxError) or any(part.stack for part in _chain(report)):
+        return "".join(report.format())
+    return ""
+
+
+def _chain(report: TracebackException) -> Iterator[TracebackException]:
+    """The report and all it names: causes, contexts and the members of groups."""
+    seen: set[int] = set()
+    pending = [report]
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        pending.extend(other for other in (part.__cause__, part.__context__) if other is not None)
+        pending.extend(getattr(part, "exceptions", None) or ())
+
+
+def _without_libraries(stack: Iterable[FrameSummary], libraries: tuple[str, ...]) -> list[FrameSummary]:
+    """Each run of library frames becomes one line that names the innermost; nothing before the first own frame."""
+    kept: list[FrameSummary] = []
+    skipped: list[FrameSummary] = []
+    for frame in stack:
+        if frame.filename.startswith((_OURS, "<frozen ")):
+            continue
+        if frame.filename.startswith(libraries):
+            skipped.append(frame)
+            continue
+        kept += _collapsed(skipped, libraries) if kept else []
+        skipped.clear()
+        kept.append(frame)
+    return kept + _collapsed(skipped, libraries) if kept else []
+
+
+def _collapsed(frames: list[FrameSummary], libraries: tuple[str, ...]) -> list[FrameSummary]:
+    if not frames:
+        return []
+    last = frames[-1]
+    root = max((path for path in libraries if last.filename.startswith(path)), key=len)
+    name = last.name if len(frames) == 1 else f"{last.name}, {len(frames) - 1} calls below"
+    return [FrameSummary(f"<{last.filename[len(root) :]}>", last.lineno, name, lookup_line=False, line="")]
+
+
+def _shorten(text: str) -> str:
+    """The head and the tail, cut at line ends."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= MAX_TRACEBACK:
+        return data.decode()
+    mark = b"  ...\n"
+    head = data[: data.rfind(b"\n", 0, _HEAD) + 1]
+    tail = data[len(head) + len(mark) - MAX_TRACEBACK :]
+    return (head + mark + tail[tail.find(b"\n") + 1 :]).decode("utf-8", "replace")

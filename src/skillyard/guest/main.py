@@ -1,0 +1,164 @@
+"""One run: the request in, the code called, the last frame out."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+
+from . import failure, process
+from .blobs import Blobs
+from .call import call, find, forget_code, load_code, load_skill
+from .errors import SandboxError
+from .frames import Channel
+from .imports import SkillFinder
+from .process import reseed
+from .result import encode
+from .runtime import publish
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["prepare", "reseed", "run", "serve"]
+
+MAX_RESULT_BYTES = 16 * 1024 * 1024
+WORKSPACE = "/workspace"
+
+_REHEARSAL = json.dumps(
+    {
+        "code": "import json\n\ndef main(args):\n    return {'sum': sum(args['xs']), 'text': json.dumps(args)}\n",
+        "args": {"xs": [1, 2.5], "text": "é"},
+        "skills": {"a.b": {"root": "/skills/a.b", "entry": "code/main.py"}},
+        "blobs": {},
+        "blob_prefix": "blob:0-",
+    }
+).encode()
+
+_exit = os._exit  # foreign code may replace what it finds in os
+_setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
+
+
+def prepare() -> None:
+    """Called once by a warm interpreter before it forks, after its preloads: what every run would do alike."""
+    process.remember_warm()
+    process.open_stdio()
+    process.reset_signals()
+    _warm.append(_Guest())
+
+
+def serve(request_fd: int, channel_fd: int) -> None:
+    """Read a request up to end of file and run it. Both may be one socket. Never raises.
+
+    Without a request nothing happens: nobody wants this process any more.
+    """
+    guest = _begin(channel_fd)
+    try:
+        if _warm and not select.select([request_fd], [], [], 0)[0]:
+            guest.rehearse()
+        request = _read_all(request_fd)
+    except OSError as error:
+        sys.stderr.write(f"the request cannot be read: {error}\n")
+        return
+    if request:
+        guest.run(request)
+
+
+def run(request_bytes: bytes, channel_fd: int) -> None:
+    """Run a request and write its frames; stdout and stderr are flushed. Never raises, and does not exit."""
+    _begin(channel_fd).run(request_bytes)
+
+
+def _begin(channel_fd: int) -> _Guest:
+    guest = _warm[0] if _warm else _Guest()
+    guest.open(channel_fd)
+    return guest
+
+
+def _read_all(fd: int) -> bytes:
+    pieces = []
+    while piece := os.read(fd, 1 << 16):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class _Guest:
+    """What needs neither request nor channel is done when it is made, which a warm interpreter does once."""
+
+    def __init__(self) -> None:
+        self._channel = Channel()
+        self._blobs = Blobs(self._channel)
+        self._libraries = list(sys.path)
+        self._hidden = process.our_modules()
+        publish(self._blobs)
+
+    def open(self, channel_fd: int) -> None:
+        self._channel.open(channel_fd)
+        process.be_plain(self._hidden)
+
+    def rehearse(self) -> None:
+        """A small run of our own while the request is awaited: it copies the memory pages of the warm interpreter
+        that the real one will touch, each of which costs microseconds. The real one replaces what it leaves."""
+        request = json.loads(_REHEARSAL)
+        self._blobs._mount(request)
+        SkillFinder(request["skills"])
+        module = load_code(request["code"], WORKSPACE)
+        payload = encode(call(find(module, "main"), request["args"]), MAX_RESULT_BYTES)
+        process.flush_stdio()
+        forget_code()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        channel = Channel()
+        channel.open(nothing)
+        channel.finish(b"R", payload)
+        os.close(nothing)
+
+    def run(self, request_bytes: bytes) -> None:
+        try:
+            kind, payload = b"R", self._perform(request_bytes)
+        except BaseException as error:  # noqa: BLE001 - whatever ends the code is reported
+            _setrecursionlimit(_RECURSION)
+            kind, payload = b"X", failure.describe(error, self._libraries)
+        if not self._channel.is_ours():
+            _leave_child(kind, payload)
+        process.flush_stdio()
+        try:
+            self._channel.finish(kind, payload)
+        except OSError as error:
+            sys.stderr.write(f"the result cannot be sent: {error}\n")
+
+    def _perform(self, request_bytes: bytes) -> bytes:
+        try:
+            request, workspace = self._take(request_bytes)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SandboxError(f"the guest cannot use its request: {type(error).__name__}: {error}") from None
+        del request_bytes
+        max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
+        source = request["code"]
+        module = load_skill(request["skill"]) if source is None else load_code(source, workspace)
+        value = call(find(module, request["entrypoint"]), request.pop("args"))
+        _setrecursionlimit(_RECURSION)
+        return encode(value, max_bytes)
+
+    def _take(self, request_bytes: bytes) -> tuple[dict[str, Any], str]:
+        """The request, and the working directory, which is entered."""
+        request = json.loads(request_bytes)
+        workspace = request.get("workspace", WORKSPACE)
+        os.chdir(workspace)
+        for name, value in request["env"].items():
+            os.environ[name] = value
+        self._blobs._mount(request)
+        sys.meta_path.insert(0, SkillFinder(request["skills"]))
+        return request, workspace
+
+
+def _leave_child(kind: bytes, payload: bytes) -> None:
+    """A process that the code forked has come back from its function: it ends here, as a fork in a script does."""
+    if kind == b"X":
+        report = json.loads(payload)
+        sys.stderr.write(report["traceback"] or f"{report['type']}: {report['message']}\n")
+    process.flush_stdio()
+    _exit(0 if kind == b"R" else 1)
+
+
+_warm: list[_Guest] = []

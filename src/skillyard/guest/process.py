@@ -1,0 +1,108 @@
+"""The state of the process as foreign code should find it: that of a plain interpreter that was just started."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Handler = Callable[[int, Any], Any] | signal.Handlers | None
+
+_OUR_PACKAGE = __name__.partition(".")[0]
+_OTHERWISE: dict[signal.Signals, Handler] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGPIPE: signal.SIG_IGN,
+    signal.SIGXFSZ: signal.SIG_IGN,
+}
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+
+
+def open_stdio() -> None:
+    """stdout by lines and stderr at once, so that they keep their order in one pipe; both in UTF-8."""
+    out = io.BufferedWriter(_raw(1, "wb", "<stdout>"))
+    sys.stdin = sys.__stdin__ = _text(io.BufferedReader(_raw(0, "rb", "<stdin>")), "r")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _text(out, "w", line_buffering=True)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text(_raw(2, "wb", "<stderr>"), "w", write_through=True)  # type: ignore[misc]
+
+
+def _raw(fd: int, mode: str, name: str) -> io.FileIO:
+    raw = io.FileIO(fd, mode, closefd=False)
+    raw.name = name
+    return raw
+
+
+def _text(buffer: Any, mode: str, **options: bool) -> io.TextIOWrapper:
+    errors = "backslashreplace" if buffer.name == "<stderr>" else "surrogateescape"
+    text = io.TextIOWrapper(buffer, "utf-8", errors, newline="\n" if mode == "w" else None, **options)
+    text.mode = mode  # type: ignore[misc]
+    return text
+
+
+def flush_stdio() -> None:
+    """Whatever foreign code made of the streams: what cannot be flushed is lost, and the result is not."""
+    for stream in {id(s): s for s in (sys.stdout, sys.__stdout__, sys.stderr)}.values():
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:  # noqa: BLE001, S112 - a stream of foreign code may raise anything
+            continue
+
+
+def reset_signals() -> None:
+    """Handlers and mask as a fresh interpreter has them."""
+    for number in signal.Signals:
+        if number not in _UNCATCHABLE:
+            signal.signal(number, _OTHERWISE.get(number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def our_modules() -> list[str]:
+    """What foreign code shall not find; worth keeping, as the search touches every name that was imported."""
+    return [name for name in sys.modules if name.partition(".")[0] == _OUR_PACKAGE]
+
+
+def be_plain(hidden: list[str]) -> None:
+    """Nothing of ours among the modules, and a working garbage collector."""
+    for name in hidden:
+        sys.modules.pop(name, None)
+    gc.enable()
+    os.umask(0o022)
+
+
+class _Warm:
+    """The interpreter before it forked. ``openssl``: its generator of random numbers was probably used there."""
+
+    pid = -1
+    openssl = False
+
+
+def remember_warm() -> None:
+    """Importing ``ssl`` draws no random number; making a context does, for its session tickets."""
+    _Warm.pid = os.getpid()
+    if "_ssl" in sys.modules:
+        context = sys.modules["_ssl"]._SSLContext
+        _Warm.openssl = any(issubclass(type(thing), context) for thing in gc.get_objects())
+
+
+def reseed() -> None:
+    """Every fork of one warm interpreter would draw the same numbers: give this one its own."""
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed()
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "tempfile" in modules:
+        modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined] # its own generator, made on first use
+    if "uuid" in modules:
+        modules["uuid"]._last_timestamp = modules["uuid"]._node = None  # type: ignore[attr-defined]
+    if _Warm.openssl and _Warm.pid == os.getpid():
+        modules["_ssl"].RAND_add(os.urandom(32), 32.0)  # it tells a fork by its pid, and namespaces repeat pids
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
