@@ -34,7 +34,7 @@ class ServerUrl:
         except ValueError as error:
             raise BadArgument(f"url: not a URL: {error}") from None
         if parts.scheme not in _PORTS or not parts.hostname:
-            raise BadArgument("url: must be like http://127.0.0.1:8471")
+            raise BadArgument("url: must be like http://127.0.0.1:8765")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise BadArgument("url: must hold no user, query or fragment; pass the token as the token")
         return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))

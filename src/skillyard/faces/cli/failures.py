@@ -47,7 +47,10 @@ _BY_CODE = {
     -32005: Exit.BUSY,
 }
 
+_BY_TYPE = {"CannotListen": Exit.BAD_INPUT}
+
 _MENDS = {
+    "CannotListen": "choose another --host or --port; port 0 takes any that is free",
     "SkillNotFound": "`skillyard skill list` shows what there is",
     "BlobNotFound": "`skillyard blob list` shows yours",
     "RunNotFound": "`skillyard runs list` shows yours",
@@ -99,7 +102,8 @@ def explain(error: Exception) -> tuple[str, str, Exit]:
         case Failure():
             return str(error), error.mend, error.code
         case RpcError() | SkillyardError():
-            return error.message, _MENDS.get(error.type, ""), _BY_CODE.get(error.code, Exit.INTERNAL)
+            code = _BY_TYPE.get(error.type) or _BY_CODE.get(error.code, Exit.INTERNAL)
+            return error.message, _MENDS.get(error.type, ""), code
         case BadArgument():
             return error.message, "", Exit.BAD_INPUT
         case ConnectionFailed():

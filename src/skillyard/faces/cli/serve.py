@@ -1,0 +1,63 @@
+"""``skillyard serve``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skillyard.faces.cli.options import data_dir_option
+
+
+@click.command()
+@click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="0 takes any that is free.  [default: 8765]")
+@click.option(
+    "--skills-dir",
+    "skills_dirs",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    help="A directory of skills. May repeat.",
+)
+@click.option("--no-auth", is_flag=True, help="Serve whoever reaches the port, without a token; loopback only.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="SKILLYARD_CONFIG",
+    help="The settings.  [default: config.toml in the data directory; env: SKILLYARD_CONFIG]",
+)
+@data_dir_option
+def serve(
+    host: str | None,
+    port: int | None,
+    skills_dirs: tuple[Path, ...],
+    no_auth: bool,
+    config: Path | None,
+    data_dir: Path | None,
+) -> None:
+    """Serve skills, runs and blobs over HTTP until SIGTERM or Ctrl-C.
+
+    Prints its URL in one line when it is ready. At the first start a token is made and kept in the data
+    directory, where the other commands and the client find it by themselves.
+    """
+    import asyncio
+
+    from skillyard.faces.serve import serve as run_server
+    from skillyard.settings import load_settings
+
+    if config is not None:
+        os.environ["SKILLYARD_CONFIG"] = str(config)
+    settings = load_settings(
+        data_dir=data_dir, skills_dirs=skills_dirs or None, server=_given(host=host, port=port) or None
+    )
+    asyncio.run(run_server(settings, no_auth=no_auth, announce=_announce))
+
+
+def _announce(url: str) -> None:
+    click.echo(f"skillyard is ready at {url}")
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
