@@ -32,7 +32,7 @@ from skillyard.domain.sandbox import (
 )
 from tests.sandbox import exec_inside, exec_walls
 from tests.sandbox.exec_files import ExecFiles
-from tests.sandbox.exec_guest import CHANNEL, guest_argv
+from tests.sandbox.exec_guest import guest_argv, guest_bundle
 from tests.sandbox.exec_probe import LOOK, absent, judge
 from tests.sandbox.exec_process import ExecProcess, Launch
 
@@ -58,20 +58,20 @@ class ExecSandbox:
     ) -> ExecProcess:
         async with self.starting:
             if id not in self.processes:
-                launch = await self._launch(program)
+                launch = self._launch(program)
                 limit = self.spec.limits.timeout_ms if timeout_ms is None else timeout_ms
                 process = ExecProcess(id, streams, limit)
                 await process.launch(launch)
                 self.processes[id] = process
             return self.processes[id]
 
-    async def _launch(self, program: Program) -> Launch:
+    def _launch(self, program: Program) -> Launch:
         if not self.root.exists():
             raise SandboxGone(f"no sandbox {self.handle}")
-        channel = None
         if isinstance(program, Guest):
-            program, channel = await guest_argv(program, self.write), CHANNEL
-        return Launch(_Command(self, program, channel), merged=channel is not None, stdin=program.stdin)
+            request = json.dumps(program.request).encode()
+            return Launch(_Command(self, program), merged=True, stdin=False, request=request)
+        return Launch(_Command(self, program), merged=False, stdin=program.stdin)
 
     async def process(self, id: str) -> ExecProcess:
         if id not in self.processes:
@@ -94,17 +94,19 @@ class _Command:
     """The argv of a program, once the numbers of its descriptors are known."""
 
     sandbox: ExecSandbox
-    program: Argv
-    channel: int | None
+    program: Program
 
     def __call__(self, numbers: Mapping[str, int]) -> list[str]:
-        wired = f"{numbers['channel']}:{self.channel}" if self.channel is not None else ""
-        words = ["-I", "-S", "-c", exec_inside.INIT, str(numbers["report"]), str(numbers["leash"]), wired]
+        if isinstance(self.program, Guest):
+            program, kept = guest_argv(numbers), f"{numbers['request']},{numbers['channel']}"
+        else:
+            program, kept = self.program, ""
+        words = ["-I", "-S", "-c", exec_inside.INIT, str(numbers["report"]), str(numbers["leash"]), kept, program.cwd]
         return exec_walls.command(
             self.sandbox.root,
             self.sandbox.spec,
-            [exec_walls.python(), *words, self.program.cwd, *self.program.args],
-            env=self.program.env,
+            [exec_walls.python(), *words, *program.args],
+            env=program.env,
             info=numbers["info"],
         )
 
@@ -160,6 +162,7 @@ class ExecBackend:
             if exec_walls.as_root():
                 os.chown(root / name, exec_walls.NOBODY, exec_walls.NOBODY)
         exec_walls.write_etc(root / "etc")
+        (root / "guest.pyz").write_bytes(guest_bundle())
         return root
 
     async def attach(self, handle: str) -> ExecSandbox:

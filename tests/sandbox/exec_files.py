@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from skillyard.domain.errors import FileNotFound, InvalidInput, QuotaExceeded, SandboxFault, SkillyardError
+from skillyard.domain.errors import FileNotFound, InvalidInput, QuotaExceeded, SkillyardError
 from skillyard.domain.sandbox import Entry, SandboxSpec
-from tests.sandbox import exec_inside, exec_walls
+from skillyard.guest import files as inside
+from tests.sandbox import exec_walls
 
 CHUNK = 1 << 18
+_ERRORS: dict[int, type[InvalidInput]] = {
+    inside.MISSING: FileNotFound,
+    inside.NOT_REGULAR: FileNotFound,
+    inside.NO_SPACE: QuotaExceeded,
+}
 
 
 class ExecFiles:
@@ -23,47 +29,40 @@ class ExecFiles:
         self._root, self._spec = root, spec
 
     async def read(self, path: str, offset: int, length: int | None) -> AsyncIterator[bytes]:
-        async with self._helper("read", path, offset=offset, length=length) as helper:
-            await helper.check()
+        words = ("read", path, str(offset), "-" if length is None else str(length))
+        async with self._helper(*words) as helper:
             while data := await helper.read():
                 yield data
+            await helper.check(path)
 
     async def write(self, path: str, chunks: AsyncIterator[bytes], mode: int) -> int:
-        async with self._helper("write", path, mode=mode) as helper:
-            size = 0
-            try:
+        async with self._helper("write", path, f"{mode:o}") as helper:
+            with suppress(BrokenPipeError):  # the status says why it stopped reading
                 async for chunk in chunks:
                     await helper.write(chunk)
-                    size += len(chunk)
-                await helper.write(b"", last=True)
-            except BrokenPipeError:
-                pass  # the verdict says why it stopped reading
-            await helper.check()
-            return size
+            helper.end_of_input()
+            told = await helper.read()
+            await helper.check(path)
+            return int(told)
 
     async def entries(self, path: str) -> Sequence[Entry]:
+        listing = b""
         async with self._helper("entries", path) as helper:
-            await helper.check()
-            listing = b""
             while data := await helper.read():
                 listing += data
-            return [Entry(*row) for row in json.loads(listing)]
+            await helper.check(path)
+        return [Entry(**json.loads(line)) for line in listing.splitlines()]
 
     @asynccontextmanager
-    async def _helper(self, op: str, path: str, **options: Any) -> AsyncIterator[_Helper]:
-        request = {"op": op, "parts": [part for part in path.split("/") if part], **options}
-        told, tell = os.pipe()
+    async def _helper(self, *words: str) -> AsyncIterator[_Helper]:
         info = os.open(os.devnull, os.O_WRONLY)
-        inside = [exec_walls.python(), "-I", "-S", "-c", exec_inside.FILES, str(tell), json.dumps(request)]
-        argv = exec_walls.command(self._root, self._spec, inside, env={}, info=info)
+        argv = exec_walls.command(
+            self._root, self._spec, [exec_walls.python(), "-I", exec_walls.GUEST, *words], env={}, info=info
+        )
         try:
-            child = subprocess.Popen(
-                argv, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(tell, info)
-            )
+            helper = _Helper(argv, info)
         finally:
-            os.close(tell)
             os.close(info)
-        helper = _Helper(child, path, told)
         try:
             yield helper
         finally:
@@ -73,48 +72,41 @@ class ExecFiles:
 class _Helper:
     """The running helper. Its pipes are used in threads, so that a reader may leave at any time."""
 
-    def __init__(self, child: subprocess.Popen[bytes], path: str, told: int) -> None:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        self._child, self._path, self._verdict = child, path, os.fdopen(told, "rb")
-        self._input, self._output = child.stdin, child.stdout
-
-    async def check(self) -> None:
-        """Raises what the verdict says."""
-        _check(self._path, await asyncio.to_thread(self._verdict.read))
+    def __init__(self, argv: list[str], info: int) -> None:
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(
+            argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(info,), start_new_session=True
+        )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        self._input, self._output, self._error = self._child.stdin, self._child.stdout, self._child.stderr
 
     async def read(self) -> bytes:
         return await asyncio.to_thread(self._output.read, CHUNK) or b""
 
-    async def write(self, data: bytes, *, last: bool = False) -> None:
+    async def write(self, data: bytes) -> None:
         while data:
             data = data[await asyncio.to_thread(self._input.write, data) or 0 :]
-        if last:
-            self._input.close()
+
+    def end_of_input(self) -> None:
+        self._input.close()
+
+    async def check(self, path: str) -> None:
+        """Raises what its exit status says."""
+        status = await asyncio.to_thread(self._child.wait)
+        if status != inside.DONE:
+            text = self._error.read().decode(errors="replace").strip()
+            raise _error(status, path, text)
 
     def close(self) -> None:
-        self._child.kill()
+        """End it before its input can: a file whose source broke must not look complete."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
-        for pipe in (self._input, self._output, self._verdict):
+        for pipe in (self._input, self._output, self._error):
             pipe.close()
 
 
-def _check(path: str, told: bytes) -> None:
-    """Raises what the verdict says."""
-    if not told:
-        raise SandboxFault("the files helper ended without a verdict")
-    match json.loads(told):
-        case []:
-            return
-        case kind, text:
-            raise _error(kind, path, text)
-
-
-def _error(kind: str, path: str, text: str) -> SkillyardError:
-    match kind:
-        case "missing":
-            return FileNotFound("path", f"{path}: {text}")
-        case "full":
-            return QuotaExceeded("path", f"{path}: {text}")
-        case _:
-            return InvalidInput("path", f"{path}: {text}")
+def _error(status: int, path: str, text: str) -> SkillyardError:
+    return _ERRORS.get(status, InvalidInput)("path", f"{path}: {text or 'refused'}")

@@ -43,8 +43,7 @@ def judge(seen: Mapping[str, object], host_uid: int) -> Probe:
     spaces = seen["spaces"]
     assert isinstance(spaces, dict)
     found = {
-        name: spaces.get(space) not in (None, os.readlink(f"/proc/self/ns/{space}"))
-        for name, space in _SPACES.items()
+        name: spaces.get(space) not in (None, os.readlink(f"/proc/self/ns/{space}")) for name, space in _SPACES.items()
     }
     capabilities = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
     found |= {

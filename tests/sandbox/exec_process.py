@@ -100,12 +100,13 @@ class Tap:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to run: ``command`` builds the argv from the numbers of the descriptors that it is given."""
+    """What to run: ``command`` builds the argv from the numbers of the descriptors that it is given; ``request``
+    is what one of them reads."""
 
     command: Callable[[Mapping[str, int]], list[str]]
     merged: bool
     stdin: bool
-    files: tuple[bytes, ...] = ()
+    request: bytes = b""
 
 
 class ExecProcess:
@@ -132,7 +133,9 @@ class ExecProcess:
         taps = self._taps
         out, channel = taps[Stream.STDOUT].write, taps[Stream.CHANNEL].write
         error = out if launch.merged else taps[Stream.STDERR].write
-        numbers = {"report": report_end, "info": info_end, "leash": leash_end, "channel": channel}
+        request = _readable(launch.request)
+        ends = {"report": report_end, "info": info_end, "leash": leash_end, "request": request}
+        numbers = {**ends, "channel": channel}
         try:
             self._bwrap = await asyncio.create_subprocess_exec(
                 *launch.command(numbers),
@@ -143,7 +146,7 @@ class ExecProcess:
                 env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
             )
         finally:
-            for fd in (report_end, info_end, leash_end):
+            for fd in ends.values():
                 os.close(fd)
             for tap in taps.values():
                 tap.started()
@@ -250,3 +253,11 @@ class ExecProcess:
         for spool in self._spools.values():
             spool.close()
         return ending.usage
+
+
+def _readable(data: bytes) -> int:
+    """A descriptor that reads ``data``, of a file without a name."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        return os.dup(file.fileno())

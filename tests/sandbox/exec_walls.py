@@ -16,6 +16,8 @@ NOBODY = 65534
 INNER = 1000
 WRITABLE = {"workspace": "/workspace", "tmp": "/tmp", "shm": "/dev/shm"}
 """Directories of a sandbox's tree on the host, and where they show inside."""
+GUEST = "/run/guest.pyz"
+"""The guest, as one file that the interpreter runs."""
 ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "mime.types")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
 
@@ -59,9 +61,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def command(
-    root: Path, spec: SandboxSpec, inside: list[str], *, env: Mapping[str, str], info: int
-) -> list[str]:
+def command(root: Path, spec: SandboxSpec, inside: list[str], *, env: Mapping[str, str], info: int) -> list[str]:
     """The argv that runs ``inside`` as pid 1 behind the walls, over the directory tree ``root``."""
     return [
         "bwrap",
@@ -115,13 +115,14 @@ def _system(root: Path) -> Iterator[str]:
     for name in ("bin", "sbin", "lib", "lib64"):
         if Path("/", name).is_symlink():
             yield from ("--symlink", f"usr/{name}", f"/{name}")
+    yield from ("--perms", "0755", "--dir", "/etc")
     for name in ETC:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
     for name in ("passwd", "group", "hosts"):
         yield from ("--ro-bind", str(root / "etc" / name), f"/etc/{name}")
     if not sys.base_prefix.startswith("/usr"):
         yield from _bind(sys.base_prefix, sys.base_prefix)
-    yield from ("--proc", "/proc", "--dev", "/dev")
+    yield from ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
 
 
 def _packages(spec: SandboxSpec) -> Iterator[str]:
@@ -152,6 +153,7 @@ def _parents(target: str) -> Iterator[str]:
 
 
 def _own(root: Path) -> Iterator[str]:
+    yield from _bind(str(root / "guest.pyz"), GUEST)
     for name, target in WRITABLE.items():
         yield from ("--bind", str(root / name), target)
     yield from ("--remount-ro", "/dev", "--remount-ro", "/")

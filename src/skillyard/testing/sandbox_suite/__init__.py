@@ -10,12 +10,27 @@ A check whose protection the backend's probe calls missing is skipped with the p
 from __future__ import annotations
 
 from skillyard.testing.sandbox_suite.check import Check, Failed, Status, Verdict, examine, examine_all
+from skillyard.testing.sandbox_suite.endings import endings
+from skillyard.testing.sandbox_suite.endurance import endurance
 from skillyard.testing.sandbox_suite.files import files
 from skillyard.testing.sandbox_suite.ground import Ground
+from skillyard.testing.sandbox_suite.guest import guest
+from skillyard.testing.sandbox_suite.interpreter import interpreter
 from skillyard.testing.sandbox_suite.lifecycle import lifecycle
+from skillyard.testing.sandbox_suite.limits import limits
+from skillyard.testing.sandbox_suite.mounts import mounts
+from skillyard.testing.sandbox_suite.network import network
 from skillyard.testing.sandbox_suite.output import output
 from skillyard.testing.sandbox_suite.programs import programs
+from skillyard.testing.sandbox_suite.survival import survival
+from skillyard.testing.sandbox_suite.syscalls import syscalls
+from skillyard.testing.sandbox_suite.walls import walls
 
-CHECKS: list[Check] = [check for section in (lifecycle, programs, output, files) for check in section.checks]
+_SECTIONS = (
+    lifecycle, programs, endings, output, limits, files, mounts, guest,
+    walls, network, syscalls, interpreter, endurance, survival,
+)  # fmt: skip
+
+CHECKS: list[Check] = [check for section in _SECTIONS for check in section.checks]
 
 __all__ = ["CHECKS", "Check", "Failed", "Ground", "Status", "Verdict", "examine", "examine_all"]

@@ -17,6 +17,8 @@ from skillyard.domain.protection import Level
 from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
 from skillyard.ports.sandbox import Backend, Process, Sandbox
 
+POLL_S = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -31,8 +33,9 @@ class Done:
 @dataclass(frozen=True)
 class Ground:
     """``scratch`` is an empty directory of the host, for mount sources and canaries. ``hidden`` are further paths
-    of the host that nothing inside may see (the data directory). ``reopen`` gives a second backend over the same
-    state, as a restarted server has it; None where sandboxes die with the server.
+    of the host that nothing inside may see (the data directory). ``reopen`` gives a backend over a state
+    apart from ``backend``'s and the same at every call, as a server has it that is started again; None where
+    sandboxes die with the server that made them.
     """
 
     backend: Backend
@@ -133,6 +136,15 @@ async def until(process: Process, text: bytes, stream: Stream = Stream.STDOUT) -
         if text in seen:
             return seen
     raise AssertionError(f"the program ended before it wrote {text!r}; it wrote {seen[-500:]!r}")
+
+
+async def eventually(condition: Callable[[], bool], promise: str, bound_s: float) -> None:
+    """Raises AssertionError unless ``condition`` comes true within ``bound_s`` seconds."""
+    for _ in range(round(bound_s / POLL_S)):
+        if condition():
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"{promise}; not so after {bound_s:.0f} s")
 
 
 async def look(sandbox: Sandbox, source: str, *args: str) -> Any:

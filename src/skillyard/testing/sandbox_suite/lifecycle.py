@@ -19,9 +19,7 @@ async def create_is_idempotent_on_its_key(ground: Ground) -> None:
     try:
         again = await ground.backend.create(spec, key)
         expect(again.handle == first.handle, "a second create with a key gives the first sandbox")
-        expect(
-            len([held for held in await ground.backend.survey() if held.key == key]) == 1, "it is held once"
-        )
+        expect(len([held for held in await ground.backend.survey() if held.key == key]) == 1, "it is held once")
     finally:
         await ground.backend.destroy(first.handle)
 
@@ -32,9 +30,7 @@ async def destroy_is_idempotent(ground: Ground) -> None:
         await run(sandbox, python("pass"))
         await ground.backend.destroy(sandbox.handle)
         usage = await ground.backend.destroy(sandbox.handle)
-    expect(
-        usage.cpu_ms is None and usage.wall_ms is None, "a handle that is gone gives an empty usage", usage
-    )
+    expect(usage.cpu_ms is None and usage.wall_ms is None, "a handle that is gone gives an empty usage", usage)
 
 
 @lifecycle.check()
@@ -107,9 +103,7 @@ async def enforced_is_what_the_probe_offers(ground: Ground) -> None:
 
 @lifecycle.check()
 async def nothing_of_one_sandbox_is_in_the_next(ground: Ground) -> None:
-    write = (
-        "import sys\nfor d in ('/workspace', '/tmp', '/dev/shm'): open(d + '/' + sys.argv[1], 'w').write('x')"
-    )
+    write = "import sys\nfor d in ('/workspace', '/tmp', '/dev/shm'): open(d + '/' + sys.argv[1], 'w').write('x')"
     find = "import os\nprint([n for d in ('/workspace', '/tmp', '/dev/shm') for n in os.listdir(d)])"
     name = fresh("file")
     first = await ground.run(python(write, name))

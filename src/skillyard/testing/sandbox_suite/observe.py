@@ -32,7 +32,7 @@ def user_ids(pid: int) -> set[int]:
 
 def descriptors() -> int:
     """Open descriptors of the calling process."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def children() -> int:
@@ -69,7 +69,7 @@ def _remove(path: Path) -> None:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _parent(pid: int) -> str:

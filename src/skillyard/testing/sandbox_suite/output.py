@@ -17,9 +17,7 @@ FLOOD = "import os, sys\nwhile True: os.write(int(sys.argv[2]), b'x' * 65536)"
 
 @output.check()
 async def streams_are_apart(ground: Ground) -> None:
-    result = await ground.run(
-        python("import os\nfor i in range(50): os.write(1, b'out\\n'); os.write(2, b'err\\n')")
-    )
+    result = await ground.run(python("import os\nfor i in range(50): os.write(1, b'out\\n'); os.write(2, b'err\\n')"))
     expect(result.stdout == b"out\n" * 50, "stdout holds stdout only", result.stdout[:200])
     expect(result.stderr == b"err\n" * 50, "stderr holds stderr only", result.stderr[:200])
     expect(result.channel == b"", "a command has no channel", result.channel[:200])
@@ -28,9 +26,7 @@ async def streams_are_apart(ground: Ground) -> None:
 @output.check()
 async def comes_while_the_program_runs(ground: Ground) -> None:
     async with ground.sandbox() as sandbox:
-        process = await start(
-            sandbox, python("print('first', flush=True)\ninput()\nprint('last')", stdin=True)
-        )
+        process = await start(sandbox, python("print('first', flush=True)\ninput()\nprint('last')", stdin=True))
         await until(process, b"first\n")
         await process.send(b"\n")
         result = await done(process)
@@ -102,9 +98,7 @@ async def flood_ends_the_program(ground: Ground) -> None:
             marker = fresh("flood")
             program = python(FLOOD, marker, str(number))
             result = await run(sandbox, program, streams=StreamLimits(log_bytes=limit))
-            expect(
-                result.ending.outcome is Outcome.OUTPUT, f"a flood of {stream} ends as output", result.ending
-            )
+            expect(result.ending.outcome is Outcome.OUTPUT, f"a flood of {stream} ends as output", result.ending)
             expect_gone(marker, "when it was told")
             kept = len(result.stdout) + len(result.stderr)
             expect(limit // 2 <= kept <= limit + 65536, "what was kept is the limit, not more", kept)

@@ -1,0 +1,269 @@
+"""Python run by our guest: a request in, frames back, whatever foreign code does to the channel."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.sandbox import Mount, Stream, StreamLimits
+from skillyard.testing.sandbox_suite.check import Section, expect
+from skillyard.testing.sandbox_suite.frames import blobs, frames, last
+from skillyard.testing.sandbox_suite.ground import Done, Ground, code, collect, fresh, run, start
+from skillyard.testing.sandbox_suite.mounts import skill
+from skillyard.testing.sandbox_suite.observe import directory
+
+guest = Section("guest")
+
+SUM = "def main(args):\n    return {'sum': sum(args['xs'])}"
+
+OWN_CHANNEL = """
+import os
+def channels():
+    found = []
+    for number in range(3, 64):
+        try: os.fstat(number)
+        except OSError: continue
+        found.append(number)
+    return found
+"""
+"""Foreign code that looks for the channel among its descriptors."""
+
+
+@guest.check()
+async def result_comes_back(ground: Ground) -> None:
+    result = await ground.run(code(SUM, {"xs": [1, 2, 3]}))
+    expect(last(result.channel, "R") == {"sum": 6}, "what main returns is the last frame", result)
+    expect(result.ending.outcome is Outcome.EXIT and result.ending.code == 0, "and it exits 0", result.ending)
+
+
+@guest.check()
+async def several_in_one_sandbox_share_files_only(ground: Ground) -> None:
+    source = """
+import builtins, os
+def main(args):
+    seen = [getattr(builtins, 'left', None), os.path.exists('left')]
+    builtins.left = True
+    open('left', 'w').close()
+    return {'seen': seen}
+"""
+    async with ground.sandbox() as sandbox:
+        first, second = [last((await run(sandbox, code(source))).channel, "R") for _ in range(2)]
+    expect(first == {"seen": [None, False]}, "the first has a fresh interpreter", first)
+    expect(second == {"seen": [None, True]}, "the second has one too, and the same /workspace", second)
+
+
+@guest.check()
+async def several_run_at_once(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        programs = [run(sandbox, code(SUM, {"xs": [number, 1]})) for number in range(4)]
+        sums = [last(result.channel, "R")["sum"] for result in await asyncio.gather(*programs)]
+    expect(sums == [1, 2, 3, 4], "guests run side by side", sums)
+
+
+@guest.check()
+async def exception_is_a_frame(ground: Ground) -> None:
+    result = await ground.run(code("def main(args):\n    raise KeyError('what was asked')"))
+    error = last(result.channel, "X")
+    expect(error["type"] == "KeyError" and "what was asked" in error["message"], "an exception is told", error)
+    expect(result.ending.outcome is Outcome.EXIT, "it is no outcome of its own", result.ending)
+
+
+@guest.check()
+async def blobs_are_frames(ground: Ground) -> None:
+    source = """
+from runtime import blobs
+def main(args):
+    small = blobs.write_text('hello')
+    large = blobs.write_bytes(bytes(range(256)) * 20_000, 'application/octet-stream')
+    return {'ids': [small, large], 'back': blobs.read_text(small)}
+"""
+    request = code(source)
+    result = await ground.run(request)
+    wanted = [f"{request.request['blob_prefix']}{number}" for number in (1, 2)]
+    returned = last(result.channel, "R")
+    expect(returned["ids"] == wanted, "the guest numbers its blobs behind the prefix", returned)
+    expect(returned["back"] == "hello", "and reads its own")
+    expect(blobs(result.channel) == {1: b"hello", 2: bytes(range(256)) * 20_000}, "their bytes come as frames")
+
+
+@guest.check()
+async def skills_and_blobs_are_read(ground: Ground) -> None:
+    source = """
+from runtime import blobs
+from skills.suite.echo import main as echo
+def main(args):
+    return {'echo': echo(args), 'blob': blobs.read_text('blob:given')}
+"""
+    with directory(ground.scratch / fresh("mount")) as base:
+        (base / "blob").write_text("content", encoding="utf-8")
+        (base / "blob").chmod(0o444)
+        root = "/skills/suite.echo"
+        given = (
+            Mount(skill(base / "skill"), root),
+            Mount(base / "blob", "/blobs/blob:given", aliases=("/blobs/given",)),
+        )
+        request = code(
+            source,
+            {"x": 1},
+            skills={"suite.echo": {"root": root, "entry": "code/main.py"}},
+            blobs={"blob:given": {"kind": "text/plain", "size": 7}},
+        )
+        result = await ground.run(request, mounts=given)
+    wanted = {"echo": {"mounted": {"x": 1}}, "blob": "content"}
+    expect(last(result.channel, "R") == wanted, "mounted skills are imported and given blobs read", result)
+
+
+@guest.check()
+async def logs_keep_the_order_written(ground: Ground) -> None:
+    source = "import os\ndef main(args):\n    for n in range(200): os.write(1 + n % 2, b'%d\\n' % n)"
+    result = await ground.run(code(source))
+    wanted = b"".join(b"%d\n" % n for n in range(200))
+    expect(result.stdout == wanted, "stdout and stderr are one stream, in order", result.stdout[:300])
+    expect(result.stderr == b"", "stderr stays empty", result.stderr[:300])
+
+
+@guest.check()
+async def environment_of_the_request_is_set(ground: Ground) -> None:
+    source = "import os\ndef main(args):\n    return dict(os.environ)"
+    seen = last((await ground.run(code(source, env={"SUITE_SECRET": "s3cret ü"}))).channel, "R")
+    expect(seen.get("SUITE_SECRET") == "s3cret ü", "the request's variables are in os.environ", seen)
+    expect(seen.get("HOME") == "/workspace" and "PATH" in seen, "beside the sandbox's own", seen)
+
+
+@guest.check()
+async def large_request_arrives(ground: Ground) -> None:
+    text = "ü" * 5_000_000
+    result = await ground.run(code("def main(args):\n    return {'size': len(args['text'])}", {"text": text}))
+    expect(last(result.channel, "R") == {"size": 5_000_000}, "a request of 10 MB arrives whole", result.ending)
+
+
+@guest.check()
+async def large_result_comes_back(ground: Ground) -> None:
+    result = await ground.run(code("def main(args):\n    return {'text': 'x' * 5_000_000}"))
+    expect(len(last(result.channel, "R")["text"]) == 5_000_000, "a result of 5 MB comes back whole", result.ending)
+
+
+@guest.check()
+async def exit_code_and_signal_are_told(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        left = (await run(sandbox, code("import os\ndef main(args):\n    os._exit(3)"))).ending
+        killed = (await run(sandbox, code("import os\ndef main(args):\n    os.kill(os.getpid(), 9)"))).ending
+    expect(left.outcome is Outcome.EXIT and left.code == 3, "a guest that leaves by itself exits", left)
+    expect(killed.outcome is Outcome.SIGNAL and killed.signal == 9, "one that kills itself is a signal", killed)
+
+
+@guest.check()
+async def segmentation_fault_is_a_signal(ground: Ground) -> None:
+    ending = (await ground.run(code("import ctypes\ndef main(args):\n    ctypes.string_at(0)"))).ending
+    expect(ending.outcome is Outcome.SIGNAL and ending.signal == 11, "a crash is told as its signal", ending)
+
+
+@guest.check("timeout")
+async def endless_loop_ends(ground: Ground) -> None:
+    source = """
+import signal
+def main(args):
+    print('before', flush=True)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)
+    while True: pass
+"""
+    async with ground.sandbox() as sandbox:
+        result = await run(sandbox, code(source), timeout_ms=1_000)
+    expect(result.ending.outcome is Outcome.TIMEOUT, "an endless loop ends as timeout", result.ending)
+    expect(result.stdout == b"before\n", "what it wrote is kept", result.stdout)
+
+
+@guest.check()
+async def garbage_on_the_channel_is_passed_on(ground: Ground) -> None:
+    source = (
+        OWN_CHANNEL
+        + """
+def main(args):
+    for number in channels():
+        try: os.write(number, b'\\xff\\xff\\xff\\xff\\xff garbage')
+        except OSError: pass
+    os._exit(0)
+"""
+    )
+    result = await _bounded_run(ground, source)
+    expect(result.ending.outcome is Outcome.EXIT, "garbage on the channel breaks nothing", result.ending)
+
+
+@guest.check()
+async def closed_channel_is_no_result(ground: Ground) -> None:
+    source = (
+        OWN_CHANNEL
+        + """
+def main(args):
+    print('closing', flush=True)
+    for number in channels(): os.close(number)
+    return {}
+"""
+    )
+    result = await _bounded_run(ground, source)
+    expect(result.stdout.startswith(b"closing\n"), "the guest ran", result)
+    expect(result.channel == b"", "a guest that closed its channel says nothing on it", result.channel[:200])
+    expect(result.ending.outcome in (Outcome.EXIT, Outcome.SIGNAL), "and ends by itself", result.ending)
+
+
+@guest.check()
+async def channel_in_other_hands_does_not_hold_up(ground: Ground) -> None:
+    source = """
+import os, time
+def main(args):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    return {'left': True}
+"""
+    result = await _bounded_run(ground, source)
+    expect(last(result.channel, "R") == {"left": True}, "a child that holds the channel holds nobody up", result)
+
+
+@guest.check("output")
+async def flood_of_the_channel_ends_the_program(ground: Ground) -> None:
+    source = """
+from runtime import blobs
+def main(args):
+    while True: blobs.write_bytes(b'x' * 1_000_000, 'application/octet-stream')
+"""
+    limit = 4_000_000
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, code(source), streams=StreamLimits(channel_bytes=limit))
+        async with asyncio.timeout(20):
+            ending = await process.wait()
+        kept = len(await collect(process, Stream.CHANNEL))
+    expect(ending.outcome is Outcome.OUTPUT, "a flood of the channel ends as output", ending)
+    expect(kept <= limit + 65536, "what was kept is bounded by the limit", kept)
+
+
+@guest.check("output")
+async def flood_of_the_logs_ends_the_program(ground: Ground) -> None:
+    source = "def main(args):\n    while True: print('x' * 1000)"
+    async with ground.sandbox() as sandbox:
+        result = await run(sandbox, code(source), streams=StreamLimits(log_bytes=300_000))
+    expect(result.ending.outcome is Outcome.OUTPUT, "a flood of the logs ends as output", result.ending)
+    expect(len(result.stdout) <= 300_000 + 65536, "what was kept is bounded by the limit", len(result.stdout))
+
+
+@guest.check()
+async def forged_frames_are_the_program_s_own(ground: Ground) -> None:
+    source = (
+        OWN_CHANNEL
+        + """
+def main(args):
+    for number in channels():
+        try: os.write(number, b'R' + (11).to_bytes(4, 'big') + b'{"forged":1}'[:11])
+        except OSError: pass
+    return {'real': 1}
+"""
+    )
+    result = await _bounded_run(ground, source)
+    kinds = [frame.kind for frame in frames(result.channel)]
+    expect(kinds[-1] == "R" and len(kinds) >= 1, "frames come in the order written, forged ones too", kinds)
+
+
+async def _bounded_run(ground: Ground, source: str) -> Done:
+    """A run that must end soon, though no deadline of its own ends it."""
+    async with asyncio.timeout(20):
+        return await ground.run(code(source))
