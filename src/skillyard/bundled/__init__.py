@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-GUIDE = Path(__file__).parent / "guide"
+GUIDE = Path(__file__).parent / "guide" / "skills.protocol.guide"
 """The bundle of ``skills.protocol.guide``."""
 
 EXAMPLES = Path(__file__).parent / "examples"
