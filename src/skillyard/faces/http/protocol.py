@@ -8,6 +8,7 @@ client has gone.
 from __future__ import annotations
 
 import asyncio
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any, cast
 
 import h11
@@ -20,7 +21,8 @@ HEAD_PATIENCE_S = 15.0
 CLOSE_PATIENCE_S = 15.0
 READ_PATIENCE_S = 30.0
 PIPELINE_BYTES = 64 * 1024
-MAX_CONNECTIONS = 1000
+MAX_CONNECTIONS = min(1000, getrlimit(RLIMIT_NOFILE)[0] // 2)
+"""Half of the descriptors that we may have, so that the rest of the server can always open a file."""
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 

@@ -69,9 +69,10 @@ class _Entrance(QueueHandler):
 
 
 def _quieten_uvicorn(level: int) -> None:
-    """Its start and stop are ours to announce; a broken answer is the client's doing and no fault."""
+    """Its start and stop are ours to announce. What strangers send, and answers that they do not wait for, are
+    counted and not logged: nobody fills our disk without a token."""
     logger = logging.getLogger("uvicorn.error")
-    logger.setLevel(max(level, logging.WARNING))
+    logger.setLevel(max(level, logging.ERROR))
     logger.addFilter(_is_news)
 
 

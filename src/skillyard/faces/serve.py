@@ -1,0 +1,168 @@
+"""The server process: settings in, one line out when it is ready, nothing left when it has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from skillyard.assembly import Runtime
+from skillyard.domain.errors import InvalidInput, SkillyardError
+from skillyard.domain.principal import Principal
+from skillyard.domain.protection import Level, Probe
+from skillyard.engine.engine import Engine
+from skillyard.engine.methods import METHODS, invoke
+from skillyard.faces.discovery import ensure_owner_token, recorded_server
+from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
+from skillyard.faces.http.engine_blobs import EngineBlobs
+from skillyard.faces.http.server import HttpServer, listen, url_of
+from skillyard.faces.http.service import StopRequest, on_signals, run_service
+from skillyard.faces.observability.events import fan_out, log_event
+from skillyard.faces.observability.logs import logging_to
+from skillyard.faces.observability.metrics import Metrics
+from skillyard.faces.observability.tracing import Tracing, exporting_provider, wanted
+from skillyard.faces.rpc import Dispatcher
+from skillyard.settings import Settings
+
+logger = logging.getLogger("skillyard.server")
+
+
+class CannotListen(SkillyardError):
+    """The address is taken, is not ours, or needs rights that we lack."""
+
+    type = "CannotListen"
+
+
+async def serve(settings: Settings, *, no_auth: bool = False, announce: Callable[[str], None]) -> None:
+    """Serve a data directory until SIGTERM or SIGINT; ``announce`` is called with the URL when it is ready.
+
+    Raises InvalidInput for ``no_auth`` on an address that others can reach, CannotListen, ProtectionMissing
+    when the host cannot give what policy demands, and what the runtime raises when it starts.
+    """
+    server = settings.server
+    with _listening(server.host, server.port) as sock:
+        if no_auth and not is_loopback(sock.getsockname()[0]):
+            raise InvalidInput("--no-auth", "is for loopback only: whoever reaches the port could execute code")
+        with logging_to(level=server.log_level, style=server.log_format), _tracing() as tracing:
+            await _Process(settings, sock, no_auth, announce, tracing).run()
+
+
+class _Process:
+    """What one server process is made of."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sock: socket.socket,
+        no_auth: bool,
+        announce: Callable[[str], None],
+        tracing: Tracing | None,
+    ) -> None:
+        self._settings = settings
+        self._sock = sock
+        self._no_auth = no_auth
+        self._announce = announce
+        self._tracing = tracing
+        self._url = url_of(settings.server.host, sock)
+        self._metrics = Metrics(METHODS)
+        observers = [log_event, self._metrics.observe, *([tracing.observe] if tracing else [])]
+        self._runtime = Runtime(settings=settings, observer=fan_out(*observers))
+        self._lifecycle = Lifecycle()
+
+    async def run(self) -> None:
+        stop = StopRequest()
+        with on_signals(stop):
+            await run_service(
+                HttpServer(self._app()),
+                self._sock,
+                self._lifecycle,
+                self._content(),
+                announce=lambda: self._announce(self._url),
+                end_runs=self._end_runs,
+                stop=stop,
+                grace_s=self._settings.server.grace_s,
+            )
+
+    def _engine(self) -> Engine:
+        return self._runtime.engine
+
+    async def _invoke(self, principal: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
+        return await invoke(self._engine(), principal, name, params)
+
+    def _app(self) -> Any:
+        server = self._settings.server
+        call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
+        app = create_app(
+            dispatcher=Dispatcher(METHODS, call, self._metrics.call),
+            blobs=EngineBlobs(self._engine),
+            authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens),
+            hosts=Hosts(server.host, server.allowed_hosts),
+            meter=self._metrics,
+            lifecycle=self._lifecycle,
+            limits=HttpLimits(server.body_bytes, 8 * server.body_bytes, self._settings.blobs.max_bytes),
+            open_metrics=server.open_metrics,
+        )
+        return self._tracing.continuing(app) if self._tracing else app
+
+    @asynccontextmanager
+    async def _content(self) -> AsyncIterator[Mapping[str, Any]]:
+        """The runtime, ready to serve, and the files by which others find it."""
+        data_dir = self._settings.data_dir
+        async with self._runtime:
+            engine = self._engine()
+            engine.check_ready()
+            if not self._no_auth:
+                await ensure_owner_token(self._runtime.tokens, data_dir / "token")
+            self._watch(engine)
+            with recorded_server(data_dir, self._url):
+                logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
+                assert engine.probe is not None
+                yield _readiness(engine.probe, self._settings)
+
+    def _watch(self, engine: Engine) -> None:
+        self._metrics.gauge("runs_running", "Runs with a place.", lambda: engine.admission.running)
+        self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
+        self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
+
+    async def _end_runs(self) -> None:
+        """Each run in work is cancelled and recorded; its caller gets the Run object."""
+        engine = self._engine()
+        engine.close_admission()
+        async with asyncio.TaskGroup() as ending:
+            for run_id in list(engine.active):
+                ending.create_task(engine.cancel(run_id, "the server is stopping"))
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        sock = listen(host, port)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    with sock:
+        yield sock
+
+
+@contextmanager
+def _tracing() -> Iterator[Tracing | None]:
+    if not wanted():
+        yield None
+        return
+    provider = exporting_provider()
+    try:
+        yield Tracing(provider)
+    finally:
+        provider.shutdown()
+
+
+def _readiness(probe: Probe, settings: Settings) -> dict[str, Any]:
+    """What ``/readyz`` shows: which backend, what may be missing, and what is."""
+    missing = sorted(name for name, p in probe.protections.items() if p.level is Level.MISSING)
+    return {
+        "backend": probe.backend,
+        "allow_degraded": sorted(settings.policy.allow_degraded),
+        "missing": missing,
+    }
