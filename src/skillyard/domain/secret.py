@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.unicode import check_unicode
 
 MAX_VALUE_BYTES = 64 * 1024
 
@@ -68,10 +69,7 @@ def check_secret_name(field: str, name: str) -> str:
 
 def check_secret_value(field: str, value: str) -> str:
     """``value``, not empty, without NUL, at most 64 KiB of UTF-8. Raises InvalidInput, never with the value."""
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise InvalidInput(field, "must be well-formed Unicode", shape(value)) from None
+    size = len(check_unicode(field, value))
     if not value or "\0" in value or size > MAX_VALUE_BYTES:
         rule = f"must not be empty, hold NUL or pass {MAX_VALUE_BYTES} bytes of UTF-8"
         raise InvalidInput(field, rule, shape(value))

@@ -11,6 +11,7 @@ from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFaul
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.paging import check_page
 from skillyard.domain.run import RunKind, RunRecord, RunStatus, check_status
+from skillyard.domain.unicode import check_unicode
 from skillyard.stores.database import Database
 
 SWEEP_BATCH = 500
@@ -37,7 +38,7 @@ class SqliteRecords:
 
     async def insert(self, record: RunRecord) -> None:
         for name in ("run_id", "principal", "idempotency_key"):
-            _check_text(name, getattr(record, name))
+            check_unicode(name, getattr(record, name) or "")
         values = (
             record.run_id,
             record.principal,
@@ -165,10 +166,3 @@ def _ended(record: RunRecord) -> float | None:
     if record.status is RunStatus.RUNNING:
         return None
     return record.created_at if record.ended_at is None else record.ended_at
-
-
-def _check_text(field: str, value: str | None) -> None:
-    try:
-        (value or "").encode()
-    except UnicodeEncodeError:
-        raise InvalidInput(field, "must be well-formed Unicode", shape(value)) from None

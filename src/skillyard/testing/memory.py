@@ -16,6 +16,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.run import RunRecord, RunStatus, check_status
 from skillyard.domain.secret import check_secret_name, check_secret_value
 from skillyard.domain.token import check_principal, check_token_value
+from skillyard.domain.unicode import check_unicode
 from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo
 
@@ -63,6 +64,8 @@ class MemoryRecords:
         self._records: dict[str, RunRecord] = {}
 
     async def insert(self, record: RunRecord) -> None:
+        for name in ("run_id", "principal", "idempotency_key"):
+            check_unicode(name, getattr(record, name) or "")
         if record.idempotency_key is not None:
             held = await self.by_key(record.principal, record.idempotency_key)
             if held is not None:

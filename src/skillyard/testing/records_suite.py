@@ -1,0 +1,243 @@
+"""The conformance suite of the records port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from skillyard.domain.errors import IdempotencyConflict, InvalidInput
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.run import RunKind, RunRecord, RunStatus
+from skillyard.ports.records import RecordStore
+from skillyard.testing.store_check import Checks, expect, refused
+
+Maker = Callable[[], AbstractAsyncContextManager[RecordStore]]
+check = Checks[Maker]()
+CHECKS = check.all
+
+
+def running(number: int, **changes: Any) -> RunRecord:
+    """A record of a run that has begun."""
+    record = RunRecord(
+        f"run_{number}", RunKind.CODE, "alice", RunStatus.RUNNING, 1000.0 + number, request_digest="digest"
+    )
+    return replace(record, **changes)
+
+
+def ended(record: RunRecord, **changes: Any) -> RunRecord:
+    """The same run, completed a second after it was made."""
+    values: dict[str, Any] = {
+        "status": RunStatus.COMPLETED,
+        "outcome": Outcome.EXIT,
+        "ended_at": record.created_at + 1,
+    }
+    return replace(record, **(values | changes))
+
+
+FULL = RunRecord(
+    run_id="run_full",
+    kind=RunKind.SKILL,
+    principal="bob",
+    status=RunStatus.FAILED,
+    created_at=1.25,
+    skill="a.b",
+    version="1.0.0",
+    environment="data",
+    outcome=Outcome.MEMORY,
+    reason="killed by the kernel",
+    started_at=2.5,
+    ended_at=3.75,
+    summary="half a surrogate \ud800, a NUL \0, an ü",
+    limits={"cpus": 0.5, "pids": 7},
+    enforced={"seccomp": "kernel"},
+    usage={"cpu_ms": 1.5, "peak_memory_bytes": 2**40},
+    digests={"blobs": {"blob:a": "00"}},
+    output={"big": 2**70, "list": [1, None, True, {"k": "v"}]},
+    output_blobs=("blob:a", "blob:b"),
+    logs_preview="line\n",
+    logs_blob="blob:l",
+    error={"type": "MemoryLimitExceeded", "message": "m"},
+    idempotency_key="key 'with' \"quotes\" \0",
+    request_digest="d",
+    sandbox="handle",
+)
+
+
+@check
+async def an_inserted_record_comes_back_equal(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        await store.insert(FULL)
+        for record in (running(1), FULL):
+            expect(await store.get(record.run_id) == record, "get gives what was inserted")
+        expect(await store.get("run_2") is None, "get gives None for an unknown run")
+        expect(await store.get("run_\ud800") is None, "get gives None for what is no run id")
+
+
+@check
+async def a_run_id_is_taken_once(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        await refused(InvalidInput, store.insert(running(1, principal="bob")), "a taken run id is refused")
+        expect(await store.get("run_1") == running(1), "a refused insert changes nothing")
+
+
+@check
+async def a_key_belongs_to_one_run_of_a_principal(make: Maker) -> None:
+    async with make() as store:
+        first = running(1, idempotency_key="k")
+        await store.insert(first)
+        await store.insert(first)
+        for other in (running(2, idempotency_key="k"), replace(first, request_digest="other")):
+            await refused(IdempotencyConflict, store.insert(other), "a taken key is refused")
+        await store.insert(running(3, idempotency_key="k", principal="bob"))
+        await store.insert(running(4))
+        await store.insert(running(5))
+        expect(await store.by_key("alice", "k") == first, "by_key gives the first run")
+        expect(await store.by_key("carol", "k") is None, "keys of others are not seen")
+        expect(await store.get("run_2") is None, "a refused insert stores nothing")
+
+
+@check
+async def a_key_that_is_no_text_is_refused(make: Maker) -> None:
+    async with make() as store:
+        error = await refused(
+            InvalidInput, store.insert(running(1, idempotency_key="\ud800")), "half a surrogate is no key"
+        )
+        expect(error.field == "idempotency_key", "the error names the field", error.field)
+        expect(await store.by_key("alice", "\ud800") is None, "by_key gives None for it")
+
+
+@check
+async def racing_inserts_of_one_key_have_one_winner(make: Maker) -> None:
+    async with make() as store:
+        records = [running(number, idempotency_key="k") for number in range(20)]
+        results = await asyncio.gather(*map(store.insert, records), return_exceptions=True)
+        winners = [r for r, result in zip(records, results, strict=True) if result is None]
+        expect(len(winners) == 1, "one insert wins", len(winners))
+        losers = [result for result in results if result is not None]
+        expect(all(isinstance(loser, IdempotencyConflict) for loser in losers), "the others conflict", losers)
+        expect(await store.by_key("alice", "k") == winners[0], "the winner holds the key")
+
+
+@check
+async def only_a_running_record_changes(make: Maker) -> None:
+    async with make() as store:
+        first = running(1)
+        started = replace(first, started_at=5.0, sandbox="handle")
+        expect(not await store.update_running(started), "an absent record is not updated")
+        expect(not await store.finish(ended(first)), "an absent record is not finished")
+        await store.insert(first)
+        expect(await store.update_running(started), "a running record is updated")
+        expect(await store.get("run_1") == started, "the update is there")
+        expect(await store.finish(ended(started)), "a running record is finished")
+        for late in (ended(started, status=RunStatus.FAILED), ended(started)):
+            expect(not await store.finish(late), "a terminal record is not finished again")
+        expect(not await store.update_running(started), "a terminal record does not run again")
+        expect(await store.get("run_1") == ended(started), "terminal is terminal")
+
+
+@check
+async def a_run_keeps_its_principal(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        stolen = running(1, principal="mallory")
+        expect(not await store.update_running(stolen), "another principal's record is absent to an update")
+        expect(not await store.finish(ended(stolen)), "and to finish")
+        expect(await store.get("run_1") == running(1), "nothing changed")
+
+
+@check
+async def racing_ends_have_one_winner(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        ends = [ended(running(1), summary=str(number)) for number in range(20)]
+        won = await asyncio.gather(*map(store.finish, ends))
+        expect(won.count(True) == 1, "one finish wins", won.count(True))
+        expect(await store.get("run_1") == ends[won.index(True)], "what the winner wrote stands")
+
+
+@check
+async def updates_cannot_end_and_ends_cannot_run(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        for asked in (store.update_running(ended(running(1))), store.finish(running(1))):
+            try:
+                await asked
+            except ValueError:
+                continue
+            expect(False, "a record in the wrong state is refused")
+        expect(await store.get("run_1") == running(1), "nothing changed")
+
+
+@check
+async def a_list_is_newest_first_in_pages(make: Maker) -> None:
+    async with make() as store:
+        for number in range(7):
+            owner = "alice" if number % 2 else "bob"
+            await store.insert(running(number, principal=owner, created_at=1000.0 - number))
+        pages = []
+        after = None
+        while page := await store.list(None, limit=3, after=after):
+            pages.append([record.run_id for record in page])
+            after = page[-1].run_id
+        numbers = [["run_6", "run_5", "run_4"], ["run_3", "run_2", "run_1"], ["run_0"]]
+        expect(pages == numbers, "pages follow the order of insertion, newest first", pages)
+        mine = [record.run_id for record in await store.list("alice")]
+        expect(mine == ["run_5", "run_3", "run_1"], "a principal's own runs", mine)
+        rest = [record.run_id for record in await store.list("alice", after="run_3")]
+        expect(rest == ["run_1"], "a principal's next page", rest)
+        expect(await store.list("carol") == [], "nobody else's runs")
+
+
+@check
+async def a_list_filters_by_status(make: Maker) -> None:
+    async with make() as store:
+        for number in range(4):
+            await store.insert(running(number))
+        await store.finish(ended(running(1)))
+        await store.finish(ended(running(2), status=RunStatus.FAILED))
+        for status, ids in (("running", ["run_3", "run_0"]), ("completed", ["run_1"]), ("failed", ["run_2"])):
+            found = [record.run_id for record in await store.list("alice", status=status)]
+            expect(found == ids, f"the runs that are {status}", found)
+
+
+@check
+async def a_list_refuses_what_cannot_be(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1, principal="bob"))
+        for limit in (0, -1, 1001):
+            error = await refused(InvalidInput, store.list(None, limit=limit), "a limit out of range is refused")
+            expect(error.field == "limit", "the error names the limit", error.field)
+        await refused(InvalidInput, store.list(None, status="gone"), "an unknown status is refused")
+        await refused(InvalidInput, store.list(None, after="run_9"), "an unknown cursor is refused")
+        await refused(InvalidInput, store.list("alice", after="run_1"), "another's run is no cursor")
+
+
+@check
+async def unfinished_gives_what_runs(make: Maker) -> None:
+    async with make() as store:
+        for number in range(3):
+            await store.insert(running(number))
+        await store.finish(ended(running(1)))
+        found = [record.run_id for record in await store.unfinished()]
+        expect(sorted(found) == ["run_0", "run_2"], "all running records and no other", found)
+
+
+@check
+async def a_sweep_takes_old_ended_runs(make: Maker) -> None:
+    async with make() as store:
+        for number in range(5):
+            await store.insert(running(number, idempotency_key=str(number)))
+        for number in (0, 1, 2):
+            await store.finish(ended(running(number, idempotency_key=str(number)), ended_at=10.0 * number))
+        await store.finish(ended(running(3, idempotency_key="3"), ended_at=None))
+        expect(await store.sweep(10.0) == 1, "what ended before goes, not at, not later")
+        expect(await store.get("run_0") is None, "a swept run is gone")
+        expect(await store.by_key("alice", "0") is None, "and its key with it")
+        expect(await store.sweep(2000.0) == 3, "a run without an end counts from its beginning")
+        expect([r.run_id for r in await store.list(None)] == ["run_4"], "a running record is never swept")
+        await store.insert(running(9, idempotency_key="0"))

@@ -1,0 +1,86 @@
+"""Makers of the real stores and of their twins, for the suites."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.storage import BlobLimits
+from skillyard.ports.blobs import BlobStore
+from skillyard.ports.records import RecordStore
+from skillyard.ports.secrets import SecretStore
+from skillyard.ports.tokens import TokenStore
+from skillyard.stores.blobs import LocalBlobs
+from skillyard.stores.database import Database
+from skillyard.stores.records import SqliteRecords
+from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.tokens import FileTokens
+from skillyard.testing.memory import ManualClock, MemoryRecords, MemorySecrets, MemoryTokens, SeqIds
+from skillyard.testing.memory_blobs import MemoryBlobs
+
+
+class Makers:
+    """Fresh stores, each in a directory of its own."""
+
+    def __init__(self, root: Path, *, twin: bool) -> None:
+        self._root = root
+        self._twin = twin
+        self._numbers = itertools.count()
+
+    def _directory(self) -> Path:
+        directory = self._root / str(next(self._numbers))
+        directory.mkdir()
+        return directory
+
+    @asynccontextmanager
+    async def records(self) -> AsyncIterator[RecordStore]:
+        if self._twin:
+            yield MemoryRecords()
+            return
+        async with opened(self._directory()) as database:
+            yield SqliteRecords(database)
+
+    @asynccontextmanager
+    async def blobs(self, clock: ManualClock, limits: BlobLimits) -> AsyncIterator[BlobStore]:
+        directory = self._directory()
+        if self._twin:
+            yield MemoryBlobs(directory, clock, SeqIds(), limits=limits)
+            return
+        async with opened(directory) as database:
+            store = LocalBlobs(database, directory / "blobs", clock, SeqIds(), limits=limits)
+            await store.prepare()
+            yield store
+
+    @asynccontextmanager
+    async def secrets(self) -> AsyncIterator[SecretStore]:
+        yield MemorySecrets() if self._twin else SealedSecrets(self._directory())
+
+    @asynccontextmanager
+    async def tokens(self, clock: ManualClock) -> AsyncIterator[TokenStore]:
+        yield MemoryTokens(clock) if self._twin else FileTokens(self._directory() / "tokens.json", clock)
+
+
+@pytest.fixture(params=[False, True], ids=["real", "twin"])
+def makers(request: pytest.FixtureRequest, tmp_path: Path) -> Makers:
+    return Makers(tmp_path, twin=request.param)
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Database]:
+    database = await Database.open(directory / "state.db")
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+Opener = Callable[[Path], AbstractAsyncContextManager[Database]]
+
+
+@pytest.fixture
+def open_database() -> Opener:
+    return opened

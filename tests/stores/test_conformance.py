@@ -1,0 +1,35 @@
+"""Every store and its in-memory twin keep the promises of their port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skillyard.testing import blobs_suite, records_suite, secrets_suite, tokens_suite
+
+pytestmark = pytest.mark.anyio
+
+
+def each(checks: list[Any]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("check", checks, ids=lambda check: check.__name__)
+
+
+@each(records_suite.CHECKS)
+async def test_records(check: Any, makers: Any) -> None:
+    await check(makers.records)
+
+
+@each(blobs_suite.CHECKS)
+async def test_blobs(check: Any, makers: Any) -> None:
+    await check(makers.blobs)
+
+
+@each(secrets_suite.CHECKS)
+async def test_secrets(check: Any, makers: Any) -> None:
+    await check(makers.secrets)
+
+
+@each(tokens_suite.CHECKS)
+async def test_tokens(check: Any, makers: Any) -> None:
+    await check(makers.tokens)
