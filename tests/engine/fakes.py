@@ -170,7 +170,7 @@ class FakeBackend:
         self._numbers = itertools.count(1)
 
     async def probe(self) -> Probe:
-        return Probe("fake", self.ready, self.protections, {"version": "1"})
+        return Probe("fake", self.ready, dict(self.protections), {"version": "1"})
 
     async def create(self, spec: SandboxSpec, key: str) -> FakeSandbox:
         for held in self.held.values():

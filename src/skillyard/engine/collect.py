@@ -58,9 +58,11 @@ class BlobTarget:
 
 @dataclass(slots=True)
 class _Open:
-    """A blob that is being written: small ones wait in memory, large ones flow into the store."""
+    """A blob that is being written: small ones wait in memory, large ones flow into the store; ``stored`` ones
+    are there already."""
 
     kind: str
+    stored: bool = False
     size: int = 0
     buffer: bytearray = field(default_factory=bytearray)
     stream: _Stream | None = None
@@ -106,17 +108,29 @@ class BlobSink:
         self._target = target
         self._open: dict[int, _Open] = {}
         self._begun = 0
+        self._replayed = False
+        self._stored: set[str] = set()
         self.ids: list[str] = []
+
+    async def replay(self) -> None:
+        """Forget what was interrupted: the channel will be given again from its start."""
+        await self.abort()
+        self._begun = 0
+        self._replayed = True
+        self._stored |= set(self.ids)
+        self.ids.clear()
 
     def begin(self, n: int, kind: str) -> None:
         if n != self._begun + 1 or n > self._target.max_blobs or len(self._open) >= MAX_OPEN:
             raise violation("a blob that may not begin now")
         self._begun = n
-        self._open[n] = _Open(kind)
+        self._open[n] = _Open(kind, stored=self._id(n) in self._stored)
 
     async def piece(self, n: int, data: bytes) -> None:
         blob = self._get(n)
         blob.size += len(data)
+        if blob.stored:
+            return
         if blob.stream is not None:
             if blob.stream.failed:
                 await self._finish(n, self._open.pop(n))
@@ -138,7 +152,9 @@ class BlobSink:
 
     async def _finish(self, n: int, blob: _Open) -> None:
         try:
-            if blob.stream is not None:
+            if blob.stored or (self._replayed and await self._exists(n)):
+                await self._drop(blob)
+            elif blob.stream is not None:
                 await blob.stream.finish()
             else:
                 await self._target.create(self._id(n), blob.kind, bytes(blob.buffer))
@@ -149,21 +165,27 @@ class BlobSink:
         """The guest gave this blob up."""
         blob = self._get(n)
         del self._open[n]
-        if blob.stream is not None:
-            await blob.stream.abort()
+        await self._drop(blob)
 
     async def abort(self) -> None:
         """Drop what was not complete when the run ended."""
         for blob in self._open.values():
-            if blob.stream is not None:
-                await blob.stream.abort()
+            await self._drop(blob)
         self._open.clear()
+
+    async def _drop(self, blob: _Open) -> None:
+        if blob.stream is not None:
+            await blob.stream.abort()
 
     def _get(self, n: int) -> _Open:
         blob = self._open.get(n)
         if blob is None:
             raise violation("a piece of a blob that is not open")
         return blob
+
+    async def _exists(self, n: int) -> bool:
+        """Whether the creation that was interrupted had happened."""
+        return await self._target.store.stat(self._id(n)) is not None
 
     def _id(self, n: int) -> str:
         return f"{self._target.prefix}{n}"

@@ -145,6 +145,12 @@ class Execution:
             return broken.failure
         return None
 
+    async def _listen_again(self, process: Process) -> None:
+        """Listening was interrupted, perhaps within a frame: take the blobs that are complete by now."""
+        await self._channel.sink.replay()
+        self._channel = Channel(self._channel.sink)
+        await self._listen(process)
+
     def _judge(self, ending: Ending) -> Failure | None:
         if ending.outcome is Outcome.CANCELLED:
             return cancelled(self._active.cancel_reason or ending.reason)
@@ -271,9 +277,11 @@ class Execution:
         with suppress(SkillyardError):
             await self._find_sandbox()
             if self._active.process is not None:
-                await self._active.process.kill(failure.message)
-                usage = (await self._active.process.wait()).usage
-                log = await self._log(self._active.process)
+                process = self._active.process
+                await process.kill(failure.message)
+                usage = (await process.wait()).usage
+                await self._listen_again(process)
+                log = await self._log(process)
         await self._channel.sink.abort()
         return self._failed(failure, usage, log)
 

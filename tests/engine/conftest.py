@@ -1,0 +1,160 @@
+"""An engine over the fake backend and real stores in a temporary directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.principal import LOCAL, Principal
+from skillyard.domain.run import RunRecord
+from skillyard.engine.config import EngineConfig
+from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.environments import Environments
+from skillyard.engine.methods import invoke
+from skillyard.engine.observer import Event
+from skillyard.stores.blobs import LocalBlobs
+from skillyard.stores.clock import SystemIds
+from skillyard.stores.database import Database
+from skillyard.stores.records import SqliteRecords
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fakes import FakeBackend, FakeProcess, FakeSkills, Script  # noqa: E402
+
+CODE = "def main(args): return args"
+
+
+class ManualClock:
+    """Goes only where a test sends it."""
+
+    def __init__(self) -> None:
+        self.time = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+class DictSecrets:
+    def __init__(self, **values: str) -> None:
+        self.values = values
+
+    async def get(self, name: str) -> str | None:
+        return self.values.get(name)
+
+    async def set(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+    async def delete(self, name: str) -> bool:
+        return self.values.pop(name, None) is not None
+
+    async def names(self) -> list[str]:
+        return sorted(self.values)
+
+
+@dataclass
+class Rig:
+    """What a test holds: the engine and everything behind it."""
+
+    engine: Engine
+    backend: FakeBackend
+    skills: FakeSkills
+    secrets: DictSecrets
+    clock: ManualClock
+    events: list[Event]
+    home: Path
+    database: Database
+    environments: Environments
+    principal: Principal = LOCAL
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    async def call(self, method: str, /, principal: Principal | None = None, **params: Any) -> dict[str, Any]:
+        return await invoke(self.engine, principal or self.principal, method, params)
+
+    async def run(self, script: Script | None = None, /, **params: Any) -> dict[str, Any]:
+        """run_code while the backend plays ``script``."""
+        if script is not None:
+            self.backend.script = script
+        return await self.call("run_code", language="python", **{"code": CODE, **params})
+
+    async def record(self, run: dict[str, Any]) -> RunRecord:
+        record = await self.engine.records.get(run["run_id"])
+        assert record is not None
+        return record
+
+    async def content(self, blob_id: str) -> bytes:
+        return b"".join([chunk async for chunk in self.engine.blobs.read(blob_id)])
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def configure(self, **changes: Any) -> None:
+        """Another engine over the same stores."""
+        self.engine = make_engine(self, replace(self.engine.config, **changes))
+        self.engine.probe = self.extra["probe"]
+
+
+async def no_installer(packages: tuple[str, ...], target: Path) -> None:
+    for package in packages:
+        (target / f"{package}-1.5.0.dist-info").mkdir()
+        (target / f"{package}.py").write_text("x = 1\n")
+
+
+def make_engine(rig: Rig, config: EngineConfig) -> Engine:
+    ports = Ports(
+        backend=rig.backend,
+        blobs=rig.extra["blobs"],
+        skills=rig.skills,
+        records=rig.extra["records"],
+        secrets=rig.secrets,
+        clock=rig.clock,
+        ids=SystemIds(),
+    )
+    return Engine(ports, rig.environments, config, rig.events.append)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    database = await Database.open(tmp_path / "s.db")
+    clock, events = ManualClock(), []  # type: ignore[var-annotated]
+    blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
+    await blobs.prepare()
+    config = EngineConfig()
+    environments = Environments(config.environments, tmp_path / "environments", no_installer, events.append)
+    rig = Rig(
+        engine=None,  # type: ignore[arg-type]
+        backend=FakeBackend(),
+        skills=FakeSkills(),
+        secrets=DictSecrets(),
+        clock=clock,
+        events=events,
+        home=tmp_path,
+        database=database,
+        environments=environments,
+        extra={"blobs": blobs, "records": SqliteRecords(database)},
+    )
+    rig.engine = make_engine(rig, config)
+    await rig.engine.start()
+    rig.extra["probe"] = rig.engine.probe
+    yield rig
+    await rig.engine.close()
+    await rig.backend.close()
+    await database.close()
+
+
+def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:
+    """A script that writes these frames and this log."""
+
+    async def script(process: FakeProcess) -> None:
+        process.log(log)
+        for data in writes:
+            process.write(data)
+
+    return script

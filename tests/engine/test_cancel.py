@@ -1,0 +1,176 @@
+"""Who ends a run before its time: its caller by going away, anybody by its id, the server by stopping."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from conftest import CODE, Rig
+from fakes import FakeProcess, blob, frame, js, result
+
+from skillyard.domain.errors import Busy, RunNotFound
+from skillyard.domain.outcome import Outcome
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.run import RunRecord, RunStatus
+
+pytestmark = pytest.mark.anyio
+
+
+class Endless:
+    """A program that works until it is killed. ``working`` is set when it started."""
+
+    def __init__(self) -> None:
+        self.working = asyncio.Event()
+        self.process: FakeProcess | None = None
+
+    async def __call__(self, process: FakeProcess) -> None:
+        process.log(b"so far\n")
+        process.write(blob(1, "text/plain", b"kept"))
+        process.write(frame(b"B", js({"n": 2, "kind": "text/plain"})) + frame(b"D", b"\0\0\0\2half"))
+        self.process = process
+        self.working.set()
+        await process.ended
+
+
+async def only(rig: Rig) -> RunRecord:
+    [record] = await rig.engine.records.list(None)
+    return record
+
+
+async def begun(rig: Rig, **params: object) -> tuple[Endless, asyncio.Task[dict[str, object]]]:
+    endless = Endless()
+    task = asyncio.create_task(rig.run(endless, **params))
+    await asyncio.wait_for(endless.working.wait(), 5)
+    return endless, task
+
+
+async def test_a_caller_that_goes_away_cancels_its_run(rig: Rig) -> None:
+    endless, task = await begun(rig)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    record = await only(rig)
+    assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.CANCELLED)
+    assert record.error is not None
+    assert record.error["type"] == "Cancelled"
+    assert "caller went away" in record.reason
+    assert record.logs_preview == "so far\n"
+    assert [await rig.content(b) for b in record.output_blobs] == [b"kept"]
+    assert endless.process is not None
+    assert endless.process.killed
+    assert rig.backend.held == {}
+    assert rig.engine.admission.running == 0
+
+
+async def test_cancelling_again_and_again_changes_nothing(rig: Rig) -> None:
+    _, task = await begun(rig)
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+    await rig.engine.tasks.drain()
+    assert (await only(rig)).outcome is Outcome.CANCELLED
+    assert rig.backend.held == {}
+
+
+async def test_a_detached_run_goes_on(rig: Rig) -> None:
+    endless, task = await begun(rig, detach=True)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await only(rig)).status is RunStatus.RUNNING
+    assert endless.process is not None
+    endless.process.write(result({"late": 1}))
+    endless.process.end()
+    await rig.engine.tasks.drain()
+    record = await only(rig)
+    assert (record.status, record.output) == (RunStatus.COMPLETED, {"late": 1})
+
+
+async def test_cancel_by_id(rig: Rig) -> None:
+    _, task = await begun(rig)
+    run_id = (await only(rig)).run_id
+    answer = await rig.call("runs.cancel", run_id=run_id, reason="enough")
+    assert answer["cancelled"] is True
+    assert answer["run"]["outcome"] == "cancelled"
+    assert "enough" in answer["run"]["reason"]
+    assert rig.backend.held == {}
+    run = await task
+    assert run["status"] == "failed"
+    again = await rig.call("runs.cancel", run_id=run_id)
+    assert again["cancelled"] is False
+
+
+async def test_cancel_while_the_sandbox_is_being_made(rig: Rig) -> None:
+    rig.backend.gate = asyncio.Event()
+    task = asyncio.create_task(rig.run())
+    while not rig.backend.held:
+        await asyncio.sleep(0)
+    cancelling = asyncio.create_task(rig.call("runs.cancel", run_id=(await only(rig)).run_id))
+    await asyncio.sleep(0)
+    rig.backend.gate.set()
+    assert (await cancelling)["cancelled"] is True
+    assert (await task)["status"] == "failed"
+    assert rig.backend.started == []
+    assert rig.backend.held == {}
+
+
+async def test_a_caller_that_goes_while_the_sandbox_is_being_made_leaves_none(rig: Rig) -> None:
+    rig.backend.gate = asyncio.Event()
+    task = asyncio.create_task(rig.run())
+    while not rig.backend.held:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await rig.engine.tasks.drain()
+    assert rig.backend.held == {}
+    assert (await only(rig)).outcome is Outcome.CANCELLED
+
+
+async def test_another_principal_can_neither_see_nor_cancel(rig: Rig) -> None:
+    _, task = await begun(rig)
+    run_id = (await only(rig)).run_id
+    stranger = Principal("stranger", frozenset({Scope.EXECUTE}))
+    for method in ("runs.show", "runs.logs", "runs.cancel"):
+        with pytest.raises(RunNotFound):
+            await rig.call(method, stranger, run_id=run_id)
+    assert (await rig.call("runs.list", stranger))["runs"] == []
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_logs_of_a_working_run(rig: Rig) -> None:
+    endless, task = await begun(rig)
+    run_id = (await only(rig)).run_id
+    page = await rig.call("runs.logs", run_id=run_id)
+    assert (page["content"], page["running"], page["complete"]) == ("so far\n", True, False)
+    assert endless.process is not None
+    endless.process.log(b"more\n")
+    page = await rig.call("runs.logs", run_id=run_id, offset=page["next_offset"])
+    assert page["content"] == "more\n"
+    endless.process.end()
+    await task
+    page = await rig.call("runs.logs", run_id=run_id, offset=3)
+    assert (page["content"], page["running"], page["complete"]) == ("far\nmore\n", False, True)
+    assert (await rig.call("runs.logs", run_id=run_id, offset=10_000))["content"] == ""
+
+
+async def test_shutdown_cancels_what_does_not_end(rig: Rig) -> None:
+    _, task = await begun(rig)
+    await rig.engine.close(grace_s=0.01)
+    run = await task
+    assert run["error"]["type"] == "Cancelled"  # type: ignore[index]
+    assert "shutting down" in (await only(rig)).reason
+    with pytest.raises(Busy, match="shutting down"):
+        await rig.call("run_code", language="python", code=CODE)
+
+
+async def test_shutdown_lets_a_run_end_within_the_grace(rig: Rig) -> None:
+    endless, task = await begun(rig)
+    closing = asyncio.create_task(rig.engine.close(grace_s=5))
+    await asyncio.sleep(0)
+    assert endless.process is not None
+    endless.process.write(result({"done": True}))
+    endless.process.end()
+    await closing
+    assert (await task)["status"] == "completed"

@@ -1,0 +1,286 @@
+"""The run object and the run record, for every way in which a run can end (skills-protocol §4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from conftest import Rig, playing
+from fakes import FakeProcess, blob, frame, raises, result
+
+from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.outcome import Ending, Outcome, Usage
+from skillyard.domain.protection import Level, Protection
+from skillyard.domain.run import RunStatus
+from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_completed_run(rig: Rig) -> None:
+    run = await rig.run(playing(result({"sum": 6}), log=b"hello\n"), args={"xs": [1, 2, 3]})
+    assert run["status"] == "completed"
+    assert run["output"] == {"sum": 6}
+    assert run["output_blobs"] == []
+    assert run["logs_preview"] == "hello\n"
+    assert run["summary"].startswith("Completed in")
+    assert "error" not in run
+    assert await rig.content(run["logs_blob"]) == b"hello\n"
+    record = await rig.record(run)
+    assert record.status is RunStatus.COMPLETED
+    assert record.outcome is Outcome.EXIT
+    assert record.limits["timeout_ms"] == 300_000
+    assert record.enforced["seccomp"] == "kernel"
+    assert record.usage["cpu_ms"] == 1.0
+    assert set(record.digests) == {"args", "code", "environment"}
+    assert record.started_at is not None
+    assert record.ended_at is not None
+    assert rig.backend.held == {}
+    assert rig.engine.active == {}
+    assert rig.engine.admission.running == 0
+
+
+async def test_the_guest_gets_what_was_asked(rig: Rig) -> None:
+    await rig.run(args={"a": [1, {"b": None}]}, entrypoint="go", timeout_ms=1234, limits={"memory_mb": 64})
+    spec, request, timeout = rig.backend.started[0]
+    assert timeout == 1234
+    assert (spec.limits.memory_mb, spec.limits.timeout_ms, spec.single) == (64, 1234, True)
+    assert request["args"] == {"a": [1, {"b": None}]}
+    assert (request["entrypoint"], request["code"], request["skill"]) == ("go", "def main(args): return args", None)
+    assert request["blob_prefix"].startswith("blob:")
+    assert request["env"] == {}
+
+
+async def test_two_runs_never_share_a_prefix(rig: Rig) -> None:
+    await rig.run()
+    await rig.run()
+    first, second = (request["blob_prefix"] for _, request, _ in rig.backend.started)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("value", "output"),
+    [(None, {}), ([1], {"result": [1]}), (3, {"result": 3}), ("x", {"result": "x"}), ({"a": 1}, {"a": 1})],
+)
+async def test_the_returned_value_becomes_an_object(rig: Rig, value: Any, output: Any) -> None:
+    assert (await rig.run(playing(result(value))))["output"] == output
+
+
+async def test_a_status_in_the_returned_value_is_business_data(rig: Rig) -> None:
+    run = await rig.run(playing(result({"status": "failed"})))
+    assert (run["status"], run["output"]) == ("completed", {"status": "failed"})
+
+
+async def test_a_returned_summary_is_used_and_cut(rig: Rig) -> None:
+    run = await rig.run(playing(result({"summary": "é" * 500})))
+    assert run["summary"] == "é" * 280
+    assert (await rig.run(playing(result({"summary": 5}))))["summary"].startswith("Completed in")
+
+
+async def test_output_of_exactly_4096_bytes_fits(rig: Rig) -> None:
+    value = {"x": "é" * ((4096 - 8) // 2)}
+    assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) == 4096
+    assert (await rig.run(playing(result(value))))["output"] == value
+
+
+async def test_one_byte_more_is_spilled_to_a_blob(rig: Rig) -> None:
+    value = {"x": "y" * (4096 - 7)}
+    run = await rig.run(playing(result(value)))
+    assert run["status"] == "completed"
+    stand_in = run["output"]
+    assert stand_in == {"truncated": True, "blob_id": stand_in["blob_id"], "size_bytes": 4097}
+    assert run["output_blobs"] == [stand_in["blob_id"]]
+    assert stand_in["blob_id"] in run["summary"]
+    assert json.loads(await rig.content(stand_in["blob_id"])) == value
+
+
+async def test_oversize_output_fails_where_the_operator_says_so(rig: Rig) -> None:
+    rig.configure(oversize_output="fail")
+    run = await rig.run(playing(result({"x": "y" * 5000})))
+    assert (run["status"], run["error"]["type"]) == ("failed", "OutputTooLarge")
+    assert "output" not in run
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1e999}', b"{", b'{"a": "\\ud800"}', b"[" * 100_000, b'"' + b"1" * 10],
+)
+async def test_what_is_no_json_is_not_serializable(rig: Rig, payload: bytes) -> None:
+    run = await rig.run(playing(frame(b"R", payload)))
+    assert (run["status"], run["error"]["type"]) == ("failed", "OutputNotSerializable")
+
+
+async def test_an_exception_is_a_failed_run(rig: Rig) -> None:
+    run = await rig.run(playing(raises("KeyError", "'x'\nmore", "Traceback: " + "é" * 3000), log=b"before\n"))
+    assert run["status"] == "failed"
+    assert run["error"]["type"] == "KeyError"
+    assert run["error"]["message"] == "'x'\nmore"
+    assert len(run["error"]["traceback"].encode()) <= 2048
+    assert run["summary"] == "KeyError: 'x'"
+    assert run["logs_preview"] == "before\n"
+    assert "output" not in run
+    assert (await rig.record(run)).outcome is Outcome.EXIT
+
+
+@pytest.mark.parametrize(
+    ("ending", "type_", "said"),
+    [
+        (Ending(Outcome.TIMEOUT), "TimeoutError", "300000 ms"),
+        (Ending(Outcome.MEMORY), "MemoryLimitExceeded", "512 MiB"),
+        (Ending(Outcome.PROCESSES), "ProcessLimitExceeded", "256 processes"),
+        (Ending(Outcome.DISK), "DiskLimitExceeded", "512 MiB"),
+        (Ending(Outcome.OUTPUT), "OutputTooLarge", "output"),
+        (Ending(Outcome.SIGNAL, signal=11), "SignalError", "SIGSEGV"),
+        (Ending(Outcome.LOST, reason="its keeper ended"), "SandboxLost", "its keeper ended"),
+        (Ending(Outcome.EXIT, code=3), "SystemExit", "code 3"),
+        (Ending(Outcome.CANCELLED), "Cancelled", "cancelled"),
+    ],
+)
+async def test_every_outcome_has_its_error_type(rig: Rig, ending: Ending, type_: str, said: str) -> None:
+    async def script(process: FakeProcess) -> None:
+        process.log(b"so far")
+        process.write(blob(1, "text/plain", b"evidence"))
+        process.end(ending)
+
+    run = await rig.run(script)
+    assert (run["status"], run["error"]["type"]) == ("failed", type_)
+    assert said in run["error"]["message"]
+    assert (await rig.record(run)).outcome is ending.outcome
+    assert run["logs_preview"] == "so far"
+    assert [await rig.content(b) for b in run["output_blobs"]] == [b"evidence"]
+
+
+@pytest.mark.parametrize(
+    ("frame_", "type_", "outcome"),
+    [
+        (raises("OSError", "[Errno 28] No space left", errno=28), "DiskLimitExceeded", Outcome.DISK),
+        (raises("MyError", "x", errno=28), "DiskLimitExceeded", Outcome.DISK),
+        (raises("RuntimeError", "can't start new thread"), "ProcessLimitExceeded", Outcome.PROCESSES),
+        (
+            raises("BlockingIOError", "[Errno 11] Resource temporarily unavailable", errno=11),
+            "ProcessLimitExceeded",
+            Outcome.PROCESSES,
+        ),
+        (raises("MemoryError", ""), "MemoryError", Outcome.EXIT),
+        (raises("ImportError", "skill not mounted"), "ImportError", Outcome.EXIT),
+        (raises("no name!", "x"), "Exception", Outcome.EXIT),
+    ],
+)
+async def test_limits_that_reach_the_code_as_exceptions(
+    rig: Rig, frame_: bytes, type_: str, outcome: Outcome
+) -> None:
+    run = await rig.run(playing(frame_))
+    assert run["error"]["type"] == type_
+    assert (await rig.record(run)).outcome is outcome
+
+
+async def test_usage_counts_what_the_backend_gave(rig: Rig) -> None:
+    async def script(process: FakeProcess) -> None:
+        process.write(result({}))
+        usage = Usage(cpu_ms=5, peak_memory_bytes=7, wall_ms=9, startup_ms=2, source="cgroup")
+        process.end(Ending(Outcome.EXIT, code=0, usage=usage))
+
+    usage = (await rig.run(script))["usage"]
+    assert usage == {
+        "cpu_ms": 5,
+        "peak_memory_bytes": 7,
+        "wall_ms": 9,
+        "startup_ms": 2,
+        "queued_ms": 0.0,
+        "source": "cgroup",
+    }
+
+
+async def test_a_missing_wall_refuses_before_a_sandbox(rig: Rig) -> None:
+    rig.backend.protections["seccomp"] = Protection(Level.MISSING, why="old kernel", mend="upgrade")
+    await rig.engine.start()
+    with pytest.raises(ProtectionMissing, match=r"seccomp \(old kernel; upgrade\)") as caught:
+        await rig.run()
+    assert caught.value.code == -32004
+    assert rig.backend.started == []
+    assert rig.of(RunRefused)[0].error == "ProtectionMissing"
+
+
+async def test_a_sandbox_weaker_than_the_probe_promised_is_not_used(rig: Rig) -> None:
+    del rig.backend.protections["landlock"]  # the engine's probe is older
+    with pytest.raises(ProtectionMissing, match="landlock"):
+        await rig.run()
+    assert rig.backend.started == []
+    assert rig.backend.held == {}
+    [record] = await rig.engine.records.list(None)
+    assert (record.status, record.error and record.error["type"]) == (RunStatus.FAILED, "ProtectionMissing")
+
+
+async def test_allow_degraded_runs_and_the_record_says_so(rig: Rig) -> None:
+    rig.backend.protections["landlock"] = Protection(Level.MISSING)
+    rig.configure(allow_degraded=frozenset({"landlock"}))
+    await rig.engine.start()
+    assert (await rig.run())["enforced"]["landlock"] == "missing"
+
+
+async def test_require_kernel_refuses_what_is_only_watched(rig: Rig) -> None:
+    rig.backend.protections["memory"] = Protection(Level.SUPERVISED)
+    rig.configure(kernel_only=frozenset({"memory"}))
+    await rig.engine.start()
+    with pytest.raises(ProtectionMissing, match="memory"):
+        await rig.run()
+
+
+async def test_a_backend_that_is_not_ready_refuses(rig: Rig) -> None:
+    rig.backend.ready = False
+    await rig.engine.start()
+    with pytest.raises(ProtectionMissing, match="not ready"):
+        await rig.run()
+
+
+@pytest.mark.parametrize(
+    ("fault", "type_", "outcome"),
+    [(SandboxFault("no memory"), "SandboxError", None), (SandboxGone("keeper died"), "SandboxLost", Outcome.LOST)],
+)
+async def test_machinery_that_fails_is_a_failed_run(
+    rig: Rig, fault: Exception, type_: str, outcome: Outcome | None
+) -> None:
+    rig.backend.faults.append(fault)
+    run = await rig.run()
+    assert (run["status"], run["error"]["type"]) == ("failed", type_)
+    assert (await rig.record(run)).outcome is outcome
+
+
+async def test_a_backend_that_is_full_is_busy(rig: Rig) -> None:
+    rig.backend.faults.append(Busy("full", retry_after_ms=5))
+    with pytest.raises(Busy):
+        await rig.run()
+    [record] = await rig.engine.records.list(None)
+    assert record.status is RunStatus.FAILED
+
+
+async def test_a_bug_of_ours_ends_the_run_and_leaks_nothing(rig: Rig) -> None:
+    rig.backend.faults.append(ZeroDivisionError("secret internals"))
+    with pytest.raises(ZeroDivisionError):
+        await rig.run()
+    [record] = await rig.engine.records.list(None)
+    assert record.status is RunStatus.FAILED
+    assert "internals" not in json.dumps(record.as_dict())
+    assert rig.of(Fault)[0].run_id == record.run_id
+    assert rig.engine.admission.running == 0
+
+
+async def test_events_tell_the_story(rig: Rig) -> None:
+    run = await rig.run()
+    [started], [ended] = rig.of(RunStarted), rig.of(RunEnded)
+    assert started.run_id == ended.record.run_id == run["run_id"]
+    assert started.kind == "run_code"
+
+
+async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
+    seen: list[RunStatus] = []
+
+    async def script(process: FakeProcess) -> None:
+        record = await rig.engine.records.get(process.id)
+        assert record is not None
+        seen.append(record.status)
+        process.write(result({}))
+
+    await rig.run(script)
+    assert seen == [RunStatus.RUNNING]
