@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BLOBS = 1000
 MAX_BLOB_BYTES = 4 * 1024**3
+MAX_OPEN = 64
 
 TEXT = "text/plain"
 JSON = "application/json"
@@ -48,7 +49,9 @@ class Blobs:
         self._prefix = ""
         self._max_blobs = MAX_BLOBS
         self._left = MAX_BLOB_BYTES
+        self._max_open = MAX_OPEN
         self._count = 0
+        self._open: set[int] = set()
         self._own = OwnBlobs()
         self._lock = allocate_lock()
 
@@ -58,6 +61,7 @@ class Blobs:
         self._prefix = request["blob_prefix"]
         self._max_blobs = request.get("max_blobs", MAX_BLOBS)
         self._left = request.get("max_blob_bytes", MAX_BLOB_BYTES)
+        self._max_open = request.get("max_open_blobs", MAX_OPEN)
 
     def path(self, blob_id: str) -> str:
         """A read-only file that holds the blob. Raises BlobNotMounted."""
@@ -117,8 +121,11 @@ class Blobs:
         with self._lock:
             if self._count >= self._max_blobs:
                 raise RuntimeError(f"a run may write at most {self._max_blobs} blobs")
+            if len(self._open) >= self._max_open:
+                raise RuntimeError(f"a run may write at most {self._max_open} blobs at once; close some writers")
             self._count += 1
             number = self._count
+            self._open.add(number)
             self._channel.send(b"B", _header({"n": number, "kind": kind}).encode())
         return BlobWriter(self, number, f"{self._prefix}{number}", self._own)
 
@@ -130,9 +137,11 @@ class Blobs:
         self._channel.send(b"D", number.to_bytes(4, "big"), data)
 
     def _end(self, number: int, size: int) -> None:
+        self._open.discard(number)
         self._channel.send(b"E", _header({"n": number, "size": size}).encode())
 
     def _abandon(self, number: int) -> None:
+        self._open.discard(number)
         self._channel.send(b"A", _header({"n": number}).encode())
 
 

@@ -1,0 +1,315 @@
+"""The host's reader of the guest's channel (the protocol is in :mod:`skillyard.guest`).
+
+Foreign code can write to the channel: every byte is checked against the protocol and the limits before it means
+anything, and memory holds one frame at most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+PIECE = 1024 * 1024
+"""Most bytes of a blob in one frame."""
+MAX_DEPTH = 256
+"""Most arrays and objects inside each other in a result: far below what any JSON library takes."""
+
+_HEAD = 5
+_MAX_HEADER = 4096
+_MAX_FAILURE = 256 * 1024
+_MAX_NUMBER = 2**31 - 1
+
+KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
+"""A MIME type (RFC 6838 §4.2), with parameters perhaps."""
+_STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+"')
+_BRACKETS = re.compile(r"[\[{]+|[\]}]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class FrameFault(Exception):
+    """The channel breaks the protocol or a limit; the message is one sentence about how."""
+
+
+class ResultFault(FrameFault):
+    """A result is no JSON object that can be passed on. Honest code may cause it: nesting, numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """What one run may send: blobs, bytes of all of them, blobs begun and not ended, bytes of the result."""
+
+    blobs: int = 1000
+    blob_bytes: int = 4 * 1024**3
+    open_blobs: int = 64
+    result_bytes: int = 16 * 1024 * 1024
+
+
+DEFAULT_LIMITS = FrameLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class BlobBegin:
+    n: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlobData:
+    n: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlobEnd:
+    """Blob ``n`` is complete; ``size`` is what the reader counted."""
+
+    n: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobAbandon:
+    """Blob ``n`` does not exist after all."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the entrypoint returned, in JSON as it came."""
+
+    raw: bytes
+
+    def value(self) -> dict[str, Any]:
+        """The object. Lone surrogates have become U+FFFD, of equal keys the last counts, every number is finite.
+        Raises ResultFault."""
+        text = _decoded(self.raw, ResultFault)
+        value = _parsed(text, ResultFault)
+        if _too_deep(text):
+            raise ResultFault(f"the result is nested deeper than {MAX_DEPTH} levels")
+        if not isinstance(value, dict):
+            raise ResultFault("the result is no JSON object")
+        cleaned: dict[str, Any] = _clean(value) if _ESCAPED_SURROGATE.search(text) else value
+        return cleaned
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The exception that ended the call. ``type`` is an identifier; ``errno`` is that of an OSError."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    errno: int | None = None
+
+
+Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Result | Failure
+
+
+class FrameReader:
+    """Feed it the channel's bytes in any pieces; the frames and the fault do not depend on how they are cut."""
+
+    def __init__(self, limits: FrameLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._buffer = bytearray()
+        self._fault: FrameFault | None = None
+        self._final: Result | Failure | None = None
+        self._open: dict[int, int] = {}
+        self._last = 0
+        self._blobs = 0
+        self._bytes = 0
+        self._readers: dict[int, tuple[int, Callable[[bytes], Frame]]] = {
+            ord("B"): (_MAX_HEADER, self._begin),
+            ord("D"): (PIECE + 4, self._data),
+            ord("E"): (_MAX_HEADER, self._end),
+            ord("A"): (_MAX_HEADER, self._abandon),
+            ord("R"): (limits.result_bytes, Result),
+            ord("X"): (_MAX_FAILURE, _failure),
+        }
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that ``data`` completes. Those before a fault are given; what comes after it raises
+        FrameFault, and so does :meth:`finish`."""
+        if self._fault is not None:
+            raise self._fault
+        self._buffer += data
+        frames: list[Frame] = []
+        try:
+            self._take_all(frames)
+        except FrameFault as fault:
+            self._fault = fault
+            self._buffer.clear()
+        return frames
+
+    def finish(self) -> Result | Failure | None:
+        """How the run says that it ended; None when it said nothing, as a killed one does, half a frame or not.
+        Raises FrameFault."""
+        if self._fault is not None:
+            raise self._fault
+        return self._final
+
+    def _take_all(self, frames: list[Frame]) -> None:
+        start = 0
+        try:
+            while (end := self._frame_end(start)) is not None:
+                read = self._readers[self._buffer[start]][1]
+                frame = read(bytes(memoryview(self._buffer)[start + _HEAD : end]))
+                start = end
+                frames.append(frame)
+                if isinstance(frame, Result | Failure):
+                    self._final = frame
+        finally:
+            del self._buffer[:start]
+
+    def _frame_end(self, start: int) -> int | None:
+        """Where the frame at ``start`` ends; None when it is not complete yet."""
+        if start == len(self._buffer):
+            return None
+        if self._final is not None:
+            raise FrameFault("something was written to the channel after the last frame")
+        if self._buffer[start] not in self._readers:
+            raise FrameFault(f"the channel has a frame of the unknown type 0x{self._buffer[start]:02x}")
+        if len(self._buffer) < start + _HEAD:
+            return None
+        length = int.from_bytes(self._buffer[start + 1 : start + _HEAD], "big")
+        allowed = self._readers[self._buffer[start]][0]
+        if length > allowed:
+            raise FrameFault(f"a frame {chr(self._buffer[start])} is {length} bytes long, and {allowed} is the limit")
+        end = start + _HEAD + length
+        return end if end <= len(self._buffer) else None
+
+    def _begin(self, payload: bytes) -> BlobBegin:
+        header = _header(payload, "B")
+        n, kind = _integer(header, "n", "B"), header.get("kind")
+        if not self._last < n <= _MAX_NUMBER:
+            raise FrameFault(f"blob {n} begins after blob {self._last}")
+        if not isinstance(kind, str) or not KIND.fullmatch(kind):
+            raise FrameFault(f"the kind of blob {n} is no MIME type")
+        if self._blobs >= self._limits.blobs:
+            raise FrameFault(f"the run writes more than {self._limits.blobs} blobs")
+        if len(self._open) >= self._limits.open_blobs:
+            raise FrameFault(f"the run writes more than {self._limits.open_blobs} blobs at once")
+        self._last = n
+        self._blobs += 1
+        self._open[n] = 0
+        return BlobBegin(n, kind)
+
+    def _data(self, payload: bytes) -> BlobData:
+        n, size = int.from_bytes(payload[:4], "big"), len(payload) - 4
+        if size < 1:
+            raise FrameFault("a frame D holds no data")
+        if n not in self._open:
+            raise FrameFault(f"data for blob {n}, which is not open")
+        self._bytes += size
+        if self._bytes > self._limits.blob_bytes:
+            raise FrameFault(f"the blobs of the run are together larger than {self._limits.blob_bytes} bytes")
+        self._open[n] += size
+        return BlobData(n, payload[4:])
+
+    def _end(self, payload: bytes) -> BlobEnd:
+        header = _header(payload, "E")
+        n, size = _integer(header, "n", "E"), _integer(header, "size", "E")
+        counted = self._close(n)
+        if size != counted:
+            raise FrameFault(f"blob {n} ends as {size} bytes, and {counted} came")
+        return BlobEnd(n, size)
+
+    def _abandon(self, payload: bytes) -> BlobAbandon:
+        n = _integer(_header(payload, "A"), "n", "A")
+        self._close(n)
+        return BlobAbandon(n)
+
+    def _close(self, n: int) -> int:
+        if n not in self._open:
+            raise FrameFault(f"an end of blob {n}, which is not open")
+        return self._open.pop(n)
+
+
+def _failure(payload: bytes) -> Failure:
+    report = _header(payload, "X")
+    name, number = report.get("type"), report.get("errno")
+    return Failure(
+        type=name if isinstance(name, str) and len(name) <= 128 and name.isidentifier() else "Exception",
+        message=_text(report.get("message")),
+        traceback=_text(report.get("traceback")),
+        errno=number if type(number) is int and 0 < number < 4096 else None,
+    )
+
+
+def _header(payload: bytes, type_: str) -> dict[str, Any]:
+    try:
+        value = _parsed(_decoded(payload, FrameFault), FrameFault)
+    except FrameFault as fault:
+        raise FrameFault(f"the payload of a frame {type_} cannot be read: {fault}") from None
+    if not isinstance(value, dict):
+        raise FrameFault(f"the payload of a frame {type_} is no JSON object")
+    return value
+
+
+def _integer(header: dict[str, Any], name: str, type_: str) -> int:
+    value = header.get(name)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise FrameFault(f"'{name}' of a frame {type_} is no count")
+    return value
+
+
+def _text(value: object) -> str:
+    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else ""
+
+
+def _decoded(payload: bytes, fault: type[FrameFault]) -> str:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        raise fault("it is not UTF-8") from None
+
+
+def _parsed(text: str, fault: type[FrameFault]) -> Any:
+    try:
+        return _decoder.decode(text)
+    except RecursionError:
+        raise fault("its JSON is nested too deep") from None
+    except ValueError as error:
+        raise fault(f"it is no JSON that can be passed on: {str(error)[:200]}") from None
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number is out of range")
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"JSON has no {name}")
+
+
+_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+
+
+def _too_deep(text: str) -> bool:
+    """Of text that is known to be JSON."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for brackets in _BRACKETS.findall(_STRINGS.sub("", text)):
+        depth += len(brackets) if brackets[0] in "[{" else -len(brackets)
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def _clean(value: Any) -> Any:
+    """Without lone surrogates; the depth was checked."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    return value

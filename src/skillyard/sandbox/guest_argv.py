@@ -1,0 +1,73 @@
+"""How a backend that only starts programs runs a :class:`~skillyard.domain.sandbox.Guest`: as files and a command.
+
+Put :func:`guest_bundle` into the sandbox as a file that foreign code cannot write, the request as another that only
+its user can read (it holds secrets; the guest removes it), and start :func:`guest_argv`. What the guest writes to
+its channel is the process's ``Stream.CHANNEL``; stdout and stderr belong into one pipe, so that they keep their
+order. :func:`read_argv` and its siblings do the same for the files of a sandbox.
+
+A channel or a request is a path, or a descriptor that the backend leaves open (:func:`descriptor`). A channel file
+is appended to, made when it is missing, and complete when the process has ended; it is best a pipe or a socket, as
+a file in the sandbox counts against its disk limit and can be rewritten by foreign code, which the reader of its
+frames has to expect anyway.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+from importlib import resources
+
+from skillyard.domain.sandbox import Argv
+
+PACKAGE = "skillyard_guest"
+_MAIN = f"from {PACKAGE}.command import main\n\nmain()\n"
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@cache
+def guest_bundle() -> bytes:
+    """A zip file that Python runs: the same bytes for the same sources, uncompressed, a few tens of KiB."""
+    package = resources.files("skillyard.guest")
+    sources = {f"{PACKAGE}/{file.name}": file.read_bytes() for file in package.iterdir() if file.name.endswith(".py")}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for name, source in sorted({"__main__.py": _MAIN.encode(), **sources}.items()):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.external_attr = 0o100444 << 16
+            info.create_system = 3
+            bundle.writestr(info, source)
+    return archive.getvalue()
+
+
+def descriptor(number: int) -> str:
+    """The name of a descriptor that the guest finds open."""
+    return f"fd:{number}"
+
+
+def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: str) -> Argv:
+    """The command for a request in the form of :func:`~skillyard.domain.guest_request.encode_request`.
+
+    It ends with status 0 when the last frame was written, whether the code succeeded or not.
+    """
+    return Argv((python, "-I", bundle_path, "call", request_path, channel_path))
+
+
+def read_argv(python: str, bundle_path: str, path: str, offset: int = 0, length: int | None = None) -> Argv:
+    """The bytes come on stdout. For its exit status see :mod:`skillyard.guest.files`."""
+    return _files(python, bundle_path, "read", path, str(offset), "-" if length is None else str(length))
+
+
+def write_argv(python: str, bundle_path: str, path: str, mode: int = 0o644) -> Argv:
+    """The bytes go to stdin; their number comes on stdout."""
+    command = _files(python, bundle_path, "write", path, f"{mode:o}")
+    return Argv(command.args, stdin=True)
+
+
+def entries_argv(python: str, bundle_path: str, path: str) -> Argv:
+    """JSON lines of ``name``, ``kind`` and ``size`` come on stdout."""
+    return _files(python, bundle_path, "entries", path)
+
+
+def _files(python: str, bundle_path: str, *words: str) -> Argv:
+    return Argv((python, "-I", "-S", bundle_path, *words))
