@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.errors import BlobNotFound, InvalidInput, shape
+from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shape
 from skillyard.domain.ids import check_blob_id
 from skillyard.domain.media_type import check_media_type
 from skillyard.domain.paging import check_page, check_range
@@ -96,14 +96,28 @@ class MemoryBlobs:
         return [info for info in found if not self._expired(info)][:limit]
 
     async def sweep(self) -> int:
-        expired = [blob_id for blob_id, blob in self._blobs.items() if self._expired(blob.info)]
+        return self._purge(None)
+
+    def _check_quota(self, owner: str, size: int) -> None:
+        try:
+            self._limits.check_owner(*self._stored(owner), size)
+        except QuotaExceeded:
+            self._purge(owner)
+            self._limits.check_owner(*self._stored(owner), size)
+
+    def _stored(self, owner: str) -> tuple[int, int]:
+        sizes = [blob.info.size for blob in self._blobs.values() if blob.info.owner == owner]
+        return len(sizes), sum(sizes)
+
+    def _purge(self, owner: str | None) -> int:
+        expired = [
+            blob.info.blob_id
+            for blob in self._blobs.values()
+            if self._expired(blob.info) and owner in (None, blob.info.owner)
+        ]
         for blob_id in expired:
             del self._blobs[blob_id]
         return len(expired)
-
-    def _check_quota(self, owner: str, size: int) -> None:
-        held = [b.info.size for b in self._blobs.values() if b.info.owner == owner and not self._expired(b.info)]
-        self._limits.check_owner(len(held), sum(held), size)
 
     def _live(self, blob_id: str) -> _Blob | None:
         blob = self._blobs.get(blob_id)
