@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +20,7 @@ from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fakes import FakeBackend, FakeProcess, FakeSkills, Script  # noqa: E402
+from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
 
 CODE = "def main(args): return args"
 
@@ -98,7 +94,7 @@ class Rig:
     def configure(self, **changes: Any) -> None:
         """Another engine over the same stores."""
         self.engine = make_engine(self, replace(self.engine.config, **changes))
-        self.engine.probe = self.extra["probe"]
+        self.engine.admit(self.extra["probe"])
 
 
 async def no_installer(packages: tuple[str, ...], target: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import CODE, Rig
-from fakes import FakeProcess, blob, frame, js, result
 
 from skillyard.domain.errors import Busy, RunNotFound
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunRecord, RunStatus
+from tests.engine.conftest import CODE, Rig
+from tests.engine.fakes import FakeProcess, blob, frame, js, result
 
 pytestmark = pytest.mark.anyio
 

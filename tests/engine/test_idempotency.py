@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import CODE, Rig
-from fakes import FakeProcess, result
 
 from skillyard.domain.errors import Busy, IdempotencyConflict
 from skillyard.domain.principal import Principal
+from tests.engine.conftest import CODE, Rig
+from tests.engine.fakes import FakeProcess, result
 
 pytestmark = pytest.mark.anyio
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import errno
-import re
 import signal
 from collections.abc import Callable
 
+from skillyard.domain.frames import Failure as Raised
 from skillyard.domain.limits import Limits
 from skillyard.domain.outcome import ERROR_TYPES, Ending, Outcome
-from skillyard.engine.channel import Raised
 from skillyard.engine.failure import Failure
 from skillyard.engine.text import clean
 
-_TYPE_NAME = re.compile(r"[^\W\d]\w{0,127}")
 _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
-_KEPT = 64 * 1024
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
 
 
@@ -28,20 +25,18 @@ def ended_by(ending: Ending, limits: Limits) -> Failure:
 
 
 def raised(error: Raised, hits: frozenset[str]) -> Failure:
-    """The failure that the guest reports. All of it is foreign: the name and the sizes are ours to check."""
-    name = error.type if _TYPE_NAME.fullmatch(error.type) else "Exception"
-    message, traceback = clean(error.message[:_KEPT]), clean(error.traceback[-_KEPT:])
-    limit = _limit_behind(name, error, hits)
+    """The failure that the guest reports."""
+    limit = _limit_behind(error, hits)
     if limit is not None:
-        return Failure(ERROR_TYPES[limit], message, limit, traceback)
-    return Failure(name, message, Outcome.EXIT, traceback)
+        return Failure(ERROR_TYPES[limit], error.message, limit, error.traceback)
+    return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
 
 
-def _limit_behind(name: str, error: Raised, hits: frozenset[str]) -> Outcome | None:
+def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
     """A full disk and a full process table reach the code as exceptions, and are limits all the same."""
     if error.errno == errno.ENOSPC:
         return Outcome.DISK
-    if error.message.startswith(_NO_FORK) and (name in _FORK_ERRORS or "pids" in hits):
+    if error.message.startswith(_NO_FORK) and (error.type in _FORK_ERRORS or "pids" in hits):
         return Outcome.PROCESSES
     return None
 

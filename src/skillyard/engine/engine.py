@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import ProtectionMissing, SkillyardError
+from skillyard.domain.frames import FrameLimits
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
 from skillyard.domain.protection import Demand, Level, Probe, Protection
@@ -22,7 +23,7 @@ from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant, Refused, make_grant
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
-from skillyard.engine.plan import Plan, make_plan
+from skillyard.engine.plan import Plan, make_plan, run_facts
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.schemas import SchemaChecks
@@ -70,10 +71,13 @@ class Engine:
         self.tasks = Tasks()
         self.config = config or EngineConfig()
         self.emit = emit
+        self.frame_limits = FrameLimits(self.config.run_blobs, self.config.run_blob_bytes)
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
         self.schemas = SchemaChecks()
-        self.probe: Probe | None = None
+        self._probe: Probe | None = None
+        self._unready = ProtectionMissing("the sandbox backend has not been probed yet")
+        self._is_ready = False
         self._demand = Demand(self.config.kernel_only, self.config.allow_degraded)
         self._walls: Mapping[str, str] = {}
         self._keys = Keys(ports.records)
@@ -81,18 +85,32 @@ class Engine:
 
     async def start(self) -> None:
         """Probe the backend, settle what a dead server left, and begin to sweep."""
-        self.probe = await self.backend.probe()
+        self.admit(await self.backend.probe())
         await recovery.recover(self)
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
 
+    @property
+    def probe(self) -> Probe | None:
+        """What the backend said that it can do; None before :meth:`start`."""
+        return self._probe
+
+    def admit(self, probe: Probe) -> None:
+        """Compare what the backend offers with what policy demands; :meth:`check_ready` says the verdict."""
+        self._probe, self._is_ready = probe, False
+        try:
+            if not probe.ready:
+                whys = "; ".join(dict.fromkeys(p.why for p in probe.protections.values() if p.why))
+                raise ProtectionMissing(f"the backend '{probe.backend}' is not ready: {whys or 'see doctor'}")
+            self._demand.check(probe.protections)
+        except ProtectionMissing as missing:
+            self._unready = missing
+        else:
+            self._is_ready = True
+
     def check_ready(self) -> None:
         """Raises ProtectionMissing while the backend cannot give what policy demands."""
-        if self.probe is None:
-            raise ProtectionMissing("the sandbox backend has not been probed yet")
-        if not self.probe.ready:
-            whys = "; ".join(p.why for p in self.probe.protections.values() if p.why)
-            raise ProtectionMissing(f"the backend '{self.probe.backend}' is not ready: {whys or 'see doctor'}")
-        self._demand.check(self.probe.protections)
+        if not self._is_ready:
+            raise ProtectionMissing(self._unready.message, **self._unready.details)
 
     def check_walls(self, enforced: Mapping[str, str]) -> None:
         """The very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
@@ -133,7 +151,7 @@ class Engine:
             raise
         entered = self.clock.monotonic()
         try:
-            return await Execution(self, plan, grant, self._record(plan, grant.digests)).run()
+            return await Execution(self, plan, grant, run_facts(plan, grant.digests)).run()
         finally:
             self.admission.leave(memory_mb, (self.clock.monotonic() - entered) * 1000)
 
@@ -148,27 +166,10 @@ class Engine:
             self.emit(RunQueued(plan.run_id, plan.principal.name, self.admission.waiting + 1))
         await self.admission.enter(plan.principal.name, memory_mb)
 
-    def _record(self, plan: Plan, digests: dict[str, Any]) -> RunRecord:
-        request, skill = plan.request, plan.skill
-        return RunRecord(
-            run_id=plan.run_id,
-            kind=request.kind,
-            principal=plan.principal.name,
-            status=RunStatus.RUNNING,
-            created_at=plan.created_at,
-            skill=skill.name if skill else None,
-            version=skill.version if skill else None,
-            environment=plan.environment,
-            limits=plan.limits.as_dict(),
-            digests=digests,
-            idempotency_key=request.idempotency_key,
-            request_digest=request.digest() if request.idempotency_key else "",
-        )
-
     async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
         """A failed run that never had a sandbox; its record is written all the same."""
         failure = Failure(refusal.type, refusal.message)
-        record = self._record(plan, {})
+        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, {}))
         await self.records.insert(record)
         final = recovery.ended(record, failure, self.clock.now())
         await self.records.finish(final)

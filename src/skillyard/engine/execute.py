@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxGone, SkillyardError
+from skillyard.domain.frames import Result
 from skillyard.domain.outcome import Ending, Outcome, Usage
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
-from skillyard.engine.channel import Channel
+from skillyard.engine.channel import Channel, value_of
 from skillyard.engine.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
 from skillyard.engine.conclude import ended_by, raised
 from skillyard.engine.failure import Failure, cancelled
 from skillyard.engine.grant import Grant
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
-from skillyard.engine.output import Output, Unfit, as_object, completed_summary, fit_output
+from skillyard.engine.output import Output, Unfit, completed_summary, fit_output
 from skillyard.engine.plan import Plan
 from skillyard.ports.sandbox import Process, Sandbox
 
@@ -44,15 +45,15 @@ class _Times:
 class Execution:
     """Drives one run. :meth:`run` is awaited once."""
 
-    def __init__(self, engine: Engine, plan: Plan, grant: Grant, record: RunRecord) -> None:
+    def __init__(self, engine: Engine, plan: Plan, grant: Grant, facts: dict[str, Any]) -> None:
         self._engine = engine
         self._plan = plan
         self._grant = grant
-        self._record = record
+        self._facts = facts
         self._final: RunRecord | None = None
         self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream)
         self._target = _target(engine, plan, grant)
-        self._channel = Channel(BlobSink(self._target))
+        self._channel = Channel(BlobSink(self._target), grant.limits)
         self._sandbox: Sandbox | None = None
         self._creating = False
         self._times = _Times(queued=self._elapsed_ms())
@@ -65,7 +66,7 @@ class Execution:
         """
         self._engine.active[self._plan.run_id] = self._active
         try:
-            await self._engine.records.insert(self._record)
+            await self._engine.records.insert(RunRecord(status=RunStatus.RUNNING, **self._facts))
             return await self._to_the_end()
         except asyncio.CancelledError:
             await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
@@ -126,7 +127,7 @@ class Execution:
                 run_id=plan.run_id,
                 kind=plan.request.kind,
                 principal=plan.principal.name,
-                skill=self._record.skill,
+                skill=self._facts["skill"],
                 queued_ms=self._times.queued,
                 created_ms=self._times.created,
             )
@@ -147,18 +148,17 @@ class Execution:
 
     async def _listen_again(self, process: Process) -> None:
         """Listening was interrupted, perhaps within a frame: take the blobs that are complete by now."""
-        await self._channel.sink.replay()
-        self._channel = Channel(self._channel.sink)
+        await self._channel.replay()
         await self._listen(process)
 
     def _judge(self, ending: Ending) -> Failure | None:
         if ending.outcome is Outcome.CANCELLED:
             return cancelled(self._active.cancel_reason or ending.reason)
         if ending.outcome is Outcome.EXIT:
-            if self._channel.error is not None:
-                return raised(self._channel.error, ending.hits)
-            if self._channel.has_result:
-                return self._channel.unfit
+            if isinstance(self._channel.final, Result):
+                return None
+            if self._channel.final is not None:
+                return raised(self._channel.final, ending.hits)
         return ended_by(ending, self._plan.limits)
 
     async def _log(self, process: Process) -> Log:
@@ -175,26 +175,28 @@ class Execution:
 
     async def _completed(self, usage: Usage, log: Log) -> RunRecord:
         engine, redaction = self._engine, self._grant.redaction
-        value = as_object(self._channel.result)
-        await self._check_output(value)
+        result = self._channel.final
+        assert isinstance(result, Result)
+        value = value_of(result)
+        await self._check_output(value, len(result.raw))
         output = await fit_output(value, redaction, self._target, spill=engine.config.oversize_output == "spill")
         common = self._common(usage, log, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], redaction)
-        return replace(
-            self._record,
+        return RunRecord(
             status=RunStatus.COMPLETED,
             outcome=Outcome.EXIT,
             summary=summary,
             output=output.value,
+            **self._facts,
             **common,
         )
 
-    async def _check_output(self, value: dict[str, Any]) -> None:
+    async def _check_output(self, value: dict[str, Any], size: int) -> None:
         skill = self._plan.skill
         if skill is None or skill.outputs_schema is None:
             return
         complaint = await self._engine.schemas.complaint(
-            (skill.digest, "out"), skill.outputs_schema, value, "output", self._channel.result_bytes
+            (skill.digest, "out"), skill.outputs_schema, value, "output", size
         )
         if complaint:
             raise Unfit(Failure("ValidationError", complaint, Outcome.EXIT))
@@ -203,13 +205,13 @@ class Execution:
         failure = failure.redacted(self._grant.redaction)
         common = self._common(usage, log, None)
         reason = "; ".join(filter(None, (failure.message, common.pop("reason"))))
-        return replace(
-            self._record,
+        return RunRecord(
             status=RunStatus.FAILED,
             outcome=failure.outcome,
             reason=reason[:1000],
             summary=failure.summary(),
             error=failure.as_dict(),
+            **self._facts,
             **common,
         )
 
@@ -311,6 +313,4 @@ def _target(engine: Engine, plan: Plan, grant: Grant) -> BlobTarget:
         run_id=plan.run_id,
         prefix=grant.blob_prefix,
         ttl_s=config.blob_ttl_s,
-        max_blobs=config.run_blobs,
-        max_bytes=config.run_blob_bytes,
     )

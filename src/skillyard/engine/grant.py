@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.frames import FrameLimits
+from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
 from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
 from skillyard.domain.skill import SecretNeed, Skill
 from skillyard.engine.dependencies import missing
@@ -42,6 +44,7 @@ class Grant:
     digests: dict[str, Any]
     redaction: Redaction
     blob_prefix: str
+    limits: FrameLimits
 
 
 async def make_grant(engine: Engine, plan: Plan) -> Grant:
@@ -52,12 +55,14 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     _check_dependencies(plan.skills, environment)
     secrets = await _secrets(engine, plan)
     prefix = engine.ids.blob() + "-"
+    limits = engine.frame_limits
     return Grant(
         spec=_spec(engine, plan, environment.ref),
-        guest=_guest(plan, prefix, secrets, engine.config.run_blobs),
+        guest=_call(plan, prefix, secrets, limits).request(),
         digests=_digests(plan, environment.ref),
         redaction=Redaction(secrets.values()) if secrets else NOTHING,
         blob_prefix=prefix,
+        limits=limits,
     )
 
 
@@ -145,28 +150,24 @@ def _skill_mount(skill: Skill) -> Mount:
     return Mount(skill.root, f"/skills/{skill.name}", skill.digest)
 
 
-def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], max_blobs: int) -> dict[str, Any]:
-    """The guest's request (see :mod:`skillyard.guest`)."""
+def _call(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> GuestCall:
     request, skill = plan.request, plan.skill
     entrypoint = skill.runtime.export if skill and skill.runtime else request.entrypoint
-    return {
-        "v": 1,
-        "op": "call",
-        "code": request.code,
-        "skill": skill.import_name if skill else None,
-        "entrypoint": entrypoint or "main",
-        "args": request.args,
-        "skills": {s.import_name: _importable(s) for s in plan.skills},
-        "blobs": {b.blob_id: {"kind": b.kind, "size": b.size} for b in plan.blobs},
-        "blob_prefix": prefix,
-        "env": secrets,
-        "max_blobs": max_blobs,
-    }
+    return GuestCall(
+        blob_prefix=prefix,
+        entrypoint=entrypoint or "main",
+        code=request.code,
+        skill=skill.import_name if skill else None,
+        args=request.args,
+        skills={s.import_name: _importable(s) for s in plan.skills},
+        blobs={b.blob_id: BlobMount(b.kind, b.size) for b in plan.blobs},
+        env=secrets,
+        limits=limits,
+    )
 
 
-def _importable(skill: Skill) -> dict[str, str | None]:
-    entry = skill.runtime.entrypoint if skill.runtime else None
-    return {"root": f"/skills/{skill.name}", "entry": entry}
+def _importable(skill: Skill) -> SkillMount:
+    return SkillMount(f"/skills/{skill.name}", skill.runtime.entrypoint if skill.runtime else None)
 
 
 def _digests(plan: Plan, environment: EnvironmentRef) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from skillyard.engine.text import clean
 
 MAX_OUTPUT = 4096
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
 
 class Unfit(Exception):
     """The returned value is the run's failure."""
@@ -31,23 +33,6 @@ class Output:
     value: dict[str, Any]
     size: int
     blob: str | None = None
-
-
-def parse_result(data: bytes) -> Any:
-    """The JSON value that the guest sent. Raises Unfit: foreign code can write to the channel too."""
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise _not_serializable("nested too deep") from None
-    except ValueError as error:
-        raise _not_serializable(str(error)[:200]) from None
-
-
-def as_object(value: Any) -> dict[str, Any]:
-    """``None`` → ``{}``, anything but an object → ``{"result": value}`` (row 6)."""
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else {"result": value}
 
 
 async def fit_output(value: dict[str, Any], redaction: Redaction, target: BlobTarget, *, spill: bool) -> Output:
@@ -69,21 +54,20 @@ async def fit_output(value: dict[str, Any], redaction: Redaction, target: BlobTa
 def _encoded(value: dict[str, Any], redaction: Redaction) -> tuple[dict[str, Any], bytes]:
     try:
         value = redaction.value(value)
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        return value, text.encode()
+        return value, _encode(value).encode()
     except RecursionError:
-        raise _not_serializable("nested too deep") from None
+        raise not_serializable("nested too deep") from None
     except UnicodeEncodeError:
-        raise _not_serializable("a string holds lone surrogates") from None
+        raise not_serializable("a string holds lone surrogates") from None
     except ValueError as error:
-        raise _not_serializable(str(error)[:200]) from None
+        raise not_serializable(str(error)[:200]) from None
 
 
 def _too_large(message: str) -> Failure:
     return Failure("OutputTooLarge", message, Outcome.OUTPUT)
 
 
-def _not_serializable(reason: str) -> Unfit:
+def not_serializable(reason: str) -> Unfit:
     message = f"the returned value is not JSON-serializable: {reason}"
     return Unfit(Failure("OutputNotSerializable", message, Outcome.EXIT))
 

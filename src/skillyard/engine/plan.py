@@ -73,6 +73,24 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
     )
 
 
+def run_facts(plan: Plan, digests: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the run's record that do not change while it goes on."""
+    request, skill = plan.request, plan.skill
+    return {
+        "run_id": plan.run_id,
+        "kind": request.kind,
+        "principal": plan.principal.name,
+        "created_at": plan.created_at,
+        "skill": skill.name if skill else None,
+        "version": skill.version if skill else None,
+        "environment": plan.environment,
+        "limits": plan.limits.as_dict(),
+        "digests": digests,
+        "idempotency_key": request.idempotency_key,
+        "request_digest": request.digest() if request.idempotency_key else "",
+    }
+
+
 def _numbered(request: RunRequest) -> Iterable[tuple[int, str]]:
     return enumerate(request.input_blobs)
 

@@ -11,6 +11,8 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape
 from skillyard.domain.run import RunKind
 
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
@@ -101,7 +103,7 @@ def _args_json(args: Mapping[str, Any]) -> str:
     if not args:
         return "{}"
     try:
-        return json.dumps(args, separators=(",", ":"), allow_nan=False)
+        return _encode(args)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput("args", f"must be JSON-serializable: {_reason(error)}", shape(args)) from None
 
