@@ -80,7 +80,7 @@ class BlobFiles:
 
     def prepare(self) -> None:
         try:
-            for directory in (self._contents, self._tmp):
+            for directory in (self._contents.parent, self._contents, self._tmp):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise disk_fault(error) from error

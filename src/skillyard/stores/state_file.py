@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
@@ -55,7 +55,8 @@ class StateFile:
             if sync:
                 _sync_directory(self.path.parent)
         except OSError as error:
-            new.unlink(missing_ok=True)
+            with suppress(OSError):
+                new.unlink()
             raise self.fault(error) from error
 
     @contextmanager
