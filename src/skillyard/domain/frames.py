@@ -45,7 +45,7 @@ class FrameLimits:
 
     blobs: int = 1000
     blob_bytes: int = 4 * 1024**3
-    open_blobs: int = 64
+    open_blobs: int = 32
     result_bytes: int = 16 * 1024 * 1024
 
 

@@ -18,7 +18,7 @@ Request: one JSON object in UTF-8, up to end of file::
 
      optional, with these defaults:
      "max_blob_bytes": 4294967296,         all blobs together
-     "max_open_blobs": 64,                 blobs begun and not yet ended
+     "max_open_blobs": 32,                 blobs begun and not yet ended
      "max_result_bytes": 16777216,         the returned value as JSON
      "workspace": "/workspace",            the working directory
      "blob_root": "/blobs"}                where the readable blobs are

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_BLOBS = 1000
 MAX_BLOB_BYTES = 4 * 1024**3
-MAX_OPEN = 64
+MAX_OPEN = 32
 
 TEXT = "text/plain"
 JSON = "application/json"

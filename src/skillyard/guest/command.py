@@ -16,8 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-USAGE = 64
-"""sysexits(3): the command was called the wrong way."""
+_exit = os._exit  # foreign code may replace what it finds in os
 
 
 def main() -> NoReturn:
@@ -26,10 +25,10 @@ def main() -> NoReturn:
     sys.path[:] = [path for path in sys.path if path != sys.argv[0]]
     if len(arguments) == 3 and arguments[0] == "call":
         _call(arguments[1], arguments[2])
-        os._exit(0)
+        _exit(0)
     from .files import main as files
 
-    os._exit(files(arguments))
+    _exit(files(arguments))
 
 
 def _call(request: str, channel: str) -> None:

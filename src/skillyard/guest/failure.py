@@ -122,7 +122,7 @@ def _collapsed(frames: list[FrameSummary], libraries: tuple[str, ...]) -> list[F
         return []
     last = frames[-1]
     root = max((path for path in libraries if last.filename.startswith(path)), key=len)
-    name = last.name if len(frames) == 1 else f"{last.name}, {len(frames) - 1} calls below"
+    name = last.name if len(frames) == 1 else f"{last.name} ({len(frames)} calls deep)"
     return [FrameSummary(f"<{last.filename[len(root) :]}>", last.lineno, name, lookup_line=False, line="")]
 
 

@@ -19,7 +19,7 @@ from .runtime import publish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 __all__ = ["prepare", "reseed", "run", "serve"]
 
@@ -62,12 +62,19 @@ def serve(request_fd: int, channel_fd: int) -> None:
         sys.stderr.write(f"the request cannot be read: {error}\n")
         return
     if request:
-        guest.run(request)
+        _run(guest, request)
 
 
 def run(request_bytes: bytes, channel_fd: int) -> None:
     """Run a request and write its frames; stdout and stderr are flushed. Never raises, and does not exit."""
-    _begin(channel_fd).run(request_bytes)
+    _run(_begin(channel_fd), request_bytes)
+
+
+def _run(guest: _Guest, request: bytes) -> None:
+    try:
+        guest.run(request)
+    except BaseException:  # noqa: BLE001 - foreign code broke what ours needs: it has no result, as if it had exited
+        return
 
 
 def _begin(channel_fd: int) -> _Guest:
@@ -118,10 +125,12 @@ class _Guest:
             kind, payload = b"R", self._perform(request_bytes)
         except BaseException as error:  # noqa: BLE001 - whatever ends the code is reported
             _setrecursionlimit(_RECURSION)
+            if not self._channel.is_ours():
+                _leave_child(error, self._libraries)
             kind, payload = b"X", failure.describe(error, self._libraries)
-        if not self._channel.is_ours():
-            _leave_child(kind, payload)
         process.flush_stdio()
+        if not self._channel.is_ours():
+            _exit(0)
         try:
             self._channel.finish(kind, payload)
         except OSError as error:
@@ -152,13 +161,15 @@ class _Guest:
         return request, workspace
 
 
-def _leave_child(kind: bytes, payload: bytes) -> None:
-    """A process that the code forked has come back from its function: it ends here, as a fork in a script does."""
-    if kind == b"X":
-        report = json.loads(payload)
-        sys.stderr.write(report["traceback"] or f"{report['type']}: {report['message']}\n")
+def _leave_child(error: BaseException, libraries: list[str]) -> NoReturn:
+    """A process that the code forked has come back from its function: it ends as a script does."""
+    code: object = 1
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    else:
+        sys.stderr.write(json.loads(failure.describe(error, libraries))["traceback"])
     process.flush_stdio()
-    _exit(0 if kind == b"R" else 1)
+    _exit(code & 0xFF if isinstance(code, int) else 1)
 
 
 _warm: list[_Guest] = []

@@ -47,8 +47,9 @@ def _text(buffer: Any, mode: str, **options: bool) -> io.TextIOWrapper:
 
 def flush_stdio() -> None:
     """Whatever foreign code made of the streams: what cannot be flushed is lost, and the result is not."""
-    for stream in {id(s): s for s in (sys.stdout, sys.__stdout__, sys.stderr)}.values():
+    for name in ("stdout", "__stdout__", "stderr"):
         try:
+            stream = getattr(sys, name, None)
             if stream is not None:
                 stream.flush()
         except BaseException:  # noqa: BLE001, S112 - a stream of foreign code may raise anything

@@ -1,0 +1,147 @@
+"""A guest in a process of its own: the plain interpreter, a copied tree, the walls' directories in a temporary one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skillyard.guest
+from skillyard.domain.frames import BlobBegin, BlobData, BlobEnd, Failure, Frame, FrameReader, Result
+from skillyard.domain.guest_request import encode_request
+
+PYTHON = getattr(sys, "_base_executable", sys.executable)
+PREFIX = "blob:0123456789abcdef0123456789abcdef-"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of one call: the frames, stdout and stderr as one text, the exit status."""
+
+    frames: list[Frame]
+    final: Result | Failure | None
+    logs: str
+    status: int
+
+    @property
+    def value(self) -> dict[str, Any]:
+        assert isinstance(self.final, Result), f"{self.final}\n{self.logs}"
+        return self.final.value()
+
+    @property
+    def failure(self) -> Failure:
+        assert isinstance(self.final, Failure), f"{self.final}\n{self.logs}"
+        return self.final
+
+    @property
+    def blobs(self) -> dict[int, tuple[str, bytes]]:
+        """Kind and bytes of every complete blob."""
+        kinds = {frame.n: frame.kind for frame in self.frames if isinstance(frame, BlobBegin)}
+        pieces: dict[int, bytes] = dict.fromkeys(kinds, b"")
+        for frame in self.frames:
+            if isinstance(frame, BlobData):
+                pieces[frame.n] += frame.data
+        return {f.n: (kinds[f.n], pieces[f.n]) for f in self.frames if isinstance(f, BlobEnd)}
+
+
+@dataclass
+class GuestBox:
+    """A sandbox without walls, for one test."""
+
+    root: Path
+    tree: Path
+    skills: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    blobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def workspace(self) -> Path:
+        return self.root / "workspace"
+
+    def mount_skill(self, name: str, files: Mapping[str, str], entry: str | None = "code/main.py") -> None:
+        root = self.root / "skills" / name
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        self.skills[name.replace("-", "_")] = {"root": str(root), "entry": entry}
+
+    def mount_blob(self, blob_id: str, data: bytes, kind: str = "text/plain") -> None:
+        (self.root / "blobs" / blob_id).write_bytes(data)
+        self.blobs[blob_id] = {"kind": kind, "size": len(data)}
+
+    def request(self, code: str | None = None, **changes: Any) -> dict[str, Any]:
+        return {
+            "v": 1,
+            "op": "call",
+            "code": code,
+            "skill": None,
+            "entrypoint": "main",
+            "args": {},
+            "skills": self.skills,
+            "blobs": self.blobs,
+            "blob_prefix": PREFIX,
+            "env": {},
+            "max_blobs": 100,
+            "workspace": str(self.workspace),
+            "blob_root": str(self.root / "blobs"),
+            **changes,
+        }
+
+    def call(self, code: str | None = None, **changes: Any) -> Ran:
+        """Run ``code``, or the skill named by ``skill``, to its end."""
+        return self.send(encode_request(self.request(code, **changes)))
+
+    def send(self, request: bytes) -> Ran:
+        (self.root / "request").write_bytes(request)
+        channel = self.root / "channel"
+        channel.write_bytes(b"")
+        command = [PYTHON, "-I", "-S", self.tree, "call", self.root / "request", channel]
+        ran = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"TMPDIR": str(self.root / "tmp"), "HOME": str(self.workspace)},
+            timeout=60,
+        )
+        return self.ran(channel.read_bytes(), ran.stdout, ran.returncode)
+
+    def ran(self, channel: bytes, logs: bytes, status: int) -> Ran:
+        reader = FrameReader()
+        frames = reader.feed(channel)
+        return Ran(frames, reader.finish(), logs.decode(), status)
+
+
+@pytest.fixture(scope="session")
+def guest_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guest's package as a directory that Python runs, under another name than on the host."""
+    tree = tmp_path_factory.mktemp("tree")
+    source = Path(skillyard.guest.__file__).parent
+    shutil.copytree(source, tree / "inside", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "__main__.py").write_text("from inside.command import main\nmain()\n")
+    return tree
+
+
+@pytest.fixture
+def box(tmp_path: Path, guest_tree: Path) -> GuestBox:
+    for name in ("workspace", "skills", "blobs", "tmp"):
+        (tmp_path / name).mkdir()
+    return GuestBox(tmp_path, guest_tree)
+
+
+@pytest.fixture
+def drive(box: GuestBox) -> Callable[..., str]:
+    """Runs a script that has the guest importable as ``inside``, as a backend would; gives what it printed."""
+
+    def run(script: str, *arguments: str) -> str:
+        source = f"import sys; sys.path.insert(0, {str(box.tree)!r})\n{script}"
+        command = [PYTHON, "-I", "-S", "-c", source, *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=box.root)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    return run
