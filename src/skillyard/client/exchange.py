@@ -39,17 +39,19 @@ class Response(Protocol):
         ...
 
 
-class Transport(Protocol):
+class Offloading(Protocol):
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Do blocking file work where it does not stop others."""
+        ...
+
+
+class Transport(Offloading, Protocol):
     """Connections to one server. No redirect is followed and no proxy asked: the token goes to the server
     that was named and to nobody else."""
 
     def send(self, request: Request) -> AbstractAsyncContextManager[Response]:
         """Raises Unreachable before anything was sent, ConnectionLost and ResponseTimeout after. A response
         that comes before the body was sent whole ends the sending."""
-        ...
-
-    async def offload(self, work: Callable[[], T]) -> T:
-        """Do blocking file work where it does not stop others."""
         ...
 
     async def pause(self, seconds: float) -> None: ...

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Literal, cast
 from skillyard.client.errors import BadArgument
 
 if TYPE_CHECKING:
-    from skillyard.client.exchange import Transport
+    from skillyard.client.exchange import Offloading
 
     Source = bytes | str | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes] | Iterable[bytes]
     Sink = str | os.PathLike[str] | IO[bytes]
@@ -27,8 +27,8 @@ class Upload:
     A ``str`` is a path. Use as a context manager: a file that it opened is closed at its end.
     """
 
-    def __init__(self, source: Source, transport: Transport, progress: Progress | None = None) -> None:
-        self._transport = transport
+    def __init__(self, source: Source, worker: Offloading, progress: Progress | None = None) -> None:
+        self._worker = worker
         self._progress = progress
         self._opened: IO[bytes] | None = None
         self.length: int | None = None
@@ -68,7 +68,7 @@ class Upload:
             for start in range(0, len(source), CHUNK):
                 yield source[start : start + CHUNK]
         elif callable(source):
-            while chunk := await self._transport.offload(partial(source, CHUNK)):
+            while chunk := await self._worker.offload(partial(source, CHUNK)):
                 yield chunk
         elif isinstance(source, AsyncIterable):
             async for chunk in source:
@@ -81,8 +81,8 @@ class Upload:
 class Download:
     """A sink for a blob. A path appears whole or not at all: bytes go to a file beside it first."""
 
-    def __init__(self, sink: Sink, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, sink: Sink, worker: Offloading) -> None:
+        self._worker = worker
         self._path: Path | None = None
         if isinstance(sink, (str, os.PathLike)):
             self._path = Path(sink)
@@ -92,7 +92,7 @@ class Download:
             self._file = sink
 
     async def write(self, chunk: bytes) -> None:
-        await self._transport.offload(lambda: self._file.write(chunk))
+        await self._worker.offload(lambda: self._file.write(chunk))
 
     def keep(self) -> None:
         """All came: put the file in its place."""

@@ -31,7 +31,7 @@ _MEANINGS = {
     Exit.BAD_INPUT: "usage or bad input",
     Exit.NO_ACCESS: "cannot connect, or no valid token",
     Exit.REFUSED: "refused: not allowed, or a protection is missing",
-    Exit.BUSY: "too many runs at once",
+    Exit.BUSY: "too many runs at once, or the data directory is in use",
     Exit.INTERNAL: "internal error",
     Exit.INTERRUPTED: "interrupted; the run was cancelled",
 }
@@ -47,7 +47,11 @@ _BY_CODE = {
     -32005: Exit.BUSY,
 }
 
-_BY_TYPE = {"CannotListen": Exit.BAD_INPUT}
+_BY_TYPE = {
+    "CannotListen": Exit.BAD_INPUT,
+    "DataDirUnusable": Exit.BAD_INPUT,
+    "DataDirInUse": Exit.BUSY,
+}
 
 _MENDS = {
     "CannotListen": "choose another --host or --port; port 0 takes any that is free",

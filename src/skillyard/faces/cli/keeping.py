@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from skillyard.client.discovery import default_data_dir
+from skillyard.data_dir import DataDir
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.secrets import KEY_VARIABLE, SealedSecrets
 from skillyard.stores.tokens import FileTokens
@@ -25,7 +26,7 @@ class Wait(Protocol):
 @contextmanager
 def tokens(data_dir: Path | None) -> Iterator[tuple[FileTokens, Wait]]:
     with asyncio.Runner() as runner:
-        yield FileTokens(_home(data_dir) / "tokens.json", SystemClock()), runner.run
+        yield FileTokens(_places(data_dir).tokens, SystemClock()), runner.run
 
 
 @contextmanager
@@ -33,8 +34,8 @@ def secrets(data_dir: Path | None) -> Iterator[tuple[SealedSecrets, Wait]]:
     import os
 
     with asyncio.Runner() as runner:
-        yield SealedSecrets(_home(data_dir), key=os.environ.get(KEY_VARIABLE)), runner.run
+        yield SealedSecrets(_places(data_dir).home, key=os.environ.get(KEY_VARIABLE)), runner.run
 
 
-def _home(data_dir: Path | None) -> Path:
-    return data_dir or default_data_dir()
+def _places(data_dir: Path | None) -> DataDir:
+    return DataDir(data_dir or default_data_dir())
