@@ -64,6 +64,7 @@ class NativeBackend:
                 "key": key,
                 "owner": spec.owner.value,
                 "single": spec.single,
+                "timeout_ms": spec.limits.timeout_ms,
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
             }

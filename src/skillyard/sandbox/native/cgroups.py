@@ -42,6 +42,11 @@ class Group:
     def refused_forks(self) -> int:
         return _counter(self._path("pids"), "pids.events", "max")
 
+    def own_memory(self) -> int:
+        """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
+        key = "anon" if self.version == 2 else "total_rss"
+        return _counter(self._path("memory"), "memory.stat", key)
+
     def peak_memory(self) -> int | None:
         name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
         return _number(self._path("memory"), name)

@@ -82,11 +82,15 @@ class Init:
         return True
 
     def _lend(self, id: str, single: bool) -> None:
-        """The worker that waits is about to be given its one request."""
+        """The worker that waits is about to be given its one request, unless it ended with an earlier program."""
         self._single = single
-        self._running[self._worker] = id
+        if self._worker < 0:
+            packets.send(self._control, {"not_lent": id})
+        else:
+            self._running[self._worker] = id
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        self._single = message["single"]
         try:
             guest_run = message["argv"] is None
             pid = self._fork_guest(fds[0], fds[1]) if guest_run else self._fork_argv(message, fds)
@@ -112,12 +116,14 @@ class Init:
             if pid in self._running:
                 self._ended(pid, status)
             elif pid == self._worker:
+                self._worker = -1
                 packets.send(self._control, {"idle_worker_gone": True})
 
     def _ended(self, pid: int, status: int) -> None:
         id = self._running.pop(pid)
         if not self._running:
             _end_all_others()
+            self._worker = -1
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         packets.send(
             self._control,

@@ -12,7 +12,11 @@ from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.process import NativeProcess
 from skillyard.sandbox.native.walls import CODE_ROOT
 
-FILES = ("python3", "-I", "-S", f"{CODE_ROOT}/skillyard/guest/files.py")
+_FILES_CODE = (
+    f"import sys; sys.path.insert(0, {CODE_ROOT!r});"
+    " from skillyard.guest.files import main; sys.exit(main(sys.argv[1:]))"
+)
+FILES = ("python3", "-I", "-S", "-c", _FILES_CODE)
 
 
 class NativeSandbox:

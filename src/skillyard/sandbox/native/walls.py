@@ -143,7 +143,7 @@ def _limit(spec: Build) -> None:
     for kind, value in (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),
-        (resource.RLIMIT_FSIZE, spec.disk_bytes),
+        (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_MEMLOCK, 1 << 16),

@@ -18,6 +18,9 @@ from typing import Any
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import inside, kernel, packets, walls
 
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Read by numerical libraries when they load: a thread of theirs would not survive the fork."""
+
 
 def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
     """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
@@ -51,11 +54,14 @@ def _be_plain(packages: str) -> None:
 def _preload(names: list[str]) -> dict[str, str]:
     """Import what most runs import; what fails here will fail in the run that asks for it, with its reason."""
     failed: dict[str, str] = {}
+    os.environ.update(_ONE_THREAD)
     for name in names:
         try:
             __import__(name)
         except Exception as error:  # noqa: BLE001 - a package may raise anything while it is imported
             failed[name] = f"{type(error).__name__}: {error}"
+    for name in _ONE_THREAD:
+        del os.environ[name]
     return failed
 
 

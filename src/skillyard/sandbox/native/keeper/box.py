@@ -31,11 +31,12 @@ class Shape:
 
 @dataclass(slots=True)
 class Lease:
-    """Who has it and for how long: ``owner`` is ``run`` or ``task``."""
+    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own."""
 
     key: str
     owner: str
     single: bool
+    timeout_ms: int
     at: float = field(default_factory=time.monotonic)
 
 
@@ -97,8 +98,14 @@ class Box:
         self.pid, self.pidfd = pid, pidfd
         self._loop.watch(pidfd, READ, lambda _: self._init_gone())
 
-    def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None, single: bool) -> Program:
+    def time_bound_ms(self, asked: int | None) -> int:
+        if asked is not None:
+            return asked
+        return self.lease.timeout_ms if self.lease is not None else 0
+
+    def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Start a program; raises OSError when init is gone."""
+        single = self.lease is not None and self.lease.single
         program = Program(self._loop, id, f"{self._spool_dir}/{self.handle}-{len(self.programs)}", caps, self._over)
         if single and self.group is not None:
             program.on_done = self._done
@@ -108,6 +115,7 @@ class Box:
         elif self._channel is not None:
             channel, self._channel = self._channel, None
             packets.send(self._control, {"lend": id, "single": single})
+            program.request = request if len(self.programs) > 1 else b""
             program.read_pipe(self._output, "stdout")
             program.talk(channel, request)
         else:
@@ -119,7 +127,7 @@ class Box:
         if program.ending is not None or program.forced is not None:
             return
         program.forced = (outcome, reason)
-        if all(other.ending is not None for other in self.programs.values() if other is not program):
+        if self.lease is not None and self.lease.single:
             self.kill()
             return
         try:
@@ -128,6 +136,17 @@ class Box:
             self.kill()
             return
         self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+
+    def running(self) -> bool:
+        return any(program.ending is None for program in self.programs.values())
+
+    def end_for(self, outcome: str, reason: str) -> None:
+        """End the whole sandbox, with what runs in it, for one reason."""
+        self.forced = (outcome, reason)
+        for program in self.programs.values():
+            if program.ending is None and program.forced is None:
+                program.forced = self.forced
+        self.kill()
 
     def kill(self) -> None:
         if self.pidfd >= 0 and not self.dead:
@@ -170,8 +189,7 @@ class Box:
                 ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
                 ours.append(ours_out)
                 theirs.append(theirs_out)
-            start = {"start": program.id, "argv": message["argv"], "env": message["env"], "cwd": message["cwd"]}
-            packets.send(self._control, start, theirs)
+            packets.send(self._control, {**self._start_message(program), **message}, theirs)
         except (OSError, ValueError):
             for fd in ours:
                 os.close(fd)
@@ -184,11 +202,14 @@ class Box:
         program.read_pipe(ours[0], "stdout")
         program.read_pipe(ours[1], "stderr")
 
+    def _start_message(self, program: Program) -> dict[str, Any]:
+        return {"start": program.id, "single": self.lease is not None and self.lease.single}
+
     def _start_guest(self, program: Program, request: bytes) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            packets.send(self._control, {"start": program.id, "argv": None}, [theirs.fileno(), writing])
+            packets.send(self._control, {**self._start_message(program), "argv": None}, [theirs.fileno(), writing])
         except OSError:
             ours.close()
             os.close(reading)
@@ -206,6 +227,22 @@ class Box:
         """
         if program.ending is None and program.forced is None:
             program.forced = ("exit", "")
+            self.kill()
+
+    def _forget_worker(self) -> None:
+        """It ended with the last program that ran; the next guest is forked when it is asked for."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            os.close(self._output)
+
+    def _start_again(self, program: Program) -> None:
+        """The worker was ended while this was on its way to it."""
+        request, program.request = program.request, b""
+        program.hang_up()
+        try:
+            self._start_guest(program, request)
+        except OSError:
             self.kill()
 
     def _over(self, program: Program, reason: str) -> None:
@@ -229,11 +266,17 @@ class Box:
         elif "broken" in message:
             self._broken = str(message["broken"])
         elif "idle_worker_gone" in message:
-            self._broken = "the waiting worker ended"
-            self.kill()
+            if self.lease is None:
+                self._broken = "the waiting worker ended"
+                self.kill()
+            self._forget_worker()
+        elif "not_lent" in message:
+            self._start_again(self.programs[message["not_lent"]])
         elif "failed" in message:
             self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": str(message["why"])})
         elif "ended" in message:
+            if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
+                self._forget_worker()
             self.cpu_seconds = message["cpu"]
             self.peak_rss = message["rss"]
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
@@ -292,9 +335,7 @@ class Box:
             program.drop()
         self._loop.forget(self._control.fileno())
         self._control.close()
-        if self._channel is not None:
-            self._channel.close()
-            os.close(self._output)
+        self._forget_worker()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1

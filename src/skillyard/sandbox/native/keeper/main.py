@@ -140,8 +140,7 @@ class Keeper:
         retirement = Retirement(config["retire_runs"], config["retire_s"])
         self._yard = Yard(self._loop, host, config["ready"], retirement)
         self._service = Service(self._loop, self._yard, _facts(host))
-        if not self._groups.has("memory"):
-            memory_watch.start(self._loop, self._yard)
+        memory_watch.start(self._loop, self._yard)
         self._reap_orphans()
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)

@@ -1,7 +1,8 @@
-"""Where no memory controller may be used: look at each sandbox's memory often, and end the one that passes its limit.
+"""Look at each sandbox's memory often, and end the one that passes its limit.
 
-Supervised, not enforced: between two looks a sandbox may pass its limit by what it can touch in that time. Each
-process is also held to the limit by RLIMIT_DATA, and the files of the sandbox by the size of their tmpfs.
+A memory controller bounds memory and files together, since it charges a tmpfs to those who fill it: what is looked
+for then is memory alone above its own limit. Without one this watch is all there is for a tree of processes; between
+two looks a sandbox may pass its limit by what it can touch in that time. Each process is also held by RLIMIT_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 def start(loop: Loop, yard: Yard) -> None:
     def look() -> None:
         for box in yard.survey():
-            if not box.dead and box.pid > 0:
+            if not box.dead and box.pid > 0 and box.running():
                 _check(box)
         loop.after(_EVERY_S, look)
 
@@ -28,17 +29,16 @@ def start(loop: Loop, yard: Yard) -> None:
 
 def _check(box: Box) -> None:
     limit = box.shape.memory_mb * MIB
-    tree = _tree(box.pid)
-    used = sum(_resident(pid) for pid in tree)
-    if used > limit:
-        used = sum(_proportional(pid) for pid in tree)
+    used = box.group.own_memory() if box.group is not None else _of_tree(box.pid, limit)
     box.sampled_peak = max(box.sampled_peak, used)
     if used > limit and box.forced is None:
-        box.forced = ("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
-        for program in box.programs.values():
-            if program.ending is None and program.forced is None:
-                program.forced = box.forced
-        box.kill()
+        box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
+
+
+def _of_tree(root: int, limit: int) -> int:
+    tree = _tree(root)
+    used = sum(_resident(pid) for pid in tree)
+    return used if used <= limit else sum(_proportional(pid) for pid in tree)
 
 
 def _tree(pid: int) -> list[int]:

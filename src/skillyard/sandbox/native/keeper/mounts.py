@@ -24,8 +24,10 @@ class Show:
     aliases: tuple[str, ...] = ()
 
 
-def show(home: int, pidfd: int, items: Sequence[Show]) -> None:
+def show(home: int, pidfd: int, root_id: int, items: Sequence[Show]) -> None:
     """Show ``items`` in the mount namespace of ``pidfd``'s process; ``home`` is our own, to return to.
+
+    ``root_id`` is the zygote's id 0 as we see it: its tmpfs knows no other owner for what is made in it.
 
     Raises OSError naming the source or the step; the sandbox must then be thrown away.
     """
@@ -36,8 +38,10 @@ def show(home: int, pidfd: int, items: Sequence[Show]) -> None:
             kernel.mount_setattr(sources[-1], "", _QUIET)
         kernel.setns(pidfd, kernel.CLONE_NEWNS)
         try:
+            kernel.set_file_ids(root_id, root_id)
             _attach(items, sources)
         finally:
+            kernel.set_file_ids(0, 0)
             kernel.setns(home, kernel.CLONE_NEWNS)
     finally:
         for fd in sources:

@@ -45,6 +45,8 @@ class Program:
         self.on_input_room: list[Callable[[], None]] = []
         self.started_at = time.monotonic()
         self.deadline: Timer | None = None
+        self.request = b""
+        """A guest's, kept until it is known to have reached a worker."""
         self.forced: tuple[str, str] | None = None
         """(outcome, reason) of whoever ended it before it ended by itself."""
         self.ending: dict[str, Any] | None = None
@@ -84,6 +86,14 @@ class Program:
     @property
     def input_room(self) -> bool:
         return len(self._pending) < STDIN_BUFFER
+
+    def hang_up(self) -> None:
+        """Close what a worker that is gone left open, to be started once more."""
+        for fd, stream in list(self._readers.items()):
+            self._close_reader(fd, stream)
+        for spool in self.spools.values():
+            spool.closed = False
+        self._pending.clear()
 
     def end_of_output(self) -> None:
         """All writers are gone or no longer count: take what is there and close."""

@@ -102,7 +102,7 @@ class Service:
             else:
                 self._answer(number, handle=box.handle)
 
-        lease = Lease(header["key"], header["owner"], header["single"])
+        lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"])
         self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer))
 
     def _do_start(self, number: int | None, header: Header, body: bytes) -> None:
@@ -114,13 +114,10 @@ class Service:
             raise Unknown("the sandbox has ended")
         caps = Caps(header["log_bytes"], header["channel_bytes"])
         request = body if header["argv"] is None else None
-        single = box.lease is not None and box.lease.single
-        program = box.start(header["id"], header, caps, request, single)
-        if header["timeout_ms"] is not None:
-            late = f"over the time limit of {header['timeout_ms']} ms"
-            program.deadline = self._loop.after(
-                header["timeout_ms"] / 1000, lambda: box.kill_program(program, "timeout", late)
-            )
+        program = box.start(header["id"], header, caps, request)
+        bound_ms = box.time_bound_ms(header["timeout_ms"])
+        late = f"over the time limit of {bound_ms} ms"
+        program.deadline = self._loop.after(bound_ms / 1000, lambda: box.kill_program(program, "timeout", late))
         self._answer(number)
 
     def _do_read(self, number: int, header: Header, body: bytes) -> None:

@@ -208,7 +208,7 @@ class Yard:
     def _lend(self, box: Box, asked: Asked) -> None:
         if asked.shows:
             try:
-                show(self._host.home, box.pidfd, asked.shows)
+                show(self._host.home, box.pidfd, self._host.ids.base, asked.shows)
             except OSError as error:
                 box.kill()
                 asked.answer(None, f"mounting: {error.strerror or error}")

@@ -44,7 +44,6 @@ def environment(python: Interpreter) -> dict[str, str]:
         "PATH": ":".join(dict.fromkeys(places)),
         "HOME": "/workspace",
         "LANG": "C.UTF-8",
-        "OPENBLAS_NUM_THREADS": "1",
     }
 
 
