@@ -20,10 +20,10 @@ from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
 from skillyard.engine.failure import Failure
-from skillyard.engine.grant import Grant, Refused, make_grant
+from skillyard.engine.grant import Grant, Refused, make_grant, make_spec
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
-from skillyard.engine.plan import Plan, make_plan, run_facts
+from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.schemas import SchemaChecks
@@ -88,6 +88,12 @@ class Engine:
         self.admit(await self.backend.probe())
         await recovery.recover(self)
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
+        self._background.spawn(self._warm_up(), "warm-up")
+
+    async def _warm_up(self) -> None:
+        """Tell the backend which sandbox most runs will ask for."""
+        environment = await self.environments.get(DEFAULT_ENVIRONMENT)
+        await self.backend.prepare(make_spec(self.config, self.config.limits.defaults, environment.ref))
 
     @property
     def probe(self) -> Probe | None:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.frames import FrameLimits
 from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
+from skillyard.domain.limits import Limits
 from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
 from skillyard.domain.skill import SecretNeed, Skill
+from skillyard.engine.config import EngineConfig
 from skillyard.engine.dependencies import missing
 from skillyard.engine.environments import Environment, InstallFailed
 from skillyard.engine.observer import SecretsGiven
@@ -57,7 +59,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     prefix = engine.ids.blob() + "-"
     limits = engine.frame_limits
     return Grant(
-        spec=_spec(engine, plan, environment.ref),
+        spec=_spec(engine.config, plan, environment.ref),
         guest=_call(plan, prefix, secrets, limits).request(),
         digests=_digests(plan, environment.ref),
         redaction=Redaction(secrets.values()) if secrets else NOTHING,
@@ -133,17 +135,29 @@ def _declared(plan: Plan, code_may: bool) -> list[SecretNeed]:
     return list(merged.values())
 
 
-def _spec(engine: Engine, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
-    config = engine.config
+def make_spec(
+    config: EngineConfig,
+    limits: Limits,
+    environment: EnvironmentRef,
+    mounts: tuple[Mount, ...] = (),
+    group: str = "",
+) -> SandboxSpec:
+    """A sandbox for one program under the operator's policy."""
     return SandboxSpec(
-        limits=plan.limits,
+        limits=limits,
         environment=environment,
-        mounts=(*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else (),
-        group=plan.principal.name if config.separate_principals else "",
+        mounts=mounts,
+        group=group,
         single=True,
         kernel_only=config.kernel_only,
         allow_degraded=config.allow_degraded,
     )
+
+
+def _spec(config: EngineConfig, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
+    mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
+    group = plan.principal.name if config.separate_principals else ""
+    return make_spec(config, plan.limits, environment, mounts, group)
 
 
 def _skill_mount(skill: Skill) -> Mount:

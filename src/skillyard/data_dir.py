@@ -1,0 +1,112 @@
+"""The data directory: where everything lies in it, and who may use it.
+
+One process at a time owns a data directory, and everything in it is for its owner's eyes only (0700). The
+lock is the kernel's: it ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.domain.errors import SkillyardError
+
+
+class DataDirUnusable(SkillyardError):
+    """The data directory cannot be made or written, or is not ours."""
+
+    type = "DataDirUnusable"
+
+
+class DataDirInUse(SkillyardError):
+    """Another process owns the data directory; the message names it."""
+
+    type = "DataDirInUse"
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """Names below ``home``."""
+
+    home: Path
+
+    @property
+    def database(self) -> Path:
+        return self.home / "skillyard.db"
+
+    @property
+    def blobs(self) -> Path:
+        return self.home / "blobs"
+
+    @property
+    def skills(self) -> Path:
+        """Skills that are served besides those of the settings' directories."""
+        return self.home / "skills"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.home / "snapshots"
+
+    @property
+    def environments(self) -> Path:
+        return self.home / "environments"
+
+    @property
+    def run(self) -> Path:
+        """The backend's own."""
+        return self.home / "run"
+
+    @property
+    def tokens(self) -> Path:
+        return self.home / "tokens.json"
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Make the directory and own it. Raises DataDirUnusable, DataDirInUse."""
+        self._make()
+        descriptor = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make(self) -> None:
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = self.home.stat().st_uid
+            if owner != os.geteuid():
+                raise DataDirUnusable(
+                    f"the data directory {self.home} belongs to the user id {owner}, and this process is "
+                    f"{os.geteuid()}: name another with --data-dir or SKILLYARD_DATA_DIR"
+                )
+            self.home.chmod(0o700)
+            for directory in (self.skills, self.environments):
+                directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise DataDirUnusable(
+                f"the data directory {self.home} cannot be used: {error.strerror}; "
+                "name another with --data-dir or SKILLYARD_DATA_DIR"
+            ) from error
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip() or "another process"
+            raise DataDirInUse(
+                f"the data directory {self.home} is in use by {holder}: stop it, connect to it as a client, "
+                "or name another with --data-dir"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} ({_command()})\n".encode("utf-8", "replace"), 0)
+
+
+def _command() -> str:
+    words = [Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:2]]
+    return " ".join(words)[:200]
