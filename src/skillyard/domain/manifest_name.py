@@ -26,7 +26,7 @@ def check_name(report: Report, path: Path, name: str, *, importable: bool) -> No
         _outside_alphabet(report, path, name)
     elif "." not in name:
         report.warn(path, "name-hierarchy", "should be '<namespace>.<domain>.<action>'; it has no namespace")
-    if importable:
+    if importable and _SUPERSET.fullmatch(name):
         _check_segments(report, path, name)
 
 

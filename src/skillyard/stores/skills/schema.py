@@ -41,9 +41,19 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
         raise NotJson(f"is no JSON: {error.msg} (line {error.lineno})") from None
     except (RecursionError, ValueError) as error:
         raise NotJson(f"is no JSON that can be read: {error}") from None
+    if not _is_unicode(value):
+        raise NotJson("must not escape surrogates, which are no characters")
     if not isinstance(value, dict):
         raise NotJson("must hold a JSON object")
     return value
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
 
 
 def _no_constant(name: str) -> Any:

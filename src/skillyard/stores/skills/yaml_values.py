@@ -86,6 +86,9 @@ class Document:
         if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
             raise YamlRefused(f"must not have more than {MAX_DEPTH} levels or {MAX_NODES} values", _line(event))
 
+        if not _is_unicode(getattr(event, "value", "")):
+            raise YamlRefused("must not escape surrogates, which are no characters", _line(event))
+
     def _sequence(self, events: Iterator[yaml.Event], path: Path) -> list[Any]:
         items: list[Any] = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
@@ -122,6 +125,14 @@ def _scalar(event: yaml.ScalarEvent) -> Any:
     if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
         return number
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _line(event: yaml.Event) -> int:

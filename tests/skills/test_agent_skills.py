@@ -1,0 +1,261 @@
+"""Agent Skills: our strict profile beside the reference validator, and what lenient serves (agent-skills-format)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import skills_ref  # type: ignore[import-untyped]
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from skillyard.domain.skill import Finding, Skill, SkillFormat, SkillKind
+from skillyard.stores.skills import Caps, validate
+from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
+from skillyard.stores.skills.tree import read_tree
+from tests.skills.skilldirs import write
+
+FINE = "name: pdf-tools\ndescription: Reads PDFs\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A SKILL.md in a directory; ``why`` when the two validators differ."""
+
+    text: str
+    ours: bool
+    reference: bool
+    why: str = ""
+    directory: str = "pdf-tools"
+
+
+def front(lines: str, body: str = "Do this.\n") -> str:
+    return f"---\n{lines}---\n{body}"
+
+
+AGREED = {
+    "minimal": Case(front(FINE), True, True),
+    "all keys": Case(
+        front(FINE + "license: MIT\ncompatibility: git\nallowed-tools: Read Bash(git:*)\nmetadata:\n  version: 1.0\n"),
+        *(True, True),
+    ),
+    "crlf": Case(front(FINE).replace("\n", "\r\n"), True, True),
+    "block description": Case(front("name: pdf-tools\ndescription: >-\n  Reads\n  PDFs\n"), True, True),
+    "name is a number": Case(front("name: 123\ndescription: x\n"), True, True, directory="123"),
+    "description is a number": Case(front("name: pdf-tools\ndescription: 5\n"), True, True),
+    "tools as a list": Case(front(FINE + "allowed-tools:\n- Read\n- Grep\n"), True, True),
+    "longest name": Case(front(f"name: {'a' * 64}\ndescription: x\n"), True, True, directory="a" * 64),
+    "longest description": Case(front(f"name: pdf-tools\ndescription: {'a' * 1024}\n"), True, True),
+    "longest compatibility": Case(front(FINE + f"compatibility: {'a' * 500}\n"), True, True),
+    "no front matter": Case("# Title\n", False, False),
+    "never closed": Case("---\n" + FINE, False, False),
+    "empty file": Case("", False, False),
+    "a list": Case(front("- a\n- b\n"), False, False),
+    "no name": Case(front("description: x\n"), False, False),
+    "no description": Case(front("name: pdf-tools\n"), False, False),
+    "empty description": Case(front("name: pdf-tools\ndescription:\n"), False, False),
+    "blank description": Case(front("name: pdf-tools\ndescription: '  '\n"), False, False),
+    "description is a map": Case(front("name: pdf-tools\ndescription:\n  a: b\n"), False, False),
+    "name too long": Case(front(f"name: {'a' * 65}\ndescription: x\n"), False, False, directory="a" * 65),
+    "description too long": Case(front(f"name: pdf-tools\ndescription: {'a' * 1025}\n"), False, False),
+    "compatibility too long": Case(front(FINE + f"compatibility: {'a' * 501}\n"), False, False),
+    "upper case": Case(front("name: PDF\ndescription: x\n"), False, False, directory="PDF"),
+    "underscore": Case(front("name: a_b\ndescription: x\n"), False, False, directory="a_b"),
+    "dot": Case(front("name: a.b\ndescription: x\n"), False, False, directory="a.b"),
+    "leading hyphen": Case(front("name: -a\ndescription: x\n"), False, False, directory="-a"),
+    "trailing hyphen": Case(front("name: a-\ndescription: x\n"), False, False, directory="a-"),
+    "double hyphen": Case(front("name: a--b\ndescription: x\n"), False, False, directory="a--b"),
+    "other directory": Case(front(FINE), False, False, directory="pdf"),
+    "duplicate key": Case(front(FINE + "name: other\n"), False, False),
+    "anchor": Case(front("name: pdf-tools\ndescription: &a x\nlicense: *a\n"), False, False),
+    "tag": Case(front("name: pdf-tools\ndescription: !!str x\n"), False, False),
+    "colon in a value": Case(front("name: pdf-tools\ndescription: use when: always\n"), False, False),
+    "compatibility is a list": Case(front(FINE + "compatibility:\n- git\n"), False, False),
+    "broken yaml": Case(front("name: 'pdf-tools\ndescription: x\n"), False, False),
+}
+
+DIFFERENCES = {
+    "extra key": Case(front(FINE + "tags: x\n"), True, False, "the specification does not forbid keys: a warning"),
+    "byte order mark": Case("\ufeff" + front(FINE), True, False, "editors write it; nothing is ambiguous"),
+    "dashes that cut": Case(
+        front("description: a --- b\nname: pdf-tools\n"), True, False, "it cuts there and misses the name behind"
+    ),
+    "fence inside a word": Case(
+        "---\nname: pdf-tools\ndescription: x\n---- no fence\n", False, True, "not a line '---'"
+    ),
+    "opening line with more": Case("--- # hi\n" + FINE + "---\n", False, True, "the opening line is '---' alone"),
+    "flow list": Case(front(FINE + "allowed-tools: [Read, Grep]\n"), True, False, "plain YAML; strictyaml's own rule"),
+    "flow map": Case(front(FINE + "metadata: {a: b}\n"), True, False, "plain YAML; strictyaml's own rule"),
+    "empty compatibility": Case(front(FINE + "compatibility:\n"), False, True, "1 to 500 characters"),
+    "metadata is a string": Case(front(FINE + "metadata: x\n"), False, True, "a map of strings"),
+    "metadata holds a map": Case(front(FINE + "metadata:\n  a:\n    b: c\n"), False, True, "a map of strings"),
+    "license is a list": Case(front(FINE + "license:\n- MIT\n"), False, True, "a string"),
+    "letters beyond a-z": Case(
+        front("name: é\ndescription: x\n"), False, True, "the specification says a-z", directory="é"
+    ),
+    "blanks around a quoted name": Case(front("name: ' pdf-tools '\ndescription: x\n"), False, True, "not a-z"),
+}
+"""Where our strict profile and skills-ref 0.1.1 part, and why (agent-skills-format §3)."""
+
+
+def ours(directory: Path) -> bool:
+    return not any(finding.level == "error" for finding in validate(directory, "strict"))
+
+
+@pytest.mark.parametrize("case", [*AGREED.values(), *DIFFERENCES.values()], ids=[*AGREED, *DIFFERENCES])
+def test_strict_beside_the_reference_validator(tmp_path: Path, case: Case) -> None:
+    directory = write(tmp_path / case.directory, {"SKILL.md": case.text})
+    assert (ours(directory), not skills_ref.validate(directory)) == (case.ours, case.reference)
+
+
+def test_every_difference_is_one() -> None:
+    assert all(case.ours == case.reference for case in AGREED.values())
+    assert all(case.ours != case.reference and case.why for case in DIFFERENCES.values())
+
+
+def test_lower_case_file_name(tmp_path: Path) -> None:
+    """A difference: the reference accepts skill.md, hosts look for SKILL.md only."""
+    directory = write(tmp_path / "pdf-tools", {"skill.md": front(FINE)})
+    assert not skills_ref.validate(directory)
+    assert [finding.message for finding in validate(directory)] == [
+        "every skill needs a file SKILL.md; rename 'skill.md'"
+    ]
+
+
+names = st.text(alphabet="ab-é9_A ", min_size=1, max_size=8)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names, st.text(alphabet="ab .,", max_size=8))
+def test_names_and_descriptions_are_judged_alike(tmp_path: Path, name: str, description: str) -> None:
+    if "é" in name or name != name.strip():
+        return  # differences listed above
+    directory = write(tmp_path / name, {"SKILL.md": front(f"name: '{name}'\ndescription: '{description}'\n")})
+    assert ours(directory) == (not skills_ref.validate(directory))
+
+
+def load(directory: Path, *, lenient: bool = True) -> tuple[Skill | None, list[Finding]]:
+    tree, _ = read_tree(directory, Caps())
+    assert tree is not None
+    return check_bundle(Bundle(tree, Place.of(directory), directory, lenient))
+
+
+def lenient(root: Path, text: str, directory: str = "pdf-tools") -> tuple[Skill | None, list[str]]:
+    """The skill and the rules of the findings."""
+    skill, findings = load(write(root / directory, {"SKILL.md": text}))
+    return skill, [finding.rule for finding in findings]
+
+
+def test_an_agent_skill_is_an_instruction_skill(tmp_path: Path) -> None:
+    more = "license: MIT\nmetadata:\n  version: 1.2.3\n  author: me\n"
+    directory = write(tmp_path / "pdf-tools", {"SKILL.md": front(FINE + more), "scripts/run.py": "print()\n"})
+    skill, findings = load(directory)
+    assert skill is not None
+    assert findings == []
+    assert (skill.name, skill.version, skill.namespace) == ("pdf-tools", "1.2.3", "")
+    assert (skill.kind, skill.format, skill.runtime) == (SkillKind.INSTRUCTION, SkillFormat.AGENT_SKILLS, None)
+    assert skill.frontmatter["metadata"] == {"version": "1.2.3", "author": "me"}
+    assert skill.manifest == {
+        "name": "pdf-tools",
+        "version": "1.2.3",
+        "description": "Reads PDFs",
+        "kind": "instruction",
+    }
+    assert [file.path for file in skill.files] == ["SKILL.md", "scripts/run.py"]
+    assert (skill.body, skill.import_name) == ("Do this.\n", "pdf_tools")
+
+
+@pytest.mark.parametrize(
+    ("more", "version"),
+    [
+        ("", None),
+        ("metadata:\n  version: 1.10\n", "1.10.0"),
+        ("metadata:\n  version: '2'\n", "2.0.0"),
+        ("metadata:\n  version: 1.0.0-rc.1\n", "1.0.0-rc.1"),
+        ("metadata:\n  version: latest\n", None),
+        ("metadata:\n  version:\n", None),
+        ("version: 1.2.3\n", None),
+    ],
+)
+def test_versions(tmp_path: Path, more: str, version: str | None) -> None:
+    skill, _ = lenient(tmp_path, front(FINE + more))
+    assert skill is not None
+    assert skill.version == (version or f"0.0.0+{skill.digest[:12]}")
+
+
+def test_a_version_directory_gives_the_version(tmp_path: Path) -> None:
+    skill, findings = load(write(tmp_path / "pdf-tools" / "3.1.0", {"SKILL.md": front(FINE)}), lenient=False)
+    assert skill is not None
+    assert (skill.name, skill.version, findings) == ("pdf-tools", "3.1.0", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "directory", "name", "found"),
+    [
+        (front("description: x\n"), "pdf-tools", "pdf-tools", ["required"]),
+        (front("name: My Tools\ndescription: x\n"), "my-tools", "my-tools", ["name-alphabet", "directory-name"]),
+        (front("name: My_Tools\ndescription: x\n"), "My_Tools", "My_Tools", ["name-alphabet"]),
+        (front("name: é\ndescription: x\n"), "é", "é", ["name-alphabet"]),
+        (front(FINE), "pdf", "pdf-tools", ["directory-name"]),
+        (front(FINE + "tags: [a]\n"), "pdf-tools", "pdf-tools", ["unknown-key"]),
+        (front(FINE + "hooks: {}\n"), "pdf-tools", "pdf-tools", ["hooks"]),
+        (front(f"name: pdf-tools\ndescription: {'a' * 2000}\n"), "pdf-tools", "pdf-tools", ["description-length"]),
+        (front("name: pdf-tools\ndescription: use when: always, 'yes'\n"), "pdf-tools", "pdf-tools", ["yaml"]),
+        (front(FINE + "compatibility: ''\nmetadata: x\nlicense: [a]\n"), "pdf-tools", "pdf-tools", None),
+        (front(FINE, "see \u200bhere \U000e0041\n"), "pdf-tools", "pdf-tools", ["invisible"]),
+        (front(FINE, "x\n" * 600), "pdf-tools", "pdf-tools", ["body-length"]),
+    ],
+)
+def test_lenient_loads_what_the_wild_has(
+    tmp_path: Path, text: str, directory: str, name: str, found: list[str] | None
+) -> None:
+    skill, rules = lenient(tmp_path, text, directory)
+    assert skill is not None
+    assert skill.name == name
+    assert all(finding.level == "warning" for finding in skill.findings)
+    assert found is None or rules == found
+
+
+def test_a_value_with_a_colon_is_read_whole(tmp_path: Path) -> None:
+    skill, _ = lenient(tmp_path, front("name: pdf-tools\ndescription: use when: always, \"yes\" \\ 'no'\n"))
+    assert skill is not None
+    assert skill.description == "use when: always, \"yes\" \\ 'no'"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "# Title\n", "---\n" + FINE, front("name: pdf-tools\n"), front("- a\n")),
+        *(front("name: pdf-tools\ndescription:\n"), front(FINE + "name: twice\n"), front(FINE + "a: &a b\n")),
+    ],
+)
+def test_lenient_refuses_what_cannot_be_used(tmp_path: Path, text: str) -> None:
+    skill, rules = lenient(tmp_path, text)
+    assert skill is None
+    assert rules
+
+
+def test_a_name_that_cannot_be_a_path_is_refused(tmp_path: Path) -> None:
+    skill, rules = lenient(tmp_path, front("name: a/b\ndescription: x\n"), "my tools")
+    assert (skill, rules[-1]) == (None, "name-unusable")
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    raw = front(FINE).encode() + b"\xff\n"
+    directory = write(tmp_path / "pdf-tools", {"SKILL.md": raw})
+    assert [(f.level, f.line, f.rule) for f in validate(directory)] == [("error", 5 + 1, "encoding")]
+    skill, _ = load(directory)
+    assert skill is not None
+    assert skill.body == "Do this.\n\ufffd\n"
+
+
+def test_findings_name_file_line_and_rule(tmp_path: Path) -> None:
+    directory = write(tmp_path / "pdf", {"SKILL.md": front("description: x\nmetadata:\n  a: [1]\nname: Pdf\n")})
+    assert [str(finding) for finding in validate(directory)] == [
+        "SKILL.md:5: error: name: must be lowercase letters a-z, digits and single hyphens, with none at the ends"
+        " (got string of 3 characters) [name-alphabet]",
+        "SKILL.md:5: error: name: must equal the name of the skill's directory (got string of 3 characters)"
+        " [directory-name]",
+        "SKILL.md:4: error: metadata.a: must be a string (got array of 1) [type]",
+    ]
