@@ -21,14 +21,14 @@ def asked(yard: YardServer) -> dict[str, Any]:
 
 def test_a_run_prints_its_output_and_keeps_the_rest_off_stdout(run: Cli, yard: YardServer) -> None:
     yard.methods["execute_skill"] = lambda params: completed(
-        {"größe": 3}, logs_preview="[info] hello\n", output_blobs=["blob:made"], logs_blob="blob:log"
+        {"größe": 3}, logs_preview="[info] hello\n" * 160, output_blobs=["blob:made"], logs_blob="blob:log"
     )
     result = run("run", "a.b", "--args", '{"x": 1}', "--version", "1.2.0", "--timeout", "1.5")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"größe": 3})
     assert "größe" in result.stdout
     assert asked(yard) == {"name": "a.b", "version": "1.2.0", "args": {"x": 1}, "timeout_ms": 1500}
     assert result.stderr.splitlines() == [
-        "[info] hello",
+        *["[info] hello"] * 160,
         "run_1 completed: Completed in 3 ms",
         "blob blob:made",
         "whole log: skillyard runs logs run_1",

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
 
 
+_FULL_PREVIEW = 2000
+"""Bytes of a preview (at most 2,048) from which on it is likely to have lost something."""
+
+
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that :func:`perform` takes, by the names that it takes them under."""
     for decorate in reversed(_OPTIONS):
@@ -121,5 +125,5 @@ def _report(run: Run, saved: list[Path]) -> None:
     for name, items in (("blob", run.output_blobs), ("wrote", saved)):
         for item in items:
             click.echo(calm(f"{name} {item}"), err=True)
-    if run.logs_blob:
+    if run.logs_blob and len(run.logs_preview.encode()) > _FULL_PREVIEW:
         click.echo(f"whole log: skillyard runs logs {run.run_id}", err=True)
