@@ -18,21 +18,7 @@ from skillyard.guest import main as guest
 from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE
 
-_REHEARSAL = json.dumps(
-    {
-        "v": 1,
-        "op": "call",
-        "code": "import json\ndef main(args):\n    return {'sum': sum(args['xs'])}\n",
-        "skill": None,
-        "entrypoint": "main",
-        "args": {"xs": [1, 2, 3]},
-        "skills": {},
-        "blobs": {},
-        "blob_prefix": "blob:-",
-        "env": {},
-        "max_blobs": 0,
-    }
-).encode()
+_REHEARSAL = '{"code": "def main(args):\\n    return {\\"sum\\": sum(args[\\"xs\\"])}\\n", "args": {"xs": [1, 2, 3]}}'
 
 _BLOCKED = {signal.SIGCHLD}
 
@@ -166,9 +152,10 @@ class Init:
 
 def _rehearse() -> None:
     """Touch what every run touches, so that its pages are this process's own before somebody waits for it."""
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    guest.run(_REHEARSAL, null)
-    os.close(null)
+    request = json.loads(_REHEARSAL)
+    names: dict[str, Any] = {}
+    exec(compile(request["code"], "rehearsal", "exec"), names)  # noqa: S102 - our own line above
+    json.dumps(names["main"](request["args"]))
 
 
 def _say_done() -> None:

@@ -7,6 +7,7 @@ keeper is single-threaded, so changing its own mount namespace for a moment chan
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,7 @@ def _attach(items: Sequence[Show], sources: Sequence[int]) -> None:
     for parent in parents:
         kernel.mount_setattr(kernel.AT_FDCWD, parent, 0, kernel.MOUNT_ATTR_RDONLY)
     for item, fd in zip(items, sources, strict=True):
-        if os.path.isdir(f"/proc/self/fd/{fd}"):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.mkdir(item.target, 0o755)
         else:
             os.close(os.open(item.target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))

@@ -34,7 +34,11 @@ class Program:
         self.id = id
         self.caps = caps
         self._on_over = on_over
-        self.spools = {name: Spool(f"{prefix}-{name}") for name in ("stdout", "stderr", "channel")}
+        self.spools = {
+            "stdout": Spool(f"{prefix}-stdout"),
+            "stderr": Spool(f"{prefix}-stderr"),
+            "channel": Spool(f"{prefix}-channel", held_back=len(DONE)),
+        }
         self._readers: dict[int, str] = {}
         self._channel: socket.socket | None = None
         self._stdin = -1
@@ -191,6 +195,7 @@ class Program:
             self._channel = None
         else:
             os.close(fd)
+        orderly = stream == "channel" and self.spools[stream].strip(DONE)
         self.spools[stream].closed = True
-        if stream == "channel" and self.spools[stream].strip(DONE) and self.on_done is not None:
+        if orderly and self.on_done is not None:
             self.on_done(self)

@@ -128,11 +128,11 @@ class Service:
         since = time.monotonic()
 
         def attempt() -> bool:
-            waiting = spool.length - offset
+            waiting = spool.readable - offset
             settled = waiting > 0 and time.monotonic() - since >= SETTLE_S
             if waiting < min(most, IN_MEMORY) and not spool.closed and not settled:
                 return False
-            data = spool.read(offset, most) if waiting > 0 else b""
+            data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
             self._answer(number, data, end=spool.closed and offset + len(data) >= spool.length)
             return True
 

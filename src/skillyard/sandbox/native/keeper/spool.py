@@ -8,8 +8,11 @@ IN_MEMORY = 64 * 1024
 
 
 class Spool:
-    def __init__(self, path: str) -> None:
+    """``held_back`` bytes at the end are not read before the end is known: they may be taken away."""
+
+    def __init__(self, path: str, held_back: int = 0) -> None:
         self._path = path
+        self._held_back = held_back
         self._memory = bytearray()
         self._fd = -1
         self.length = 0
@@ -25,6 +28,11 @@ class Spool:
                 self._to_file()
             self._write(data)
         self.length += len(data)
+
+    @property
+    def readable(self) -> int:
+        """Up to where it can be read now."""
+        return self.length if self.closed else max(0, self.length - self._held_back)
 
     def read(self, offset: int, most: int) -> bytes:
         if self._fd < 0:
