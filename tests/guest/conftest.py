@@ -43,11 +43,11 @@ class Ran:
     def blobs(self) -> dict[int, tuple[str, bytes]]:
         """Kind and bytes of every complete blob."""
         kinds = {frame.n: frame.kind for frame in self.frames if isinstance(frame, BlobBegin)}
-        pieces: dict[int, bytes] = dict.fromkeys(kinds, b"")
+        pieces: dict[int, list[bytes]] = {n: [] for n in kinds}
         for frame in self.frames:
             if isinstance(frame, BlobData):
-                pieces[frame.n] += frame.data
-        return {f.n: (kinds[f.n], pieces[f.n]) for f in self.frames if isinstance(f, BlobEnd)}
+                pieces[frame.n].append(frame.data)
+        return {f.n: (kinds[f.n], b"".join(pieces[f.n])) for f in self.frames if isinstance(f, BlobEnd)}
 
 
 @dataclass

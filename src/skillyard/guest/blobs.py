@@ -146,7 +146,8 @@ class Blobs:
 
 
 class BlobWriter(io.BufferedIOBase):
-    """``blob_id`` names the blob, which exists when the writer was closed."""
+    """``blob_id`` names the blob, which exists when the writer was closed. One that is not closed makes no blob,
+    and neither does one whose ``write`` or ``close`` raised."""
 
     def __init__(self, blobs: Blobs, number: int, blob_id: str, own: OwnBlobs) -> None:
         self.blob_id = blob_id
@@ -157,6 +158,9 @@ class BlobWriter(io.BufferedIOBase):
         self._own = own
         self._copy = own.begin(blob_id)
 
+    def __del__(self) -> None:
+        """Nothing, where a file would close itself: that may happen at any time, and so in the middle of a frame."""
+
     def writable(self) -> bool:
         return True
 
@@ -166,46 +170,58 @@ class BlobWriter(io.BufferedIOBase):
     def write(self, data: ReadableBuffer) -> int:
         """Takes all of ``data``. Raises RuntimeError when the run's blobs become too large."""
         if self.closed:
-            raise ValueError("the blob is complete")
-        with memoryview(data).cast("B") as view:
-            if len(self._pending) + len(view) < PIECE:
-                self._pending += view
-                return len(view)
-            self._send_pending()
-            whole = len(view) - len(view) % PIECE
-            for start in range(0, whole, PIECE):
-                self._send(view[start : start + PIECE])
-            self._pending += view[whole:]
+            raise ValueError("the blob is complete or abandoned")
+        view = memoryview(data)
+        view = (view if view.c_contiguous else memoryview(view.tobytes())).cast("B")
+        if len(self._pending) + len(view) < PIECE:
+            self._pending += view
             return len(view)
+        try:
+            self._send_all(view)
+        except BaseException:  # how much of it was sent is not known
+            self.abandon()
+            raise
+        return len(view)
+
+    def _send_all(self, view: memoryview) -> None:
+        self._send_pending()
+        whole = len(view) - len(view) % PIECE
+        for start in range(0, whole, PIECE):
+            self._send(view[start : start + PIECE])
+        self._pending += view[whole:]
 
     def close(self) -> None:
         """Complete the blob."""
         if self.closed:
             return
-        self._send_pending()
-        self._own.end(self._copy)
+        try:
+            self._send_pending()
+        except BaseException:
+            self.abandon()
+            raise
         super().close()
+        self._own.end(self._copy)
         self._blobs._end(self._number, self._size)
 
     def abandon(self) -> None:
         """Give it up: there will be no such blob."""
         if self.closed:
             return
+        super().close()
         self._pending.clear()
         self._own.drop(self._copy)
-        super().close()
-        self._blobs._abandon(self._number)
+        try:
+            self._blobs._abandon(self._number)
+        except (OSError, RuntimeError):  # nobody listens any more: what does not end does not exist either
+            return
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
             self.close()
-            return
-        try:
+        else:
             self.abandon()
-        except (OSError, RuntimeError):  # the channel is gone: the error that brought us here says more
-            return
 
     def _send_pending(self) -> None:
         if self._pending:
