@@ -189,7 +189,9 @@ def test_a_caller_that_goes_away_cancels_its_run(shared: Server, http: httpx2.Cl
 
 
 def test_a_detached_run_outlives_its_caller(shared: Server, http: httpx2.Client) -> None:
-    code = "import time\ndef main(args):\n    time.sleep(1)\n    return {'done': True}\n"
+    code = (
+        "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(1)\n    return {'done': True}\n"
+    )
     run = _abandoned(shared, http, {"language": "python", "code": code, "detach": True})
     assert (run["outcome"], run["output"]) == ("exit", {"done": True})
 
@@ -206,11 +208,16 @@ def _abandoned(shared: Server, http: httpx2.Client, params: dict[str, Any]) -> d
     )
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(head.encode() + body)
-        new = until(lambda: [run for run in _runs(http) if run["run_id"] not in before and run["started_at"]])
-    run_id = new[0]["run_id"]
+        new = until(lambda: [run["run_id"] for run in _runs(http) if run["run_id"] not in before])
+        until(lambda: "begun" in _log(http, new[0]))
+    run_id = new[0]
     ended = until(lambda: [r for r in _runs(http) if r["run_id"] == run_id and r["status"] != "running"])
     record: dict[str, Any] = ended[0]
     return record
+
+
+def _log(http: httpx2.Client, run_id: str) -> str:
+    return http.post("/rpc", json=rpc("runs.logs", {"run_id": run_id})).json()["result"]["content"]  # type: ignore[no-any-return]
 
 
 def _runs(http: httpx2.Client) -> list[dict[str, Any]]:
@@ -277,7 +284,7 @@ def test_a_stop_ends_a_run_that_outlasts_the_grace(start: Start, data_dir: Path)
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as sock,
     ):
         sock.sendall(head.encode() + body)
-        until(lambda: [run for run in _runs(http) if run["started_at"]])
+        until(lambda: any("begun" in _log(http, run["run_id"]) for run in _runs(http)))
         assert server.stop() == 0
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     result = json.loads(answer.partition(b"\r\n\r\n")[2])["result"]
