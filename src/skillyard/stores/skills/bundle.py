@@ -11,13 +11,11 @@ from skillyard.domain.manifest_name import namespace_of
 from skillyard.domain.semver import is_version
 from skillyard.domain.skill import Skill, SkillFile, SkillFormat, SkillKind
 from skillyard.stores.skills import skill_md
-from skillyard.stores.skills.companions import check_entrypoint, read_needs, read_schema
+from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_needs, read_schema
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.skill_md import SkillMd, read_skill_md
 from skillyard.stores.skills.toml_file import TomlFile, TomlRefused, read_toml
 from skillyard.stores.skills.tree import Tree
-
-MANIFEST = "skill.toml"
 
 
 @dataclass(frozen=True, slots=True)
