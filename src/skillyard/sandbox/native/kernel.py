@@ -69,7 +69,9 @@ PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
+PR_CAPBSET_READ = 23
 PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECBITS_LOCKED = 0b11101111
 """NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off but locked, NO_CAP_AMBIENT_RAISE, each with its lock: capabilities(7)."""
@@ -179,6 +181,18 @@ def drop_capabilities() -> None:
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
     call("capset", NR_CAPSET, header, bytes(24))
+
+
+def keep_capabilities() -> None:
+    """Make this thread's capabilities survive an exec as a user that is not 0: ambient ones do (capabilities(7))."""
+    count = next(
+        cap for cap in range(64) if _libc.prctl(ctypes.c_int(PR_CAPBSET_READ), ctypes.c_ulong(cap), 0, 0, 0) < 0
+    )
+    low, high = (1 << min(count, 32)) - 1, (1 << max(0, count - 32)) - 1
+    header = struct.pack("Ii", 0x20080522, 0)
+    call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
+    for cap in range(count):
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap)
 
 
 class _CloneArgs(ctypes.Structure):

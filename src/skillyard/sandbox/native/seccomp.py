@@ -271,4 +271,3 @@ def closing_filter(arch: str = kernel.ARCH) -> list[Instruction]:
 
 def assemble(program: Sequence[Instruction]) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
-

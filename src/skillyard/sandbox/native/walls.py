@@ -40,9 +40,11 @@ MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "s
 
 
 class Build(NamedTuple):
-    """What the keeper decided for one sandbox. ``uid`` is the id in the zygote's user namespace."""
+    """What the keeper decided for one sandbox. ``uid`` is its id in the zygote's user namespace, its own or, where
+    there is but one, the zygote's."""
 
     uid: int
+    own_uid: bool
     disk_bytes: int
     inodes: int
     processes: int
@@ -63,7 +65,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
     _mount_proc(spec)
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
-    _become_nobody(spec.uid)
+    _become_nobody(spec)
     _limit(spec)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     os.chdir(WORKSPACE)
@@ -96,7 +98,7 @@ def _mount_box(spec: Build) -> None:
     for name, target in (WRITABLE | SHOWN).items():
         path = f"{BOX}/{name}"
         os.mkdir(path, 0o755)
-        if name in WRITABLE and spec.uid:
+        if name in WRITABLE and spec.own_uid:
             os.chown(path, spec.uid, spec.uid)
         kernel.mount(path, target, None, kernel.MS_BIND)
     os.chmod(TMP, 0o1777)
@@ -117,9 +119,10 @@ def _mount_proc(spec: Build) -> None:
     kernel.mount("none", "/proc/sys", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | quiet)
 
 
-def _become_nobody(uid: int) -> None:
+def _become_nobody(spec: Build) -> None:
     """The host's id of this sandbox, then a user namespace of its own in which it is INSIDE_ID."""
-    if uid:
+    uid = spec.uid
+    if spec.own_uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)

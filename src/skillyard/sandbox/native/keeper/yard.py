@@ -175,7 +175,8 @@ class Yard:
     def _build(self, box: Box) -> dict[str, Any]:
         shape = box.shape
         return {
-            "uid": box.slot,
+            "uid": box.slot or self._host.ids.inside,
+            "own_uid": box.slot > 0,
             "disk_bytes": shape.disk_mb * MIB,
             "inodes": max(4096, shape.disk_mb * _INODES_PER_MIB),
             "processes": shape.pids + 1,

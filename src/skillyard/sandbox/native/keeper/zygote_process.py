@@ -21,10 +21,16 @@ _KEEPER_FD, _ERRORS_FD = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of the keeper's user namespace that a zygote's maps: ``base`` becomes 0 there."""
+    """The ids of the keeper's user namespace that a zygote's maps, ``base`` as :attr:`inside`."""
 
     base: int
     count: int
+
+    @property
+    def inside(self) -> int:
+        """A single id is not 0 in there: what the kernel gives to a namespace's root, such as the /proc entries of
+        a process that may not be traced, would belong to the sandboxes' own user."""
+        return 0 if self.count > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def _map(pid: int, ids: Ids) -> None:
     if ids.count == 1:
         _write(f"/proc/{pid}/setgroups", "deny")
     for name in ("gid_map", "uid_map"):
-        _write(f"/proc/{pid}/{name}", f"0 {ids.base} {ids.count}")
+        _write(f"/proc/{pid}/{name}", f"{ids.inside} {ids.base} {ids.count}")
 
 
 def _write(path: str, text: str) -> None:
@@ -96,15 +102,24 @@ def _become(
     os.write(ready, b"x")
     if not os.read(mapped, 1):
         raise OSError(0, "the keeper could not map ids")
+    inside = plan.ids.inside
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("root", plan.root_dir, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0755,uid=0,gid=0")
+    kernel.mount(
+        "root",
+        plan.root_dir,
+        "tmpfs",
+        kernel.MS_NOSUID | kernel.MS_NODEV,
+        f"size=16m,mode=0755,uid={inside},gid={inside}",
+    )
     os.chdir(plan.root_dir)
     if plan.ids.count > 1:
         os.setgroups([])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
+    os.setresgid(inside, inside, inside)
+    os.setresuid(inside, inside, inside)
     os.umask(0o022)
     root.build(binds, plan.python, plan.packages)
+    if inside:
+        kernel.keep_capabilities()
     _exec(plan, sock, errors)
 
 
