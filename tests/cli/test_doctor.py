@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from skillyard.domain.protection import PROTECTIONS, Level, Probe, Protection
-from skillyard.faces.cli.doctor import mandatory_missing, report
+from skillyard.domain.protection import ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
+from skillyard.faces.cli.doctor import report, shortfall
 
 Cli = Callable[..., Result]
 
@@ -24,16 +24,22 @@ def probe(missing: set[str]) -> Probe:
 
 
 @pytest.mark.parametrize(
-    ("missing", "fatal"),
-    [(set(), []), ({"own_uid", "uts_namespace"}, []), ({"own_uid", "seccomp", "pids"}, ["seccomp", "pids"])],
+    ("missing", "allowed", "short"),
+    [
+        (set(), set(), []),
+        ({"own_uid", "uts_namespace"}, set(), []),
+        ({"own_uid", "seccomp", "pids"}, set(), ["seccomp", "pids"]),
+        ({"seccomp", "pids"}, {"seccomp"}, ["pids"]),
+    ],
 )
-def test_only_mandatory_protections_are_fatal(missing: set[str], fatal: list[str]) -> None:
-    found = probe(missing)
-    assert mandatory_missing(found) == fatal
-    told = report(found, fatal)
+def test_what_is_demanded_and_missing_is_named(missing: set[str], allowed: set[str], short: list[str]) -> None:
+    found, degraded = probe(missing), frozenset(allowed)
+    assert shortfall(found, Demand(allow_degraded=degraded)) == short
+    told = report(found, short, degraded)
+    assert told["mandatory_missing"] == short
     assert {name for name, p in told["protections"].items() if p["level"] == "missing"} == missing
-    assert told["protections"]["seccomp"]["mandatory"]
-    assert not told["protections"]["own_uid"]["mandatory"]
+    mandatory = {name for name, p in told["protections"].items() if p["mandatory"]}
+    assert mandatory == set(PROTECTIONS) - ADVISORY - allowed
 
 
 def test_it_tells_of_every_protection_and_exits_by_what_it_found(bare: Cli) -> None:

@@ -3,97 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from skillyard.domain.errors import ProtectionMissing
+from skillyard.domain.protection import ADVISORY, Demand, Probe, Protection
 from skillyard.faces.cli.failures import Exit
-from skillyard.faces.cli.options import json_option
+from skillyard.faces.cli.options import data_dir_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
 
 if TYPE_CHECKING:
-    from skillyard.domain.protection import Probe, Protection
+    from skillyard.settings import Settings
 
 _COLOURS = {"kernel": "green", "supervised": "yellow", "missing": "red"}
 
 
 @click.command()
 @json_option
-def doctor(as_json: bool) -> None:
+@data_dir_option
+def doctor(as_json: bool, data_dir: Path | None) -> None:
     """Try every protection on this host, and say what enforces it or how to get it.
 
     A throw-away sandbox is made and looked at from inside. Levels: kernel (the kernel enforces it), supervised
-    (skillyard watches and kills), missing. Exits with 1 when a mandatory protection is missing; a run is
-    refused then, unless the settings allow it to go without.
+    (skillyard watches and kills), missing. Exits with 1 when the settings' policy demands more than this host
+    can enforce: runs are refused then.
     """
-    found = _probe()
-    missing = mandatory_missing(found)
+    from skillyard.settings import load_settings
+
+    settings = load_settings(data_dir=data_dir)
+    found = _probe(settings)
+    config = settings.engine_config()
+    short = shortfall(found, Demand(config.kernel_only, config.allow_degraded))
     if as_json:
-        emit_json(report(found, missing))
+        emit_json(report(found, short, config.allow_degraded))
     else:
-        _print(found, missing)
-    if missing or not found.ready:
+        _print(found, short)
+    if short or not found.ready:
         click.get_current_context().exit(Exit.FAILED)
 
 
-def mandatory_missing(found: Probe) -> list[str]:
-    """Names of the protections that a run needs by default and that this host lacks."""
-    from skillyard.domain.protection import ADVISORY, Level
-
-    return [
-        name
-        for name, protection in found.protections.items()
-        if protection.level is Level.MISSING and name not in ADVISORY
-    ]
+def shortfall(found: Probe, demand: Demand) -> list[str]:
+    """Names of the protections that policy demands and this host lacks."""
+    try:
+        demand.check(found.protections)
+    except ProtectionMissing as error:
+        return list(error.details["protections"])
+    return []
 
 
-def report(found: Probe, missing: Sequence[str]) -> dict[str, Any]:
+def report(found: Probe, short: Sequence[str], allow_degraded: frozenset[str]) -> dict[str, Any]:
     """The JSON form: ``protections`` by name with level, by, why, mend, mandatory."""
-    from dataclasses import asdict
-
-    from skillyard.domain.protection import ADVISORY
-
+    optional = ADVISORY | allow_degraded
     return {
         "backend": found.backend,
         "ready": found.ready,
-        "mandatory_missing": list(missing),
+        "mandatory_missing": list(short),
         "protections": {
-            name: {**asdict(protection), "mandatory": name not in ADVISORY}
+            name: {**asdict(protection), "mandatory": name not in optional}
             for name, protection in found.protections.items()
         },
         "facts": dict(found.facts),
     }
 
 
-def _probe() -> Probe:
+def _probe(settings: Settings) -> Probe:
+    """Beside a server that may be running: in a directory of its own."""
     import asyncio
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="skillyard-doctor-") as directory:
-        return asyncio.run(_probe_in(Path(directory)))
+        return asyncio.run(_probe_in(settings, Path(directory)))
 
 
-async def _probe_in(directory: Path) -> Probe:
-    from skillyard.sandbox.native.backend import NativeBackend
+async def _probe_in(settings: Settings, directory: Path) -> Probe:
+    from skillyard.assembly import native_backend
+    from skillyard.data_dir import DataDir
 
-    backend = NativeBackend(directory / "run")
+    backend = native_backend(settings, DataDir(directory))
     try:
         return await backend.probe()
     finally:
         await backend.close()
 
 
-def _print(found: Probe, missing: Sequence[str]) -> None:
+def _print(found: Probe, short: Sequence[str]) -> None:
     rows = [(name, p.level.value, _detail(p)) for name, p in found.protections.items()]
     emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
     click.echo()
     for name, value in found.facts.items():
         click.echo(f"{name}: {value}")
-    if missing:
-        click.secho(f"\nMandatory and missing: {', '.join(missing)}. Runs are refused here.", fg="red", err=True)
+    if short:
+        click.secho(f"\nDemanded and missing: {', '.join(short)}. Runs are refused here.", fg="red", err=True)
     elif found.ready:
-        click.secho("\nEvery mandatory protection is in force.", fg="green", err=True)
+        click.secho("\nEvery protection that is demanded is in force.", fg="green", err=True)
 
 
 def _detail(protection: Protection) -> str:
