@@ -12,10 +12,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.guest_request import encode_request
 from skillyard.domain.outcome import Usage
 from skillyard.domain.protection import Demand, Probe
 from skillyard.domain.sandbox import (
@@ -30,11 +32,14 @@ from skillyard.domain.sandbox import (
     Stream,
     StreamLimits,
 )
+from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
+from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
 from tests.sandbox import exec_inside, exec_walls
-from tests.sandbox.exec_files import ExecFiles
-from tests.sandbox.exec_guest import guest_argv, guest_bundle
 from tests.sandbox.exec_probe import LOOK, absent, judge
 from tests.sandbox.exec_process import ExecProcess, Launch
+
+FILE_STREAMS = StreamLimits(log_bytes=1 << 40)
+"""Files are as large as they are."""
 
 
 @dataclass
@@ -69,7 +74,7 @@ class ExecSandbox:
         if not self.root.exists():
             raise SandboxGone(f"no sandbox {self.handle}")
         if isinstance(program, Guest):
-            request = json.dumps(program.request).encode()
+            request = encode_request(program.request)
             return Launch(_Command(self, program), merged=True, stdin=False, request=request)
         return Launch(_Command(self, program), merged=False, stdin=program.stdin)
 
@@ -79,14 +84,35 @@ class ExecSandbox:
         return self.processes[id]
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        async for data in ExecFiles(self.root, self.spec).read(path, offset, length):
-            yield data
+        async with self._files() as start:
+            async for data in read_file(start, path, offset, length):
+                yield data
 
     async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
-        return await ExecFiles(self.root, self.spec).write(path, chunks, mode)
+        async with self._files() as start:
+            return await write_file(start, path, chunks, mode)
 
     async def entries(self, path: str) -> Sequence[Entry]:
-        return await ExecFiles(self.root, self.spec).entries(path)
+        async with self._files() as start:
+            return await entries_of(start, path)
+
+    @asynccontextmanager
+    async def _files(self) -> AsyncIterator[StartFiles]:
+        """Starts the files program inside, and forgets it afterwards."""
+        started: list[ExecProcess] = []
+
+        async def start(words: Sequence[str], stdin: bool) -> ExecProcess:
+            argv = Argv((exec_walls.python(), "-I", "-S", exec_walls.GUEST, *words), stdin=stdin)
+            process = ExecProcess("files", FILE_STREAMS, self.spec.limits.timeout_ms)
+            await process.launch(self._launch(argv))
+            started.append(process)
+            return process
+
+        try:
+            yield start
+        finally:
+            for process in started:
+                await process.discard()
 
 
 @dataclass(frozen=True)
@@ -98,7 +124,9 @@ class _Command:
 
     def __call__(self, numbers: Mapping[str, int]) -> list[str]:
         if isinstance(self.program, Guest):
-            program, kept = guest_argv(numbers), f"{numbers['request']},{numbers['channel']}"
+            kept = f"{numbers['request']},{numbers['channel']}"
+            names = descriptor(numbers["request"]), descriptor(numbers["channel"])
+            program = guest_argv("python3", exec_walls.GUEST, *names)
         else:
             program, kept = self.program, ""
         words = ["-I", "-S", "-c", exec_inside.INIT, str(numbers["report"]), str(numbers["leash"]), kept, program.cwd]

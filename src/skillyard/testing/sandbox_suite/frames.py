@@ -1,4 +1,7 @@
-"""The frames of the guest's channel (see :mod:`skillyard.guest`), read strictly."""
+"""The frames of the guest's channel (see :mod:`skillyard.guest`), read in the plainest way.
+
+The server's reader is another one: a check that used it would not notice a mistake that both share.
+"""
 
 from __future__ import annotations
 

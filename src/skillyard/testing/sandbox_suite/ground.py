@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.guest_request import GuestCall
 from skillyard.domain.limits import Limits
 from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.protection import Level
@@ -79,22 +80,10 @@ def python(source: str, *args: str, **options: Any) -> Argv:
     return Argv(("python3", "-I", "-c", source, *args), **options)
 
 
-def code(source: str, args: Mapping[str, Any] | None = None, **request: Any) -> Guest:
-    """Python source as a guest program whose ``main`` is called with ``args``."""
-    base = {
-        "v": 1,
-        "op": "call",
-        "code": source,
-        "skill": None,
-        "entrypoint": "main",
-        "args": dict(args or {}),
-        "skills": {},
-        "blobs": {},
-        "blob_prefix": f"blob:{uuid.uuid4().hex}-",
-        "env": {},
-        "max_blobs": 1000,
-    }
-    return Guest(base | request)
+def code(source: str, args: Mapping[str, Any] | None = None, **options: Any) -> Guest:
+    """Python source as a guest program whose ``main`` is called with ``args``; ``options`` are GuestCall's."""
+    prefix = f"blob:{uuid.uuid4().hex}-"
+    return Guest(GuestCall(prefix, code=source, args=args or {}, **options).request())
 
 
 async def start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from skillyard.domain.guest_request import BlobMount, SkillMount
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.sandbox import Mount, Stream, StreamLimits
 from skillyard.testing.sandbox_suite.check import Section, expect
@@ -105,8 +106,8 @@ def main(args):
         request = code(
             source,
             {"x": 1},
-            skills={"suite.echo": {"root": root, "entry": "code/main.py"}},
-            blobs={"blob:given": {"kind": "text/plain", "size": 7}},
+            skills={"suite.echo": SkillMount(root, "code/main.py")},
+            blobs={"blob:given": BlobMount("text/plain", 7)},
         )
         result = await ground.run(request, mounts=given)
     wanted = {"echo": {"mounted": {"x": 1}}, "blob": "content"}

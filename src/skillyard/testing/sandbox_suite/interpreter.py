@@ -19,14 +19,12 @@ SERVER = (
 OURS = ("skillyard.domain", "skillyard.engine", "skillyard.ports", "skillyard.faces", "skillyard.client")
 
 VISIBLE = """
-import importlib
+import importlib.util
+def findable(name):
+    try: return importlib.util.find_spec(name) is not None
+    except ImportError: return False
 def main(args):
-    found = []
-    for name in args['names']:
-        try: importlib.import_module(name)
-        except ImportError: continue
-        found.append(name)
-    return {'found': found}
+    return {'found': [name for name in args['names'] if findable(name)]}
 """
 
 WORKS = """

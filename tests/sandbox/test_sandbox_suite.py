@@ -1,0 +1,246 @@
+"""The suite can fail: each wall that is taken away, each promise that is broken, is noticed by the check for it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.outcome import Ending, Outcome, Usage
+from skillyard.domain.protection import PROTECTIONS, Level
+from skillyard.domain.sandbox import SandboxSpec, Stream
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
+from skillyard.testing.sandbox_suite.check import SURVIVAL, expect
+from tests.sandbox import exec_walls
+from tests.sandbox.exec_backend import ExecBackend
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(bool(exec_walls.missing_tools()), reason=exec_walls.missing_tools()),
+]
+NAMED = {check.id: check for check in CHECKS}
+Sabotage = Callable[[list[str]], list[str]]
+
+
+@pytest.fixture
+async def ground(tmp_path: Path) -> AsyncIterator[Ground]:
+    """Over a backend whose probe was taken while all was well."""
+    backend = ExecBackend(tmp_path)
+    await backend.probe()
+    yield Ground(backend, tmp_path / "scratch", hidden=(tmp_path,))
+    await backend.close()
+    assert list(tmp_path.glob("skillyard-exec-*")) == []
+
+
+def without(*words: str) -> Sabotage:
+    return lambda argv: [word for word in argv if word not in words]
+
+
+def _leaky(argv: list[str]) -> list[str]:
+    at = argv.index("--info-fd")
+    given = [word for name, value in os.environ.items() for word in ("--setenv", name, value)]
+    return argv[:at] + given + argv[at:]
+
+
+def _etc_of_the_host(argv: list[str]) -> list[str]:
+    """All of it lies over the few files that are shown."""
+    at = argv.index("--proc")
+    return [*argv[:at], "--ro-bind", "/etc", "/etc", *argv[at:]]
+
+
+def _packages_of_the_server(argv: list[str]) -> list[str]:
+    hidden = exec_walls.site_directories()[0]
+    at = argv.index(hidden)
+    return [*argv[: at - 1], "--ro-bind", sysconfig.get_path("purelib"), hidden, *argv[at + 3 :]]
+
+
+def _as_root(argv: list[str]) -> list[str]:
+    at = argv.index("setpriv")
+    return [*argv[: at - 1], "--cap-add", "ALL", "--", *argv[argv.index("--", at) + 1 :]]
+
+
+def _open_settings(argv: list[str]) -> list[str]:
+    at = argv.index("/proc/sys")
+    return argv[: at - 1] + argv[at + 2 :]
+
+
+WALLS: list[tuple[str, Sabotage]] = [
+    ("network-only_loopback_is_there", without("--unshare-net")),
+    ("network-listeners_of_the_host_are_out_of_reach", without("--unshare-net")),
+    ("network-sockets_of_the_host_are_not_listed", without("--unshare-net")),
+    ("network-sandboxes_do_not_reach_each_other", without("--unshare-net")),
+    ("walls-hostname_is_not_the_hosts", without("--unshare-uts", "--hostname", "sandbox")),
+    ("walls-shared_memory_of_the_host_is_invisible", without("--unshare-ipc")),
+    ("walls-variables_of_the_host_are_invisible", _leaky),
+    ("programs-environment_is_small_and_documented", _leaky),
+    ("walls-files_of_the_host_are_invisible", _etc_of_the_host),
+    ("walls-kernel_settings_are_not_writable", _open_settings),
+    ("interpreter-packages_of_the_server_are_invisible", _packages_of_the_server),
+]
+AS_ROOT: list[tuple[str, Sabotage]] = [
+    ("walls-capabilities_are_none", without("--bounding-set=-all")),
+    ("walls-user_is_not_root_inside", _as_root),
+    ("walls-user_is_not_root_outside", _as_root),
+]
+
+
+@pytest.mark.parametrize(("id", "sabotage"), WALLS, ids=[id for id, _ in WALLS])
+async def test_a_wall_that_is_gone_is_noticed(
+    id: str, sabotage: Sabotage, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _noticed(id, sabotage, ground, monkeypatch)
+
+
+@pytest.mark.skipif(not exec_walls.as_root(), reason="needs root: bubblewrap gives an ordinary user no less")
+@pytest.mark.parametrize(("id", "sabotage"), AS_ROOT, ids=[id for id, _ in AS_ROOT])
+async def test_a_wall_of_root_that_is_gone_is_noticed(
+    id: str, sabotage: Sabotage, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _noticed(id, sabotage, ground, monkeypatch)
+
+
+async def _noticed(id: str, sabotage: Sabotage, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await examine(NAMED[id], ground)).status is Status.PASSED
+    command = exec_walls.command
+    monkeypatch.setattr(exec_walls, "command", lambda *args, **options: sabotage(command(*args, **options)))
+    verdict = await examine(NAMED[id], ground)
+    assert verdict.status is Status.FAILED, verdict
+    assert verdict.reason.startswith("Failed: "), verdict
+
+
+class Delegate:
+    """Everything as the real one does it, but for what a subclass does worse."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class KillsNobody(Delegate):
+    async def kill(self, reason: str = "") -> None:
+        self._ending = Ending(Outcome.CANCELLED, reason=reason)
+
+    async def wait(self) -> Ending:
+        ending: Ending = self.__dict__.get("_ending") or await self._real.wait()
+        return ending
+
+
+class KnowsNoOffset(Delegate):
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        async for data in self._real.output(stream):
+            yield data
+
+
+class LosesTheEnd(Delegate):
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        async for data in self._real.output(stream, offset):
+            yield data[:-1]
+
+
+class MixesStreams(Delegate):
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        for each in {stream, Stream.STDOUT}:
+            async for data in self._real.output(each, offset):
+                yield data
+
+
+class HidesSignals(Delegate):
+    async def wait(self) -> Ending:
+        ending = await self._real.wait()
+        return Ending(Outcome.EXIT, code=128 + ending.signal) if ending.signal else ending
+
+
+class WorseSandbox(Delegate):
+    def __init__(self, real: Any, process: type[Delegate]) -> None:
+        super().__init__(real)
+        self._process = process
+
+    async def start(self, *args: Any, **options: Any) -> Delegate:
+        return self._process(await self._real.start(*args, **options))
+
+
+class WorseBackend(Delegate):
+    process: type[Delegate] = Delegate
+
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        return WorseSandbox(await self._real.create(spec, key), self.process)
+
+
+class ForgetsItsKeys(WorseBackend):
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        return await super().create(spec, f"{key}-{os.urandom(4).hex()}")
+
+
+class DestroysNothing(WorseBackend):
+    async def destroy(self, handle: str) -> Usage:
+        return Usage()
+
+
+class TakesEverySpec(WorseBackend):
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        probe = await self._real.probe()
+        missing = frozenset(n for n, p in probe.protections.items() if p.level is Level.MISSING)
+        return await super().create(replace(spec, allow_degraded=missing, kernel_only=frozenset()), key)
+
+
+def _with(process: type[Delegate]) -> type[WorseBackend]:
+    return type(f"Backend{process.__name__}", (WorseBackend,), {"process": process})
+
+
+PROMISES: list[tuple[str, type[WorseBackend]]] = [
+    ("endings-kill_ends_the_whole_tree", _with(KillsNobody)),
+    ("endings-signal_is_told", _with(HidesSignals)),
+    ("output-reads_from_any_offset_and_again", _with(KnowsNoOffset)),
+    ("output-five_megabytes_in_order", _with(LosesTheEnd)),
+    ("output-streams_are_apart", _with(MixesStreams)),
+    ("lifecycle-create_is_idempotent_on_its_key", ForgetsItsKeys),
+    ("lifecycle-survey_lists_what_is_lent", DestroysNothing),
+    ("lifecycle-what_is_missing_is_refused", TakesEverySpec),
+    ("lifecycle-attach_of_what_is_gone_says_so", DestroysNothing),
+    ("endings-destroy_ends_what_runs", DestroysNothing),
+]
+
+
+@pytest.mark.parametrize(("id", "worse"), PROMISES, ids=[f"{id}-{worse.__name__}" for id, worse in PROMISES])
+async def test_a_broken_promise_is_noticed(id: str, worse: type[WorseBackend], ground: Ground) -> None:
+    assert (await examine(NAMED[id], ground)).status is Status.PASSED
+    broken = replace(ground, backend=worse(ground.backend))
+    verdict = await examine(NAMED[id], broken)
+    assert verdict.status is Status.FAILED, verdict
+    assert verdict.reason.startswith("Failed: "), verdict
+
+
+async def test_what_the_probe_calls_missing_is_skipped_with_its_reason(ground: Ground) -> None:
+    verdict = await examine(NAMED["syscalls-dangerous_calls_are_refused"], ground)
+    assert (verdict.status, verdict.reason) == (Status.SKIPPED, "seccomp: bubblewrap alone does not give it")
+
+
+async def test_what_needs_a_restart_is_skipped_without_one(ground: Ground) -> None:
+    verdict = await examine(NAMED["survival-run_ends_with_its_server"], ground)
+    assert verdict.status is Status.SKIPPED
+    assert "dies with the server" in verdict.reason
+
+
+async def test_a_check_that_raises_fails_alone(ground: Ground) -> None:
+    async def broken(_ground: Ground) -> None:
+        raise RuntimeError("no such thing")
+
+    async def kept(_ground: Ground) -> None:
+        expect(held=True, promise="it holds")
+
+    checks = [Check("broken", "own", frozenset(), broken), Check("kept", "own", frozenset(), kept)]
+    first, second = await examine_all(checks, ground)
+    assert (first.status, first.reason) == (Status.FAILED, "RuntimeError: no such thing")
+    assert second.status is Status.PASSED
+
+
+def test_every_check_has_a_name_of_its_own() -> None:
+    assert len(NAMED) == len(CHECKS)
+    assert all(check.needs <= {*PROTECTIONS, SURVIVAL} for check in CHECKS)
