@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -127,9 +129,20 @@ def test_a_run_leaves_a_record_and_its_log(cli: Cli) -> None:
 
 
 def test_interrupting_a_run_cancels_it(cli: Cli, served: Path) -> None:
+    command = start_sleeping(served)
+    (run,) = until(lambda: value(cli("runs", "list", "--status", "running", "--json")))
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=BOUND_S)
+    assert command.returncode == 130
+    until(lambda: not value(cli("runs", "list", "--status", "running", "--json")))
+    assert value(cli("runs", "show", run["run_id"], "--json"))["outcome"] == "cancelled"
+
+
+def start_sleeping(data_dir: Path) -> subprocess.Popen[bytes]:
+    """``skillyard exec`` of something that takes ten minutes."""
     command = subprocess.Popen(
         [sys.executable, "-m", "skillyard", "exec", "-"],
-        env=environ(served),
+        env=environ(data_dir),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -139,12 +152,7 @@ def test_interrupting_a_run_cancels_it(cli: Cli, served: Path) -> None:
     command.stdin.write(b"import time\ndef main(args): time.sleep(600)")
     command.stdin.close()
     command.stdin = None
-    (run,) = until(lambda: value(cli("runs", "list", "--status", "running", "--json")))
-    command.send_signal(signal.SIGINT)
-    command.communicate(timeout=BOUND_S)
-    assert command.returncode == 130
-    until(lambda: not value(cli("runs", "list", "--status", "running", "--json")))
-    assert value(cli("runs", "show", run["run_id"], "--json"))["outcome"] == "cancelled"
+    return command
 
 
 def test_a_limit_above_its_maximum_is_refused_by_name(cli: Cli) -> None:
@@ -177,6 +185,26 @@ def test_without_a_server_the_work_is_done_in_process(tmp_path: Path, skills: Pa
     assert value(done)["length"] == 3
     assert [row["skill"] for row in value(local("runs", "list", "--json"))] == ["demo.length"]
     assert local("run", "demo.absent").returncode == 2
+
+
+def test_interrupting_a_run_in_process_cancels_it(tmp_path: Path) -> None:
+    command = start_sleeping(tmp_path / "data")
+    until(lambda: running_records(tmp_path / "data" / "skillyard.db"))
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=BOUND_S)
+    assert command.returncode == 130
+    (record,) = value(skillyard(tmp_path / "data", "runs", "list", "--json"))
+    assert (record["status"], record["outcome"]) == ("failed", "cancelled")
+
+
+def running_records(database: Path) -> int:
+    """Read beside the process that owns the data directory."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM runs WHERE status = 'running'").fetchone()
+            return int(count)
+    except sqlite3.OperationalError:
+        return 0
 
 
 def test_a_secret_reaches_the_skill_that_declares_it_and_nothing_else(tmp_path: Path, skills: Path) -> None:
