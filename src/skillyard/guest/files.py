@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 DONE = 0
 MISSING = 3
-"""There is no such file or directory."""
+"""There is no such file; for ``entries``, no such directory."""
 NOT_REGULAR = 4
-"""It is something else: a link, a directory, a FIFO, a device; for ``entries``, no directory."""
+"""It is something else: a link, a directory, a FIFO, a device."""
 NO_SPACE = 5
 REFUSED = 6
 """The kernel says no for another reason, permissions most of all."""
@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "link"}
 _STATUS = {
     errno.ENOENT: MISSING,
-    errno.ENOTDIR: MISSING,
+    errno.ENOTDIR: MISSING,  # also entries of a link
     errno.ELOOP: NOT_REGULAR,
     errno.EISDIR: NOT_REGULAR,
     errno.ENXIO: NOT_REGULAR,
@@ -73,11 +73,11 @@ def _fail(status: int, text: str) -> int:
 
 
 def read(path: str, offset: str = "0", length: str = "-") -> None:
-    left = sys.maxsize if length == "-" else int(length)
+    start, left = int(offset), sys.maxsize if length == "-" else int(length)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise NotRegular("it is no regular file")
-    os.lseek(fd, int(offset), os.SEEK_SET)
+    os.lseek(fd, start, os.SEEK_SET)
     while left > 0 and (data := os.read(fd, min(left, _PIECE))):
         left -= len(data)
         _write_all(1, data)
