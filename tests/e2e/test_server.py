@@ -270,9 +270,9 @@ def test_a_stop_leaves_nothing(start: Start, data_dir: Path, number: int) -> Non
     assert mounts_of(data_dir) == []
 
 
-def test_a_stop_ends_a_run_that_outlasts_the_grace(start: Start, data_dir: Path) -> None:
-    server = start(env={"SKILLYARD_SERVER__GRACE_S": "0.2"})
-    url = server.ready()
+@contextlib.contextmanager
+def running_forever(url: str, data_dir: Path) -> Iterator[socket.socket]:
+    """A connection whose run works."""
     token = (data_dir / "token").read_text().strip()
     body = json.dumps(rpc("run_code", {"language": "python", "code": FOREVER})).encode()
     head = (
@@ -285,6 +285,27 @@ def test_a_stop_ends_a_run_that_outlasts_the_grace(start: Start, data_dir: Path)
     ):
         sock.sendall(head.encode() + body)
         until(lambda: any("begun" in _log(http, run["run_id"]) for run in _runs(http)))
+        yield sock
+
+
+def test_a_killed_server_leaves_lost_runs_and_nothing_else(start: Start, data_dir: Path) -> None:
+    server = start()
+    with running_forever(server.ready(), data_dir):
+        server.process.kill()
+        server.process.wait(STOP_S)
+    again = start()
+    again.ready()
+    with SyncClient(data_dir=data_dir) as client:
+        (run,) = client.call("runs.list", {})["runs"]
+    assert (run["status"], run["outcome"]) == ("failed", "lost")
+    assert again.stop() == 0
+    until(lambda: not processes_of(data_dir))
+    assert mounts_of(data_dir) == []
+
+
+def test_a_stop_ends_a_run_that_outlasts_the_grace(start: Start, data_dir: Path) -> None:
+    server = start(env={"SKILLYARD_SERVER__GRACE_S": "0.2"})
+    with running_forever(server.ready(), data_dir) as sock:
         assert server.stop() == 0
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     result = json.loads(answer.partition(b"\r\n\r\n")[2])["result"]

@@ -34,6 +34,7 @@ class CannotListen(SkillyardError):
     """The address is taken, is not ours, or needs rights that we lack."""
 
     type = "CannotListen"
+    code = -32602
 
 
 async def serve(settings: Settings, *, no_auth: bool = False, announce: Callable[[str], None]) -> None:
@@ -117,6 +118,7 @@ class _Process:
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
+            self._remark()
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 assert engine.probe is not None
@@ -126,6 +128,13 @@ class _Process:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: engine.admission.running)
         self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
+
+    def _remark(self) -> None:
+        """What the operator should know about this server before it is used."""
+        for note in self._settings.notes:
+            logger.warning("settings: %s", note)
+        if not is_loopback(self._sock.getsockname()[0]):
+            logger.warning("others can reach this server, and it speaks plain HTTP: put a proxy with TLS before it")
 
     async def _end_runs(self) -> None:
         """Each run in work is cancelled and recorded; its caller gets the Run object."""
@@ -141,7 +150,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         sock = listen(host, port)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        raise CannotListen(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose with --host and --port"
+        ) from None
     with sock:
         yield sock
 

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from logging.handlers import QueueHandler, QueueListener
 from queue import Full, Queue
 from traceback import extract_tb
+from types import TracebackType
 from typing import Any, Literal, TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor
+from structlog.typing import Processor
 
 LogFormat = Literal["json", "console"]
 
@@ -23,7 +25,7 @@ QUEUE = 10_000
 
 MAX_TEXT = 2000
 _SECRET_KEY = re.compile(r"authorization|token|secret|password|cookie|api_?key", re.IGNORECASE)
-_BEARER = re.compile(r"(?i)\bbearer\s+\S+")
+_BEARER = re.compile(r"\bbearer\s+\S+", re.IGNORECASE)
 _NAMES_ONLY = frozenset({"secret_names"})
 
 
@@ -31,7 +33,7 @@ _NAMES_ONLY = frozenset({"secret_names"})
 def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogFormat = "json") -> Iterator[None]:
     """Log everything at ``level`` and above to ``stream`` (standard error) until the block ends."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_formatter(style))
+    handler.setFormatter(_Lines(style))
     records: Queue[logging.LogRecord] = Queue(QUEUE)
     entrance, listener = _Entrance(records), QueueListener(records, handler)
     root, previous = logging.getLogger(), logging.getLogger().level
@@ -81,56 +83,56 @@ def _is_news(record: logging.LogRecord) -> bool:
     return kind is None or kind.__name__ != "BrokenResponse"
 
 
-def _formatter(style: LogFormat) -> logging.Formatter:
-    render: Processor = (
-        structlog.processors.JSONRenderer(default=_shown) if style == "json" else structlog.dev.ConsoleRenderer()
-    )
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[
-            structlog.stdlib.add_log_level,
-            structlog.stdlib.add_logger_name,
-            structlog.stdlib.ExtraAdder(),
-            _stamp,
-        ],
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _exception,
-            redact,
-            render,
-        ],
-    )
+class _Lines(logging.Formatter):
+    """A record's message and extras as one event, through structlog's renderers."""
+
+    def __init__(self, style: LogFormat) -> None:
+        super().__init__()
+        self._render: Processor = (
+            structlog.processors.JSONRenderer(default=_shown) if style == "json" else structlog.dev.ConsoleRenderer()
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {
+            "timestamp": _instant(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        event |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        if record.exc_info and record.exc_info[0] is not None:
+            event |= _exception(record.exc_info)
+        line = self._render(None, record.levelname.lower(), {k: _clean(k, v) for k, v in event.items()})
+        return str(line)
 
 
-def redact(_logger: Any, _name: str, event: EventDict) -> EventDict:
-    """A structlog processor: no value whose name or form says that it is a credential, no endless text."""
-    return {key: _clean(key, value) for key, value in event.items()}
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def _instant(created: float) -> str:
+    """When it happened, not when it was written."""
+    return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds")
 
 
 def _clean(key: str, value: Any) -> Any:
-    if _SECRET_KEY.search(key) and key not in _NAMES_ONLY:
+    """No value whose name or form says that it is a credential, no endless text."""
+    if _is_secret(key):
         return "[redacted]"
-    if isinstance(value, str):
-        return _BEARER.sub("Bearer [redacted]", value)[:MAX_TEXT]
-    return value
+    if not isinstance(value, str):
+        return value
+    return _BEARER.sub("Bearer [redacted]", value[:MAX_TEXT])
 
 
-def _stamp(_logger: Any, _name: str, event: EventDict) -> EventDict:
-    """When it happened, not when it was written."""
-    moment = datetime.fromtimestamp(event["_record"].created, UTC)
-    event["timestamp"] = moment.isoformat(timespec="milliseconds")
-    return event
+@lru_cache(1000)
+def _is_secret(key: str) -> bool:
+    return _SECRET_KEY.search(key) is not None and key not in _NAMES_ONLY
 
 
-def _exception(_logger: Any, _name: str, event: EventDict) -> EventDict:
+def _exception(info: tuple[type[BaseException], BaseException, TracebackType | None]) -> dict[str, Any]:
     """Where it was raised: frames and the error's own words, never a variable's value."""
-    info = event.pop("exc_info", None)
-    if not info or not isinstance(info, tuple) or info[0] is None:
-        return event
     kind, error, trace = info
-    event["error_type"] = kind.__name__
-    event["error"] = str(error)
-    event["trace"] = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(trace)[-20:]]
-    return event
+    frames = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(trace)[-20:]]
+    return {"error_type": kind.__name__, "error": str(error), "trace": frames}
 
 
 def _shown(value: object) -> str:
