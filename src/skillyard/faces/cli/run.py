@@ -20,8 +20,8 @@ def run(skill: str, version: str | None, **options: Any) -> None:
     the run.
 
     \b
-      skillyard run examples.csv.profile --blob data=sales.csv --args '{"top": 5}'
-      skillyard run examples.csv.profile --blob sales.csv --args '{"data": "{blob:sales.csv}"}'
+      skillyard run examples.csv.summarize --blob blob=sales.csv --args '{"top": 3}' --save reports
+      skillyard run examples.csv.summarize --blob sales.csv --args '{"blob": "{blob:sales.csv}"}'
     """
     params = {"name": skill} | ({"version": version} if version else {})
     perform("execute_skill", params, **options)
