@@ -1,8 +1,8 @@
 """The Python client. Importing it is cheap: names load on first use.
 
 with SyncClient() as yard:
-    report = yard.put_blob("sales.csv", "text/csv")
-    run = yard.execute_skill("examples.csv.profile", {"data": report.blob_id}, input_blobs=[report.blob_id])
+    sales = yard.put_blob("sales.csv", "text/csv").blob_id
+    run = yard.execute_skill("examples.csv.summarize", {"blob": sales}, input_blobs=[sales])
     print(run.raise_for_status().output)
 """
 
