@@ -257,22 +257,28 @@ def test_a_signal_handler_that_raises_between_pieces_leaves_whole_frames(box: Gu
 import signal
 from runtime import blobs
 class Alarm(Exception): ...
-def ring(*args): raise Alarm
+armed = []
+def ring(*args):
+    if armed:
+        armed.clear()
+        raise Alarm
 def main(args):
     signal.signal(signal.SIGALRM, ring)
     rung = 0
-    for n in range(200):
-        signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    for n in range(150):
         try:
+            armed.append(1)
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.000008 * n)
             blobs.write_bytes(bytes(300_000))
+            armed.clear()
         except Alarm:
             rung += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
     return rung
 """
     ran = box.call(code, max_blobs=1000)
     assert ran.value["result"] > 0
     assert all(len(data) == 300_000 for _, data in ran.blobs.values())
+    assert BlobAbandon in map(type, ran.frames)
 
 
 def test_a_large_blob_is_streamed_in_constant_memory(box: GuestBox) -> None:

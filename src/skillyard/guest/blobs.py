@@ -119,15 +119,30 @@ class Blobs:
         if not isinstance(kind, str) or not _KIND.fullmatch(kind):
             raise ValueError("kind: must be a MIME type such as text/csv")
         with self._lock:
-            if self._count >= self._max_blobs:
-                raise RuntimeError(f"a run may write at most {self._max_blobs} blobs")
-            if len(self._open) >= self._max_open:
-                raise RuntimeError(f"a run may write at most {self._max_open} blobs at once; close some writers")
-            self._count += 1
-            number = self._count
+            number = self._begin(kind)
+        try:
+            return BlobWriter(self, number, f"{self._prefix}{number}", self._own)
+        except BaseException:
+            self._abandon(number)
+            raise
+
+    def _begin(self, kind: str) -> int:
+        if self._count >= self._max_blobs:
+            raise RuntimeError(f"a run may write at most {self._max_blobs} blobs")
+        if len(self._open) >= self._max_open:
+            raise RuntimeError(f"a run may write at most {self._max_open} blobs at once; close some writers")
+        self._count += 1
+        number = self._count
+        taken: list[int] = []
+        try:
             self._open.add(number)
-            self._channel.send(b"B", _header({"n": number, "kind": kind}).encode())
-        return BlobWriter(self, number, f"{self._prefix}{number}", self._own)
+            self._channel.send(b"B", _header({"n": number, "kind": kind}).encode(), taken=taken)
+        except BaseException:  # a signal handler of foreign code
+            self._open.discard(number)
+            if taken:
+                self._abandon(number)
+            raise
+        return number
 
     def _piece(self, number: int, data: memoryview) -> None:
         with self._lock:
@@ -196,11 +211,11 @@ class BlobWriter(io.BufferedIOBase):
             return
         try:
             self._send_pending()
+            self._own.end(self._copy)
         except BaseException:
             self.abandon()
             raise
         super().close()
-        self._own.end(self._copy)
         self._blobs._end(self._number, self._size)
 
     def abandon(self) -> None:

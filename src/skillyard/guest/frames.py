@@ -35,10 +35,12 @@ class Channel:
         """False in a process that was forked off later: its frames would mix with ours."""
         return _getpid() == self._pid
 
-    def send(self, kind: bytes, *parts: bytes | memoryview) -> None:
+    def send(self, kind: bytes, *parts: bytes | memoryview, taken: list[int] | None = None) -> None:
         """Send a frame whose payload are ``parts``, at most a piece with its number.
 
-        Raises RuntimeError in a child process and after the last frame, OSError when nobody listens."""
+        Raises RuntimeError in a child process and after the last frame, OSError when nobody listens. ``taken`` is
+        empty afterwards if an exception came before the frame was on its way for good.
+        """
         if not self.is_ours():
             raise RuntimeError(
                 "blobs can be written only by the process that the run started in; return the data to it instead"
@@ -48,7 +50,7 @@ class Channel:
             if self._ended:
                 raise RuntimeError("the run has ended")
             file = self._buffered()
-            file.write(frame)
+            ([] if taken is None else taken).extend(map(file.write, (frame,)))  # one step, which no signal divides
             file.flush()
 
     def finish(self, kind: bytes, payload: bytes) -> None:

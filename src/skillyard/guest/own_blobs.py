@@ -59,6 +59,7 @@ class OwnBlobs:
             self._paths[copy.blob_id] = os.fsdecode(copy.file.name)
 
     def drop(self, copy: Copy) -> None:
+        self._paths[copy.blob_id] = None
         if copy.file is None:
             return
         copy.file.close()
