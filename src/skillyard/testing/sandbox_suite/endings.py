@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from skillyard.domain.errors import SandboxGone
 from skillyard.domain.limits import Limits
 from skillyard.domain.outcome import Ending, Outcome
 from skillyard.ports.sandbox import Process
@@ -194,6 +195,26 @@ async def destroy_ends_what_runs(ground: Ground) -> None:
         expect(time.monotonic() - began < BOUND_S, "destroy is bounded in time")
         expect_gone(marker, "after destroy")
         expect(usage.wall_ms is None or usage.wall_ms > 0, "destroy tells the usage of the whole life", usage)
+
+
+@endings.check()
+async def destroy_lets_nobody_wait(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(WAIT))
+        await until(process, b"ready")
+        waiting = [asyncio.create_task(process.wait()), asyncio.create_task(process.wait())]
+        reading = asyncio.create_task(collect(process))
+        await ground.backend.destroy(sandbox.handle)
+        _, pending = await asyncio.wait({*waiting, reading}, timeout=BOUND_S)
+        for task in pending:
+            task.cancel()
+        expect(not pending, "who waits or reads when a sandbox is destroyed is not left waiting", len(pending))
+        told = [task.result().outcome for task in waiting if task.exception() is None]
+        expect(set(told) <= {Outcome.CANCELLED, Outcome.LOST}, "and hears that it was ended", told)
+        try:
+            await _bounded(process)
+        except SandboxGone:
+            return
 
 
 @endings.check()

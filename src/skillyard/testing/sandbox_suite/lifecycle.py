@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from skillyard.domain.errors import ProtectionMissing, SandboxGone
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.protection import ADVISORY, Level
 from skillyard.domain.sandbox import Owner, SandboxSpec
 from skillyard.testing.sandbox_suite.check import Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run
+from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run, start
 
 lifecycle = Section("lifecycle")
 
@@ -22,6 +24,48 @@ async def create_is_idempotent_on_its_key(ground: Ground) -> None:
         expect(len([held for held in await ground.backend.survey() if held.key == key]) == 1, "it is held once")
     finally:
         await ground.backend.destroy(first.handle)
+
+
+@lifecycle.check()
+async def create_at_once_with_one_key_makes_one(ground: Ground) -> None:
+    spec, key = await ground.spec(), fresh("key")
+    made = await asyncio.gather(*(ground.backend.create(spec, key) for _ in range(4)))
+    handles = {sandbox.handle for sandbox in made}
+    for handle in handles:
+        await ground.backend.destroy(handle)
+    expect(len(handles) == 1, "creates that race with one key give one sandbox", handles)
+
+
+@lifecycle.check()
+async def key_is_free_again_after_destroy(ground: Ground) -> None:
+    spec, key = await ground.spec(), fresh("key")
+    first = await ground.backend.create(spec, key)
+    await ground.backend.destroy(first.handle)
+    second = await ground.backend.create(spec, key)
+    try:
+        expect(second.handle != first.handle, "a destroyed sandbox is never given again")
+        expect((await run(second, python("print(1)"))).stdout == b"1\n", "and the new one works")
+    finally:
+        await ground.backend.destroy(second.handle)
+
+
+@lifecycle.check()
+async def destroy_at_once_is_one_destroy(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await start(sandbox, python("import time; time.sleep(600)"))
+        await asyncio.gather(*(ground.backend.destroy(sandbox.handle) for _ in range(4)))
+        expect(sandbox.handle not in {held.handle for held in await ground.backend.survey()}, "it is gone")
+
+
+@lifecycle.check()
+async def prepare_changes_nothing_that_is_seen(ground: Ground) -> None:
+    spec = await ground.spec()
+    before = {held.handle for held in await ground.backend.survey()}
+    await ground.backend.prepare(spec)
+    await ground.backend.prepare(spec)
+    expect({held.handle for held in await ground.backend.survey()} == before, "what waits ready is not lent")
+    result = await ground.run(python("print(1)"))
+    expect(result.stdout == b"1\n", "and what is lent works", result)
 
 
 @lifecycle.check()
