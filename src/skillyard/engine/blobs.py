@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -106,14 +107,24 @@ def _on_boundaries(data: bytes, *, starts: bool, ends: bool) -> bytes:
 
 async def list_blobs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     limit, cursor = params["limit"], params["cursor"]
-    if cursor is not None and not is_blob_id(cursor):
-        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor))
-    found = await engine.blobs.list(whose(principal, params), limit=limit + 1, after=cursor)
+    with continuing(cursor):
+        found = await engine.blobs.list(whose(principal, params), limit=limit + 1, after=cursor)
     page = found[:limit]
     return {
         "blobs": [view(info) for info in page],
         "next_cursor": page[-1].blob_id if len(found) > limit else None,
     }
+
+
+@contextmanager
+def continuing(cursor: str | None) -> Iterator[None]:
+    """A store's refusal of the object to go on after, as the refusal of the cursor that named it."""
+    try:
+        yield
+    except InvalidInput as error:
+        if cursor is None or error.field != "after":
+            raise
+        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
 
 
 def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:

@@ -44,7 +44,12 @@ async def find_skill(
     """The skill, when it exists and the principal may use it. Raises SkillNotFound, alike for both."""
     if not principal.may_use(name):
         raise SkillNotFound(field, f"no skill '{name[:256]}'", skill=name[:256])
-    return await engine.skills.get(name, version)
+    try:
+        return await engine.skills.get(name, version)
+    except SkillNotFound as error:
+        if field == "name":
+            raise
+        raise SkillNotFound(field, error.rule, skill=name[:256]) from None
 
 
 async def list_skills(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.errors import InvalidInput, RunNotFound, shape
-from skillyard.domain.ids import is_run_id
+from skillyard.domain.errors import RunNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunRecord
-from skillyard.engine.blobs import whose
+from skillyard.engine.blobs import continuing, whose
 from skillyard.engine.logs import read_logs
 from skillyard.engine.method import (
     BOOLEAN,
@@ -33,11 +32,10 @@ _PRIVATE = ("idempotency_key", "request_digest", "sandbox")
 
 async def list_runs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     limit, cursor = params["limit"], params["cursor"]
-    if cursor is not None and not is_run_id(cursor):
-        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor))
-    found = await engine.records.list(
-        whose(principal, params), limit=limit + 1, after=cursor, status=params.get("status")
-    )
+    with continuing(cursor):
+        found = await engine.records.list(
+            whose(principal, params), limit=limit + 1, after=cursor, status=params.get("status")
+        )
     page = found[:limit]
     return {
         "runs": [view(record) for record in page],

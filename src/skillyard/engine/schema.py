@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape
+from skillyard.engine.text import clean
 
 Schema = Mapping[str, Any]
 Check = Callable[[str, Any], None]
@@ -172,7 +173,7 @@ def unknown_name(path: str, name: object, known: Mapping[str, Any]) -> InvalidIn
     """The error for a name that nobody knows, with the nearest known one when there is one."""
     from difflib import get_close_matches
 
-    text = name[:64] if isinstance(name, str) else shape(name)
+    text = (clean(name[:64]) or "''") if isinstance(name, str) else shape(name)
     near = get_close_matches(text, known, n=1)
     hint = f"; did you mean '{near[0]}'" if near else ""
     names = ", ".join(sorted(known)) or "none"
