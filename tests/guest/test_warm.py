@@ -99,6 +99,23 @@ print(added)
     assert drive(script) == "[32]\n"
 
 
+def test_the_global_generator_of_numpy_is_reseeded(box: GuestBox, drive: Drive) -> None:
+    script = """
+import types
+from inside import main
+states = []
+numpy, random = types.ModuleType("numpy"), types.ModuleType("numpy.random")
+numpy.uint32, numpy.frombuffer = "uint32", lambda data, kind: data
+random.set_state = states.append
+sys.modules.update({"numpy": numpy, "numpy.random": random})
+main.prepare()
+main.reseed()
+main.reseed()
+print([(name, len(key), position) for name, key, position in states], states[0] != states[1])
+"""
+    assert drive(script) == "[('MT19937', 2496, 624), ('MT19937', 2496, 624)] True\n"
+
+
 def test_a_call_imports_nothing(box: GuestBox, drive: Drive) -> None:
     code = """
 import sys
