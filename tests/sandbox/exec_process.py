@@ -150,7 +150,7 @@ class ExecProcess:
                 os.close(fd)
             for tap in taps.values():
                 tap.started()
-        self._task = asyncio.create_task(self._supervise(report, await self._init(info)))
+        self._task = asyncio.create_task(self._supervise(report, info))
 
     def _make_taps(self, merged: bool) -> dict[Stream, Tap]:
         def full() -> None:
@@ -170,9 +170,9 @@ class ExecProcess:
         except (ValueError, ProcessLookupError):
             return None
 
-    async def _supervise(self, report: int, init: int | None) -> None:
-        self._pidfd = init
+    async def _supervise(self, report: int, info: int) -> None:
         timer = asyncio.get_running_loop().call_later(self._timeout, self._end, Outcome.TIMEOUT, "")
+        self._pidfd = await self._init(info)
         if self._verdict is not None:
             self._kill()
         await self._bwrap.wait()

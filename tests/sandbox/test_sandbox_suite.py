@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +55,7 @@ def _etc_of_the_host(argv: list[str]) -> list[str]:
 def _packages_of_the_server(argv: list[str]) -> list[str]:
     hidden = exec_walls.site_directories()[0]
     at = argv.index(hidden)
-    return [*argv[: at - 1], "--ro-bind", sysconfig.get_path("purelib"), hidden, *argv[at + 3 :]]
+    return [*argv[: at - 1], "--ro-bind", str(Path(pytest.__file__).parent.parent), hidden, *argv[at + 3 :]]
 
 
 def _as_root(argv: list[str]) -> list[str]:
