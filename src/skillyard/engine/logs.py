@@ -17,32 +17,35 @@ IDLE_S = 0.05
 
 
 async def read_logs(engine: Engine, record: RunRecord, offset: int, max_bytes: int) -> dict[str, Any]:
-    """``max_bytes`` of the log from ``offset`` on. Offsets count bytes of the redacted log."""
+    """At most ``max_bytes`` of the log from ``offset`` on, ending between characters where there is more to
+    come. Offsets count bytes of the redacted log."""
     active = engine.active.get(record.run_id)
-    data = await _live(active, offset, max_bytes) if active else await _stored(engine, record, offset, max_bytes)
-    running = active is not None or record.status is RunStatus.RUNNING
-    if len(data) == max_bytes or running:
+    if active is not None:
+        data, last = await _live(active, offset, max_bytes), False
+    else:
+        data, last = await _stored(engine, record, offset, max_bytes)
+    if not last:
         data = cut_head(data)
-    next_offset = offset + len(data)
+    running = active is not None or record.status is RunStatus.RUNNING
     return {
         "run_id": record.run_id,
         "content": data.decode("utf-8", "replace"),
         "encoding": "utf-8",
         "offset": offset,
-        "next_offset": next_offset,
+        "next_offset": offset + len(data),
         "running": running,
-        "complete": not running and len(data) < max_bytes,
+        "complete": last and not running,
     }
 
 
-async def _stored(engine: Engine, record: RunRecord, offset: int, max_bytes: int) -> bytes:
-    if record.logs_blob is None:
-        return b""
-    info = await engine.blobs.stat(record.logs_blob)
+async def _stored(engine: Engine, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
+    """The bytes, and whether they are the last ones."""
+    info = await engine.blobs.stat(record.logs_blob) if record.logs_blob else None
     if info is None or offset >= info.size:
-        return b""
+        return b"", True
     length = min(max_bytes, info.size - offset)
-    return b"".join([chunk async for chunk in engine.blobs.read(record.logs_blob, offset, length)])
+    data = b"".join([chunk async for chunk in engine.blobs.read(info.blob_id, offset, length)])
+    return data, offset + length == info.size
 
 
 async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
