@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import skillyard.guest
 from skillyard.domain.frames import BlobBegin, BlobData, BlobEnd, Failure, Frame, FrameReader, Result
 from skillyard.domain.guest_request import encode_request
 
-PYTHON = getattr(sys, "_base_executable", sys.executable)
+PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or getattr(sys, "_base_executable", sys.executable)
+"""The interpreter of the sandbox, which may be another than the host's."""
 PREFIX = "blob:0123456789abcdef0123456789abcdef-"
 
 
