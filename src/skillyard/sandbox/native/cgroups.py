@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 _PERIOD_US = 100_000
 _NEEDED = ("memory", "pids", "cpu")
+_COUNTERS = {
+    1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events"),
+    2: ("memory.events", "memory.peak", "pids.events"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Group:
 
     version: int
     directories: dict[str, str]
+    _open: dict[str, int] = field(default_factory=dict)
 
     def join_descriptors(self) -> list[int]:
         """Version 1: one ``tasks`` file a hierarchy. Version 2: the directory, for CLONE_INTO_CGROUP."""
@@ -35,33 +40,40 @@ class Group:
             return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
 
+    def open_counters(self) -> None:
+        """Ahead of the run, so that reading them at its end costs little."""
+        for name in _COUNTERS[self.version]:
+            path = f"{self._path(name.partition('.')[0])}/{name}"
+            with contextlib.suppress(FileNotFoundError):  # memory.peak is younger than the rest
+                self._open[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
     def oom_kills(self) -> int:
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        return _counter(self._path("memory"), name, "oom_kill")
+        return self._counter("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
 
     def refused_forks(self) -> int:
-        return _counter(self._path("pids"), "pids.events", "max")
+        return self._counter("pids.events", "max")
 
     def own_memory(self) -> int:
         """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
         key = "anon" if self.version == 2 else "total_rss"
-        return _counter(self._path("memory"), "memory.stat", key)
+        return _counter(_read(f"{self._path('memory')}/memory.stat"), key)
 
     def peak_memory(self) -> int | None:
-        name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
-        return _number(self._path("memory"), name)
+        text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()
+        return int(text) if text.isdigit() else None
 
-    def cpu_seconds(self) -> float | None:
-        if self.version == 2:
-            used = _counter(self._path("cpu"), "cpu.stat", "usage_usec")
-            return used / 1e6
-        if "cpuacct" not in self.directories:
-            return None
-        used_ns = _number(self.directories["cpuacct"], "cpuacct.usage")
-        return None if used_ns is None else used_ns / 1e9
+    def _counter(self, name: str, key: str) -> int:
+        return _counter(self._text(name), key)
+
+    def _text(self, name: str) -> str:
+        fd = self._open.get(name)
+        return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii", "replace")
 
     def remove(self) -> bool:
         """Whether it is gone; a group may stay busy for a moment after its last process."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
         gone = True
         for path in _distinct(self.directories):
             try:
@@ -100,6 +112,7 @@ class Cgroups:
             for path in _distinct(directories):
                 os.mkdir(path, 0o755)
             self._limit(group, limits)
+            group.open_counters()
         except OSError:
             group.remove()
             raise
@@ -156,7 +169,7 @@ def find(name: str) -> Cgroups:
     if unified and "memory" in _words(f"{unified}/cgroup.controllers"):
         return _find_v2(unified, own.get("", "/"), name)
     found = Cgroups(version=1)
-    for controller in (*_NEEDED, "cpuacct"):
+    for controller in _NEEDED:
         if controller not in mounts:
             found.missing[controller] = "the host mounts no such controller"
             continue
@@ -224,7 +237,7 @@ def _mounted() -> tuple[dict[str, str], str | None]:
             if kind == "cgroup2":
                 unified = unified or target
             elif kind == "cgroup":
-                controllers.update({name: target for name in options.split(",") if name in (*_NEEDED, "cpuacct")})
+                controllers.update({name: target for name in options.split(",") if name in _NEEDED})
     return controllers, unified
 
 
@@ -262,13 +275,7 @@ def _words(path: str) -> list[str]:
     return _read(path).split()
 
 
-def _number(directory: str | None, name: str) -> int | None:
-    text = _read(f"{directory}/{name}").strip() if directory else ""
-    return int(text) if text.isdigit() else None
-
-
-def _counter(directory: str | None, name: str, key: str) -> int:
-    if directory is None:
-        return 0
-    words = _words(f"{directory}/{name}")
+def _counter(text: str, key: str) -> int:
+    """The number behind ``key`` in lines of a key and a number."""
+    words = text.split()
     return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)

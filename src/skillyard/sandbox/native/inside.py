@@ -103,7 +103,7 @@ class Init:
                 self._ended(pid, status)
             elif pid == self._worker:
                 self._worker = -1
-                packets.send(self._control, {"idle_worker_gone": True})
+                packets.send(self._control, {"idle_worker_gone": status})
 
     def _ended(self, pid: int, status: int) -> None:
         id = self._running.pop(pid)

@@ -7,3 +7,6 @@ CHANNEL_FD = 3
 
 DONE = b"Z\0\0\0\0"
 """The last bytes on the channel of a guest that came to its end in order; the keeper takes them away."""
+
+INTO_CGROUP, PLAIN = b"+", b" "
+"""The first byte of an order to the zygote: whether the last descriptor is a cgroup to be cloned into."""

@@ -31,6 +31,7 @@ NR_SECCOMP = 317 if _X86 else 277
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -216,12 +217,14 @@ class _CloneArgs(ctypes.Structure):
 
 def clone(flags: int, *, cgroup: int = -1) -> tuple[int, int]:
     """clone3(2) like fork: (0, -1) in the child, (pid, pidfd) in the parent; SIGCHLD when the child ends.
+    With CLONE_PARENT it is a sibling: our parent hears of its end and learns what it used.
 
     The interpreter's and libc's own fork handlers do not run and libc's cached thread id is stale: only for a
     child that runs no foreign code, from a process that has a single thread.
     """
     pidfd = ctypes.c_int(-1)
-    args = _CloneArgs(flags=flags | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=17)
+    exit_signal = 0 if flags & CLONE_PARENT else 17
+    args = _CloneArgs(flags=flags | CLONE_PIDFD, pidfd=ctypes.addressof(pidfd), exit_signal=exit_signal)
     if cgroup >= 0:
         args.flags |= CLONE_INTO_CGROUP
         args.cgroup = cgroup

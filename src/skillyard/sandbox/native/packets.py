@@ -21,7 +21,10 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Raises ValueError for a message that no packet holds, OSError when the other end is gone."""
-    raw = json.dumps(message, separators=(",", ":")).encode()
+    send_raw(sock, json.dumps(message, separators=(",", ":")).encode(), fds)
+
+
+def send_raw(sock: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:
     if len(raw) > MAX_PACKET:
         raise ValueError(f"message of {len(raw)} bytes; at most {MAX_PACKET} fit")
     if fds:
@@ -32,6 +35,12 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next message and its descriptors (close-on-exec), None at the end."""
+    got = receive_raw(sock)
+    return None if got is None else (json.loads(got[0]), got[1])
+
+
+def receive_raw(sock: socket.socket) -> tuple[bytes, list[int]] | None:
+    """:func:`receive` without reading the message: that is for another process."""
     raw, ancillary, _, _ = sock.recvmsg(MAX_PACKET, _FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, data in ancillary:
@@ -43,4 +52,4 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         for fd in fds:
             os.close(fd)
         return None
-    return json.loads(raw), fds
+    return raw, fds

@@ -7,16 +7,15 @@ data, and parses nothing but the keeper's own messages.
 from __future__ import annotations
 
 import gc
+import json
 import os
-import select
-import signal
 import site
 import socket
 import sys
-from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import inside, kernel, packets, walls
+from skillyard.sandbox.native.inside_protocol import INTO_CGROUP
 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Read by numerical libraries when they load: a thread of theirs would not survive the fork."""
@@ -30,13 +29,11 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     guest.prepare()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    children = kernel.signal_descriptor({signal.SIGCHLD})
     gc.collect()
     gc.freeze()
     gc.disable()
     packets.send(sock, {"ready": True, "failed": failed})
-    _serve(sock, children, bytes.fromhex(closing))
+    _serve(sock, bytes.fromhex(closing))
 
 
 def _be_plain(packages: str) -> None:
@@ -65,41 +62,22 @@ def _preload(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def _serve(sock: socket.socket, children: int, closing: bytes) -> None:
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    poll.register(children, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            if fd == children:
-                os.read(children, 4096)
-                _reap()
-                continue
-            got = packets.receive(sock)
-            if got is None:
-                return
-            _fork(sock, *got, children, closing)
+def _serve(sock: socket.socket, closing: bytes) -> None:
+    """Read nothing here: each page that this process touches is copied again after each fork."""
+    while (got := packets.receive_raw(sock)) is not None:
+        _fork(sock, *got, closing)
 
 
-def _reap() -> None:
+def _fork(sock: socket.socket, message: bytes, fds: list[int], closing: bytes) -> None:
+    into = fds.pop() if message.startswith(INTO_CGROUP) else -1
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass  # nobody left to reap
-
-
-def _fork(sock: socket.socket, message: dict[str, Any], fds: list[int], children: int, closing: bytes) -> None:
-    into = fds.pop() if message.pop("into") else -1
-    try:
-        pid, pidfd = kernel.clone(walls.NAMESPACES, cgroup=into)
+        pid, pidfd = kernel.clone(walls.NAMESPACES | kernel.CLONE_PARENT, cgroup=into)
     except OSError as error:
         packets.send(sock, {"failed": str(error)})
         _close(fds)
         return
     if pid == 0:
         sock.close()
-        os.close(children)
         _become_init(message, fds, closing)
     packets.send(sock, {"pid": pid}, [pidfd])
     _close([*fds, pidfd] + ([into] if into >= 0 else []))
@@ -110,12 +88,12 @@ def _close(fds: list[int]) -> None:
         os.close(fd)
 
 
-def _become_init(message: dict[str, Any], fds: list[int], closing: bytes) -> None:
+def _become_init(message: bytes, fds: list[int], closing: bytes) -> None:
     """Never returns: whatever happens, this process is not the zygote any more."""
     control = socket.socket(fileno=fds[0])
     try:
-        message["cpus"] = tuple(message["cpus"])
-        walls.build(walls.Build(**message), fds[3:], closing)
+        build = walls.Build(*json.loads(message[len(INTO_CGROUP) :]))
+        walls.build(build, fds[3:], closing)
         inside.Init(control, fds[1], fds[2]).run()
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end

@@ -73,6 +73,8 @@ class Box:
         self.on_dead: Callable[[Box, str], None]
         self.on_program_end: Callable[[Box, Program], None]
         self._broken = ""
+        self._given = ""
+        """The program that the waiting worker was given."""
         self._oom_seen = 0
         self._control, self.inside_control = packets.pair()
         self._channel: socket.socket | None
@@ -107,14 +109,16 @@ class Box:
         """Start a program; raises OSError when init is gone."""
         single = self.lease is not None and self.lease.single
         program = Program(self._loop, id, f"{self._spool_dir}/{self.handle}-{len(self.programs)}", caps, self._over)
-        if single and self.group is not None:
+        if single:
             program.on_done = self._done
         self.programs[id] = program
         if request is None:
             self._start_argv(program, message)
         elif self._channel is not None:
             channel, self._channel = self._channel, None
-            packets.send(self._control, {"lend": id, "single": single})
+            self._given = id
+            if not single:
+                packets.send(self._control, {"lend": id, "single": single})
             program.request = request if len(self.programs) > 1 else b""
             program.read_pipe(self._output, "stdout")
             program.talk(channel, request)
@@ -162,13 +166,11 @@ class Box:
 
     def usage(self) -> dict[str, Any]:
         """Of the whole sandbox so far, by whoever counts here."""
-        cpu = self.group.cpu_seconds() if self.group is not None else None
         peak = self.group.peak_memory() if self.group is not None else None
         source = "cgroup" if peak is not None else "sampled" if self.sampled_peak else "rusage"
-        best = cpu if cpu is not None else self.cpu_seconds
         end = time.monotonic()
         return {
-            "cpu_ms": None if best is None else round(best * 1000, 3),
+            "cpu_ms": None if self.cpu_seconds is None else round(self.cpu_seconds * 1000, 3),
             "peak_memory_bytes": peak or max(self.sampled_peak, self.peak_rss) or None,
             "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
             "startup_ms": round((self.ready_at - self.asked_at) * 1000, 3) if self.ready_at else None,
@@ -221,13 +223,21 @@ class Box:
         program.talk(ours, request)
 
     def _done(self, program: Program) -> None:
-        """All is said: end the sandbox now, while the worker and its pages are still being taken down.
-
-        Only where a group counts what was used: init's own count is lost with it.
-        """
+        """All is said: end the sandbox now, while the worker and its pages are still being taken down."""
         if program.ending is None and program.forced is None:
             program.forced = ("exit", "")
             self.kill()
+
+    def _idle_worker_gone(self, status: int) -> None:
+        """Init does not know what a single sandbox's worker was given; with it, the sandbox is over."""
+        if self.lease is None:
+            self._broken = "the waiting worker ended"
+            self.kill()
+        elif self.lease.single and self._given:
+            self._finish(self._given, self._ending(self._given, status))
+            self.kill()
+        else:
+            self._forget_worker()
 
     def _forget_worker(self) -> None:
         """It ended with the last program that ran; the next guest is forked when it is asked for."""
@@ -266,10 +276,7 @@ class Box:
         elif "broken" in message:
             self._broken = str(message["broken"])
         elif "idle_worker_gone" in message:
-            if self.lease is None:
-                self._broken = "the waiting worker ended"
-                self.kill()
-            self._forget_worker()
+            self._idle_worker_gone(message["idle_worker_gone"])
         elif "not_lent" in message:
             self._start_again(self.programs[message["not_lent"]])
         elif "failed" in message:
@@ -314,6 +321,7 @@ class Box:
     def _init_gone(self) -> None:
         """The pidfd says so only after every process of the sandbox's pid namespace is gone."""
         self._hear()
+        self._count()
         self.dead = True
         self._loop.forget(self.pidfd)
         for program in self.programs.values():
@@ -322,6 +330,15 @@ class Box:
             elif "usage" not in program.ending:
                 self._tell(program, program.ending)
         self.on_dead(self, self._broken or "its init ended")
+
+    def _count(self) -> None:
+        """What init and all that ended below it used, as its parent learns it (wait4(2))."""
+        try:
+            _, _, used = os.wait4(self.pid, 0)
+        except ChildProcessError:
+            return
+        self.cpu_seconds = used.ru_utime + used.ru_stime
+        self.peak_rss = max(self.peak_rss, used.ru_maxrss * 1024)
 
     def _end_of_init(self, program: Program) -> dict[str, Any]:
         outcome, reason = program.forced or self.forced or ("lost", self._broken or "the sandbox ended")

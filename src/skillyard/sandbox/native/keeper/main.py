@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -141,7 +140,6 @@ class Keeper:
         self._yard = Yard(self._loop, host, config["ready"], retirement)
         self._service = Service(self._loop, self._yard, _facts(host))
         memory_watch.start(self._loop, self._yard)
-        self._reap_orphans()
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)
 
@@ -156,21 +154,6 @@ class Keeper:
             return
         connection = Connection(self._loop, sock, self._service.heard, self._service.disconnected)
         self._service.connected(connection)
-
-    def _reap_orphans(self) -> None:
-        """pid 1 inherits the inits of zygotes that were replaced."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        fd = kernel.signal_descriptor({signal.SIGCHLD})
-
-        def reap(_: int) -> None:
-            os.read(fd, 4096)
-            try:
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            except ChildProcessError:
-                return
-
-        self._loop.watch(fd, READ, reap)
 
     def _end(self) -> None:
         """Sandboxes first, then their groups: the kernel would end them with us, but not remove the groups."""

@@ -18,13 +18,25 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 
 
 def start(loop: Loop, yard: Yard) -> None:
-    def look() -> None:
-        for box in yard.survey():
-            if not box.dead and box.pid > 0 and box.running():
-                _check(box)
-        loop.after(_EVERY_S, look)
+    """Look while anything runs; ``yard.on_lent`` starts it again."""
+    looking = False
 
-    look()
+    def look() -> None:
+        nonlocal looking
+        running = [box for box in yard.survey() if not box.dead and box.running()]
+        for box in running:
+            _check(box)
+        looking = bool(yard.survey())
+        if looking:
+            loop.after(_EVERY_S, look)
+
+    def lent() -> None:
+        nonlocal looking
+        if not looking:
+            looking = True
+            loop.after(_EVERY_S, look)
+
+    yard.on_lent = lent
 
 
 def _check(box: Box) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 
 from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
+from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -74,6 +76,7 @@ class Yard:
         self.by_key: dict[str, Box] = {}
         self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
         self.on_gone: Callable[[Box], None] = lambda box: None
+        self.on_lent: Callable[[], None] = lambda: None
 
     def environment(self, name: str, details: dict[str, Any]) -> None:
         """Learn what an environment is: ``packages`` (a directory or empty) and ``preload``."""
@@ -163,8 +166,8 @@ class Yard:
         box = Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
-        into = group is not None and group.version == 2
-        self._zygote(shape).order(Order(box, self._build(box), into))
+        first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
+        self._zygote(shape).order(Order(box, first + json.dumps(self._build(box)).encode()))
 
     def _group(self, name: str, shape: Shape) -> Group | None:
         if not self._host.cgroups.parents:
@@ -172,29 +175,29 @@ class Yard:
         memory = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
         return self._host.cgroups.make(name, GroupLimits(memory, shape.pids + 1, shape.cpus))
 
-    def _build(self, box: Box) -> dict[str, Any]:
+    def _build(self, box: Box) -> walls.Build:
         shape = box.shape
-        return {
-            "uid": box.slot or self._host.ids.inside,
-            "own_uid": box.slot > 0,
-            "disk_bytes": shape.disk_mb * MIB,
-            "inodes": max(4096, shape.disk_mb * _INODES_PER_MIB),
-            "processes": shape.pids + 1,
-            "data_bytes": shape.memory_mb * MIB,
-            "cpus": self._affinity(shape.cpus),
-            "landlock": self._host.landlock,
-            "proc_files": self._host.proc_files,
-            "proc_directories": self._host.proc_directories,
-        }
+        return walls.Build(
+            uid=box.slot or self._host.ids.inside,
+            own_uid=box.slot > 0,
+            disk_bytes=shape.disk_mb * MIB,
+            inodes=max(4096, shape.disk_mb * _INODES_PER_MIB),
+            processes=shape.pids + 1,
+            data_bytes=shape.memory_mb * MIB,
+            cpus=self._affinity(shape.cpus),
+            landlock=self._host.landlock,
+            proc_files=self._host.proc_files,
+            proc_directories=self._host.proc_directories,
+        )
 
-    def _affinity(self, cpus: float) -> list[int]:
+    def _affinity(self, cpus: float) -> tuple[int, ...]:
         """Without a cpu controller, as many whole processors as the limit rounds up to; in turn."""
         have = self._host.cpus
         wanted = max(1, int(cpus) + (cpus > int(cpus)))
         if self._host.cgroups.has("cpu") or wanted >= len(have):
-            return []
+            return ()
         self._cpu_turn += 1
-        return [have[(self._cpu_turn + i) % len(have)] for i in range(wanted)]
+        return tuple(have[(self._cpu_turn + i) % len(have)] for i in range(wanted))
 
     def _is_ready(self, box: Box) -> None:
         self._failures = 0
@@ -217,6 +220,7 @@ class Yard:
         box.lease = asked.lease
         self._lent_at = time.monotonic()
         self.by_key[asked.lease.key] = box
+        self.on_lent()
         asked.answer(box, "")
 
     def _failed(self, box: Box, why: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,10 @@ class Retirement:
 
 @dataclass(slots=True)
 class Order:
-    """A sandbox to be cloned: ``build`` are the fields of walls.Build."""
+    """A sandbox to be cloned: INTO_CGROUP or PLAIN, then the fields of walls.Build as a JSON array."""
 
     box: Box
-    build: Mapping[str, Any]
-    into: bool
+    message: bytes
 
 
 class Zygote:
@@ -83,7 +82,7 @@ class Zygote:
     def _ask(self, current: _Process, order: Order) -> None:
         fds = order.box.descriptors()
         try:
-            packets.send(current.sock, {**order.build, "into": order.into}, fds)
+            packets.send_raw(current.sock, order.message, fds)
         except OSError as error:
             order.box.handed_over(fds)
             self._on_failed(order.box, f"the zygote is gone: {error.strerror}")
@@ -184,6 +183,7 @@ class _Process:
         self.sock.close()
         os.close(self._errors)
         kernel.pidfd_kill(self._pidfd)
+        os.waitpid(self.pid, 0)
         os.close(self._pidfd)
 
     def _hear(self) -> None:
