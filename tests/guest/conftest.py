@@ -17,7 +17,7 @@ import skillyard.guest
 from skillyard.domain.frames import BlobBegin, BlobData, BlobEnd, Failure, Frame, FrameReader, Result
 from skillyard.domain.guest_request import encode_request
 
-PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or getattr(sys, "_base_executable", sys.executable)
+PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or str(getattr(sys, "_base_executable", sys.executable))
 """The interpreter of the sandbox, which may be another than the host's."""
 PREFIX = "blob:0123456789abcdef0123456789abcdef-"
 
@@ -102,7 +102,7 @@ class GuestBox:
         (self.root / "request").write_bytes(request)
         channel = self.root / "channel"
         channel.write_bytes(b"")
-        command = [PYTHON, "-I", "-S", self.tree, "call", self.root / "request", channel]
+        command = [PYTHON, "-I", "-S", str(self.tree), "call", str(self.root / "request"), str(channel)]
         ran = subprocess.run(
             command,
             stdout=subprocess.PIPE,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.domain.foreign_json import MAX_DEPTH
 from skillyard.domain.frames import (
-    MAX_DEPTH,
     PIECE,
     BlobAbandon,
     BlobBegin,

@@ -293,7 +293,7 @@ def main(args):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 """
     mib, request, channel = 192, os.pipe(), os.pipe()
-    command = [PYTHON, "-I", "-S", box.tree, "call", f"fd:{request[0]}", f"fd:{channel[1]}"]
+    command = [PYTHON, "-I", "-S", str(box.tree), "call", f"fd:{request[0]}", f"fd:{channel[1]}"]
     guest = subprocess.Popen(command, pass_fds=(request[0], channel[1]), env={"TMPDIR": "/nonexistent"})
     os.close(request[0])
     os.close(channel[1])

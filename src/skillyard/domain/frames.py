@@ -6,17 +6,15 @@ anything, and memory holds one frame at most.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.domain.foreign_json import BadJson, parse_json
+
 PIECE = 1024 * 1024
 """Most bytes of a blob in one frame."""
-MAX_DEPTH = 256
-"""Most arrays and objects inside each other in a result: far below what any JSON library takes."""
 
 _HEAD = 5
 _MAX_HEADER = 4096
@@ -25,10 +23,6 @@ _MAX_NUMBER = 2**31 - 1
 
 KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
 """A MIME type (RFC 6838 §4.2), with parameters perhaps."""
-_STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+"')
-_BRACKETS = re.compile(r"[\[{]+|[\]}]+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class FrameFault(Exception):
@@ -88,14 +82,13 @@ class Result:
     def value(self) -> dict[str, Any]:
         """The object. Lone surrogates have become U+FFFD, of equal keys the last counts, every number is finite.
         Raises ResultFault."""
-        text = _decoded(self.raw, ResultFault)
-        value = _parsed(text, ResultFault)
-        if _too_deep(text):
-            raise ResultFault(f"the result is nested deeper than {MAX_DEPTH} levels")
+        try:
+            value = parse_json(self.raw)
+        except BadJson as bad:
+            raise ResultFault(f"the result cannot be passed on: {bad}") from None
         if not isinstance(value, dict):
             raise ResultFault("the result is no JSON object")
-        cleaned: dict[str, Any] = _clean(value) if _ESCAPED_SURROGATE.search(text) else value
-        return cleaned
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +236,9 @@ def _failure(payload: bytes) -> Failure:
 
 def _header(payload: bytes, type_: str) -> dict[str, Any]:
     try:
-        value = _parsed(_decoded(payload, FrameFault), FrameFault)
-    except FrameFault as fault:
-        raise FrameFault(f"the payload of a frame {type_} cannot be read: {fault}") from None
+        value = parse_json(payload)
+    except BadJson as bad:
+        raise FrameFault(f"the payload of a frame {type_} cannot be read: {bad}") from None
     if not isinstance(value, dict):
         raise FrameFault(f"the payload of a frame {type_} is no JSON object")
     return value
@@ -259,57 +252,4 @@ def _integer(header: dict[str, Any], name: str, type_: str) -> int:
 
 
 def _text(value: object) -> str:
-    return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else ""
-
-
-def _decoded(payload: bytes, fault: type[FrameFault]) -> str:
-    try:
-        return payload.decode()
-    except UnicodeDecodeError:
-        raise fault("it is not UTF-8") from None
-
-
-def _parsed(text: str, fault: type[FrameFault]) -> Any:
-    try:
-        return _decoder.decode(text)
-    except RecursionError:
-        raise fault("its JSON is nested too deep") from None
-    except ValueError as error:
-        raise fault(f"it is no JSON that can be passed on: {str(error)[:200]}") from None
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError("a number is out of range")
-    return number
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"JSON has no {name}")
-
-
-_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
-
-
-def _too_deep(text: str) -> bool:
-    """Of text that is known to be JSON."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return False
-    depth = 0
-    for brackets in _BRACKETS.findall(_STRINGS.sub("", text)):
-        depth += len(brackets) if brackets[0] in "[{" else -len(brackets)
-        if depth > MAX_DEPTH:
-            return True
-    return False
-
-
-def _clean(value: Any) -> Any:
-    """Without lone surrogates; the depth was checked."""
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return value
+    return value if isinstance(value, str) else ""

@@ -4,7 +4,11 @@
 the skill's name with the directory of the entrypoint as its ``__path__``, so that the files beside it are its
 submodules. Inside a skill a plain ``import utils`` means the file beside it: the modules of a skill get an
 ``__import__`` of their own that looks there first and gives the very same submodule, so that two skills may each
-have a ``utils``.
+have a ``utils``. Only the statement and ``__import__`` are so: ``importlib.import_module("utils")`` takes no regard
+of who asks; ``import_module(".utils", __package__)`` does.
+
+A parent is imported before its child, as ever: where ``a.b`` and ``a.b.c`` are both skills, importing the second
+executes the first. A skill wins over a file beside the entrypoint that has the same dotted name.
 """
 
 from __future__ import annotations
