@@ -137,6 +137,19 @@ def main(args): return [name, parent, above, weekly()]
     assert box.call(code).value == {"result": ["inner", "outer", "outer", "function"]}
 
 
+def test_a_skill_wins_over_a_file_of_the_same_name(box: GuestBox) -> None:
+    box.mount_skill("a.b", {"code/main.py": "name = 'outer'\n", "code/utils.py": "name = 'file'\n"})
+    for last in ("main", "utils"):
+        box.mount_skill(f"a.b.{last}", {"code/main.py": f"name = {last!r}\n"})
+    code = """
+import skills.a.b
+from skills.a.b.main import name as main_name
+from skills.a.b.utils import name as utils_name
+def main(args): return [skills.a.b.name, main_name, utils_name]
+"""
+    assert box.call(code).value == {"result": ["outer", "main", "utils"]}
+
+
 def test_a_skill_may_import_another_that_is_mounted(box: GuestBox) -> None:
     box.mount_skill("a.one", {"code/main.py": "from skills.b.two import f\ndef main(args): return f()\n"})
     box.mount_skill("b.two", {"code/main.py": "def f(): return 'two'\n"})

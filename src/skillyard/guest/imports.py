@@ -42,7 +42,7 @@ class Skill:
         self.entry = os.path.join(root, entry) if entry else None
         self.path = [os.path.dirname(self.entry)] if self.entry else [os.path.join(root, "scripts"), root]
         self.alias = f"{self.package}.{os.path.basename(entry).removesuffix('.py')}" if entry else ""
-        """The entrypoint's module under its file name: the same module, not a second one."""
+        """The entrypoint's module under its file name too: the same module, not a second one."""
         self._globals: dict[str, Any] | None = None
 
     def builtins(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class SkillLoader(SourceFileLoader):
         try:
             super().exec_module(module)
         except BaseException:
-            sys.modules.pop(self._skill.alias, None)
+            sys.modules.pop(self._skill.alias, None)  # the other name the import system takes back itself
             raise
 
     def set_data(self, path: str, data: ReadableBuffer, *, _mode: int = 0o666) -> None:
@@ -165,6 +165,9 @@ class SkillFinder:
             import_name(name): Skill(import_name(name), mount["root"] or "", mount["entry"])
             for name, mount in mounted.items()
         }
+        for skill in self._skills.values():
+            if skill.alias[len(ROOT) + 1 :] in self._skills:
+                skill.alias = skill.package
         self._packages = {prefix for name in self._skills for prefix in _prefixes(name)}
         self._names = sorted(mounted)
 
