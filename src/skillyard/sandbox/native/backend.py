@@ -98,9 +98,9 @@ class NativeBackend:
         return [Held(h["handle"], h["key"], Owner(h["owner"]), h["age"]) for h in answer["held"]]
 
     async def destroy(self, handle: str) -> Usage:
-        self._sandboxes.pop(handle, None)
         known = self._usages.pop(handle, None)
         if known is not None:
+            self._sandboxes.pop(handle, None)
             return known
         if self._link is None and not keeper_lives(self._run_dir):
             return Usage()
@@ -109,6 +109,10 @@ class NativeBackend:
             answer, _ = await link.answer({"op": "destroy", "handle": handle})
         except SandboxGone:
             return Usage()  # with its keeper, and so are all its processes
+        finally:
+            sandbox = self._sandboxes.pop(handle, None)
+            if sandbox is not None:
+                sandbox.lost()  # for what had not ended by itself and was not told of
         return Usage(**answer["usage"])
 
     async def prepare(self, spec: SandboxSpec) -> None:

@@ -22,6 +22,8 @@ SETTLE_S = 0.02
 """How long a read waits for more before it answers with little."""
 
 Header = dict[str, Any]
+Number = tuple[int, int] | None
+"""Which question of which server; None when no answer is wanted."""
 
 
 class Unknown(Exception):
@@ -36,6 +38,9 @@ class Service:
         self._server: Connection | None = None
         self._destroys: dict[str, list[Callable[[], None]]] = {}
         self._reads: dict[tuple[str, str], list[Callable[[], bool]]] = {}
+        self._creating: dict[str, list[Number]] = {}
+        self._era = 0
+        """Counts servers: what one asked is never answered to the next."""
         self._lost_at = time.monotonic()
         yard.on_program_end = self._program_ended
         yard.on_gone = self._gone
@@ -48,6 +53,7 @@ class Service:
             connection.close()
             return
         self._server = connection
+        self._era += 1
         connection.send({"event": "hello", "facts": self._facts})
 
     def disconnected(self, connection: Connection) -> None:
@@ -59,12 +65,13 @@ class Service:
             if box.lease is not None and box.lease.owner == "run":
                 self._destroy(box, lambda: None)
         self._reads.clear()
+        self._creating.clear()
         self._loop.after(LINGER_S, self._consider_leaving)
 
     def heard(self, connection: Connection, header: Header, body: bytes) -> None:
         """Answer one question; a question that cannot be answered gets the reason, never silence."""
         operation = getattr(self, f"_do_{header.get('op')}", None)
-        number = header.get("q")
+        number = (self._era, header["q"]) if "q" in header else None
         try:
             if operation is None:
                 raise ValueError(f"no operation {header.get('op')!r}")
@@ -74,19 +81,19 @@ class Service:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._answer(number, error=f"{type(error).__name__}: {error}")
 
-    def _answer(self, number: int | None, body: bytes = b"", **fields: Any) -> None:
-        if self._server is not None and number is not None:
-            self._server.send({"a": number, **fields}, body)
+    def _answer(self, number: Number, body: bytes = b"", **fields: Any) -> None:
+        if self._server is not None and number is not None and number[0] == self._era:
+            self._server.send({"a": number[1], **fields}, body)
 
-    def _do_environment(self, number: int, header: Header, body: bytes) -> None:
+    def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
         self._yard.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
         self._answer(number)
 
-    def _do_prepare(self, number: int, header: Header, body: bytes) -> None:
+    def _do_prepare(self, number: Number, header: Header, body: bytes) -> None:
         self._yard.prepare(Shape(**header["shape"]))
         self._answer(number)
 
-    def _do_create(self, number: int, header: Header, body: bytes) -> None:
+    def _do_create(self, number: Number, header: Header, body: bytes) -> None:
         held = self._yard.by_key.get(header["key"])
         if held is not None:
             self._answer(number, handle=held.handle)
@@ -96,16 +103,24 @@ class Service:
             if not allowed(path):
                 raise ValueError(f"{path!r} is not below /skills or /blobs")
 
+        waiting = self._creating.get(header["key"])
+        if waiting is not None:
+            waiting.append(number)
+            return
+        self._creating[header["key"]] = [number]
+
         def answer(box: Box | None, error: str) -> None:
-            if box is None:
-                self._answer(number, error=error)
-            else:
-                self._answer(number, handle=box.handle)
+            told: dict[str, Any] = {"error": error} if box is None else {"handle": box.handle}
+            askers = self._creating.pop(header["key"], [])
+            for asker in askers:
+                self._answer(asker, **told)
+            if box is not None and not askers:
+                self._destroy(box, lambda: None)
 
         lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"])
         self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer))
 
-    def _do_start(self, number: int | None, header: Header, body: bytes) -> None:
+    def _do_start(self, number: Number, header: Header, body: bytes) -> None:
         box = self._box(header)
         if header["id"] in box.programs:
             self._answer(number)
@@ -120,7 +135,7 @@ class Service:
         program.deadline = self._loop.after(bound_ms / 1000, lambda: box.kill_program(program, "timeout", late))
         self._answer(number)
 
-    def _do_read(self, number: int, header: Header, body: bytes) -> None:
+    def _do_read(self, number: Number, header: Header, body: bytes) -> None:
         """Answered when something worth it is there: much, the end, or little for a while."""
         box, program = self._program(header)
         spool = program.spools[header["stream"]]
@@ -150,13 +165,13 @@ class Service:
         if self._reads:
             self._loop.after(SETTLE_S, self._retry_reads)
 
-    def _do_wait(self, number: int, header: Header, body: bytes) -> None:
+    def _do_wait(self, number: Number, header: Header, body: bytes) -> None:
         box, program = self._program(header)
         if program.ending is not None and "usage" in program.ending:
             self._announce(box, program)
         self._answer(number)
 
-    def _do_send(self, number: int, header: Header, body: bytes) -> None:
+    def _do_send(self, number: Number, header: Header, body: bytes) -> None:
         _, program = self._program(header)
         if not program.write_stdin(body):
             raise Unknown("nobody reads the input")
@@ -165,16 +180,16 @@ class Service:
         else:
             program.on_input_room.append(lambda: self._answer(number))
 
-    def _do_close_stdin(self, number: int, header: Header, body: bytes) -> None:
+    def _do_close_stdin(self, number: Number, header: Header, body: bytes) -> None:
         self._program(header)[1].close_stdin()
         self._answer(number)
 
-    def _do_kill(self, number: int, header: Header, body: bytes) -> None:
+    def _do_kill(self, number: Number, header: Header, body: bytes) -> None:
         box, program = self._program(header)
         box.kill_program(program, "cancelled", header["reason"])
         self._answer(number)
 
-    def _do_survey(self, number: int, header: Header, body: bytes) -> None:
+    def _do_survey(self, number: Number, header: Header, body: bytes) -> None:
         now = time.monotonic()
         held = [
             {"handle": box.handle, "key": box.lease.key, "owner": box.lease.owner, "age": now - box.lease.at}
@@ -183,18 +198,18 @@ class Service:
         ]
         self._answer(number, held=held)
 
-    def _do_attach(self, number: int, header: Header, body: bytes) -> None:
+    def _do_attach(self, number: Number, header: Header, body: bytes) -> None:
         box = self._box(header)
         self._answer(number, programs=list(box.programs), dead=box.dead)
 
-    def _do_destroy(self, number: int, header: Header, body: bytes) -> None:
+    def _do_destroy(self, number: Number, header: Header, body: bytes) -> None:
         box = self._yard.boxes.get(header["handle"])
         if box is None or box.lease is None:
             self._answer(number, usage={})
             return
         self._destroy(box, lambda: self._answer(number, usage=box.usage()))
 
-    def _do_stats(self, number: int, header: Header, body: bytes) -> None:
+    def _do_stats(self, number: Number, header: Header, body: bytes) -> None:
         boxes = self._yard.boxes.values()
         self._answer(
             number,
@@ -204,7 +219,7 @@ class Service:
             ready=sum(box.lease is None and box.ready_at is not None for box in boxes),
         )
 
-    def _do_stop(self, number: int, header: Header, body: bytes) -> None:
+    def _do_stop(self, number: Number, header: Header, body: bytes) -> None:
         """End, unless tasks are held: ``kept`` says which."""
         kept = any(box.lease is not None and box.lease.owner == "task" for box in self._yard.survey())
         self._answer(number, kept=kept)

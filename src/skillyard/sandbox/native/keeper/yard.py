@@ -107,6 +107,7 @@ class Yard:
         return [box for box in self.boxes.values() if box.lease is not None]
 
     def close(self) -> None:
+        self._target = 0  # what ends from here on is not replaced
         for zygote in self._zygotes.values():
             zygote.close()
 

@@ -61,9 +61,8 @@ class Zygote:
         self._ensure()
 
     def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
-            self._current = None
+        while self._current is not None:
+            self._ended(self._current)
 
     def _ensure(self) -> _Process | None:
         if self._current is None or self._current.old(self._retirement):
