@@ -14,6 +14,7 @@ import pytest
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.principal import Principal, Scope
+from skillyard.stores.state_file import StateFile
 from skillyard.stores.tokens import USED_EVERY_S, FileTokens
 from skillyard.testing.memory import ManualClock
 
@@ -130,11 +131,29 @@ async def test_last_use_that_cannot_be_written_locks_nobody_out(
     assert token not in caplog.text
 
 
+async def test_last_use_waits_for_nobody(tokens: FileTokens, path: Path) -> None:
+    token = await tokens.create(CI)
+    before = path.read_bytes()
+    with StateFile(path).locked():
+        assert await tokens.verify(token) == CI
+    assert path.read_bytes() == before
+
+
+async def test_the_whole_digest_counts(tokens: FileTokens, path: Path) -> None:
+    token = await tokens.create(CI)
+    document = json.loads(path.read_text())
+    entry = document["tokens"][0]
+    entry["digest"] = entry["digest"][:-1] + ("1" if entry["digest"][-1] == "0" else "0")
+    path.write_text(json.dumps(document))
+    assert await tokens.verify(token) is None
+
+
 CREATOR = """
 import asyncio, sys
 from pathlib import Path
 from skillyard.domain.principal import Principal
 from skillyard.stores.clock import SystemClock
+from skillyard.stores.state_file import StateFile
 from skillyard.stores.tokens import FileTokens
 
 async def main():

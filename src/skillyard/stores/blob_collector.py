@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from skillyard.stores import blob_rows as rows
 from skillyard.stores.blob_files import BlobFiles
 from skillyard.stores.database import Database
+
+logger = logging.getLogger(__name__)
 
 BATCH = 200
 
@@ -39,6 +43,27 @@ class Collector:
             return [path for path in taken if path is not None]
 
         return self._database.submit(take, alone=True)
+
+    def drop(self, digests: Sequence[str]) -> asyncio.Future[None]:
+        """What :meth:`collect` does, to the end even if nobody awaits it; it never raises, since a sweep
+        comes to what it could not do."""
+        loop = asyncio.get_running_loop()
+        dropped: asyncio.Future[None] = loop.create_future()
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and (error := done.exception()):
+                logger.warning("a blob that was given up waits for a sweep: %s", error)
+            if not dropped.done():
+                dropped.set_result(None)
+
+        def remove(taken: asyncio.Future[list[Path]]) -> None:
+            if taken.cancelled() or taken.exception():
+                finish(taken)
+            else:
+                loop.run_in_executor(None, self._files.remove, taken.result()).add_done_callback(finish)
+
+        self.submit(digests).add_done_callback(remove)
+        return dropped
 
     async def purge(self, now: float, owner: str | None = None) -> int:
         """Remove expired blobs, one owner's or everybody's; how many."""

@@ -13,9 +13,9 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, shape
 from skillyard.domain.ids import check_blob_id, is_blob_id
@@ -81,10 +81,11 @@ class LocalBlobs:
         intake = Intake(self._files, gauge)
         try:
             content = await intake.receive(data)
-            info = BlobInfo(blob_id, kind, content.size, content.sha256, owner, now, expires_at, run_id)
-            await self._publish(Publication(info, content, self._limits, self._files))
-        finally:
+        except BaseException:
             await intake.close()
+            raise
+        info = BlobInfo(blob_id, kind, content.size, content.sha256, owner, now, expires_at, run_id)
+        await self._publish(Publication(info, content, self._limits, self._files), intake)
         return info
 
     async def stat(self, blob_id: str) -> BlobInfo | None:
@@ -152,27 +153,29 @@ class LocalBlobs:
         count, size = await self._database.lookup(rows.STORED, (owner,)) or (0, 0)
         return count, size
 
-    async def _publish(self, publication: Publication) -> None:
+    async def _publish(self, publication: Publication, intake: Intake) -> None:
         try:
-            if publication.content.staged is None:
-                refusal = await self._database.write(publication.store)
-            else:
-                refusal = await self._database.submit(publication.store, alone=True)
+            try:
+                refusal = await self._store(publication)
+            finally:
+                await intake.close()
         except BaseException:
-            await self._undo(publication)
+            with suppress(StoreFault):  # closed meanwhile
+                await self._undo(publication)
             raise
         if refusal is not None:
             raise refusal
 
+    async def _store(self, publication: Publication) -> InvalidInput | None:
+        if publication.content.staged is None:
+            return await self._database.write(publication.store)
+        return await self._database.submit(publication.store, alone=True)
+
     async def _undo(self, publication: Publication) -> None:
         """Leave nothing, whether or not the step took place; that happens even if this is cancelled."""
-        undone: list[asyncio.Future[Any]] = [
-            self._database.submit(publication.undo),
-            self._collector.submit([publication.info.sha256]),
-        ]
-        for future in undone:
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait(undone)
+        undone = self._database.submit(publication.undo)
+        undone.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([undone, self._collector.drop([publication.info.sha256])])
 
     async def _live(self, blob_id: str) -> BlobInfo:
         info = await self.stat(blob_id)

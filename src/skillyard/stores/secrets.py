@@ -97,8 +97,8 @@ class SealedSecrets:
         return keys
 
     def _sealing_key(self) -> Key:
-        """The current key, made now when there is none and nothing is sealed yet."""
-        if self._given is None and self._file.stamp() is None and self._key_file.read() is None:
+        """The current key, made now when there is none: what is sealed has been opened before this."""
+        if self._given is None and self._key_file.read() is None:
             self._key_file.write([new_key()])
         return self._keys()[0]
 
