@@ -15,6 +15,7 @@ from skillyard import Runtime, SyncRuntime
 from skillyard.data_dir import DataDir, DataDirInUse, DataDirUnusable
 from skillyard.domain.errors import BlobNotFound, Forbidden, InvalidInput
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.protection import Probe
 from skillyard.settings import load_settings
 from tests.engine.fakes import FakeBackend, FakeProcess, result
 
@@ -120,7 +121,7 @@ async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 async def test_opening_that_fails_lets_go_of_everything(tmp_path: Path) -> None:
     class Broken(FakeBackend):
-        async def probe(self) -> object:  # type: ignore[override]
+        async def probe(self) -> Probe:
             raise RuntimeError("no probe")
 
     with pytest.raises(RuntimeError, match="no probe"):

@@ -1,0 +1,181 @@
+"""The engine over real sandboxes: what the protocol promises, seen by code that runs inside."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skillyard import SyncRuntime
+from skillyard.client.run import Run
+from skillyard.stores.secrets import SealedSecrets
+
+SKILL = """
+from . import helper
+import os
+from runtime import blobs, log
+
+def main(args):
+    log.info("token is " + os.environ.get("API_TOKEN", "missing"))
+    return {"total": helper.total(args["xs"]), "token": os.environ.get("API_TOKEN"), "cwd": os.getcwd()}
+
+def double(n):
+    return 2 * n
+"""
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+    home = tmp_path_factory.mktemp("native")
+    skill = home / "skills" / "demo.sum"
+    (skill / "code").mkdir(parents=True)
+    (skill / "code" / "main.py").write_text(SKILL)
+    (skill / "code" / "helper.py").write_text("def total(xs):\n    return sum(xs)\n")
+    (skill / "SKILL.md").write_text("---\nname: Sum\n---\n# Sum\n")
+    (skill / "skill.toml").write_text(
+        'name = "demo.sum"\nversion = "1.0.0"\ndescription = "Sums"\nkind = "action"\n'
+        '[runtime]\nlanguage = "python"\nentrypoint = "code/main.py"\nexport = "main"\n'
+        '[permissions]\nsecrets = ["API_TOKEN"]\n'
+        '[inputs]\ntype = "object"\nrequired = ["xs"]\n'
+    )
+    with SyncRuntime(home / "data", skills_dirs=[home / "skills"]) as runtime:
+        yield runtime
+
+
+def set_token(runtime: SyncRuntime) -> None:
+    """As ``skillyard secret set`` does it, beside the running runtime."""
+    asyncio.run(SealedSecrets(runtime.settings.data_dir).set("API_TOKEN", "tok-secret-12345"))
+
+
+def ran(run: Run) -> Any:
+    assert run.ok, dict(run)
+    return run.output
+
+
+def test_code_runs_and_its_usage_is_counted(runtime: SyncRuntime) -> None:
+    run = runtime.run_code("async def main(args):\n    print('hi')\n    return [args['a'], None]", {"a": 1})
+    assert ran(run) == {"result": [1, None]}
+    assert run.logs_preview == "hi\n"
+    assert run["usage"]["cpu_ms"] > 0
+    assert run["enforced"]["seccomp"] == "kernel"
+
+
+def test_a_skill_with_a_secret(runtime: SyncRuntime) -> None:
+    missing = runtime.execute_skill("demo.sum", {"xs": [1]})
+    assert missing.error is not None
+    assert missing.error["type"] == "MissingSecret"
+    set_token(runtime)
+    run = runtime.execute_skill("demo.sum", {"xs": [1, 2, 3]})
+    assert ran(run) == {"total": 6, "token": "[redacted]", "cwd": "/workspace"}
+    assert "token is [redacted]" in run.logs_preview
+    assert run.logs_blob is not None
+    sink = io.BytesIO()
+    runtime.get_blob(run.logs_blob, sink)
+    assert b"tok-secret" not in sink.getvalue()
+    invalid = runtime.execute_skill("demo.sum", {})
+    assert invalid.error is not None
+    assert invalid.error["type"] == "ValidationError"
+
+
+def test_code_imports_a_mounted_skill_without_its_secret(runtime: SyncRuntime) -> None:
+    code = (
+        "import os\n"
+        "from skills.demo.sum import double\n"
+        "def main(args):\n"
+        "    return {'d': double(4), 's': 'API_TOKEN' in os.environ}\n"
+    )
+    assert ran(runtime.run_code(code, mount_skills=["demo.sum"])) == {"d": 8, "s": False}
+    run = runtime.run_code(code)
+    assert run.error is not None
+    assert run.error["type"] in ("ImportError", "ModuleNotFoundError")
+
+
+def test_blobs_go_in_and_out(runtime: SyncRuntime) -> None:
+    big = b"0123456789abcdef" * 65536
+    stored = runtime.put_blob(big, "application/octet-stream")
+    code = (
+        "from runtime import blobs\n"
+        "def main(args):\n"
+        "    data = blobs.read_bytes(args['blob'])\n"
+        "    with open('/blobs/' + args['blob'], 'rb') as f: assert f.read() == data\n"
+        "    with open('/blobs/' + args['blob'][5:], 'rb') as f: assert f.read() == data\n"
+        "    return {'copy': blobs.write_bytes(data, 'application/x-copy'), 'text': blobs.write_text('é')}\n"
+    )
+    run = runtime.run_code(code, {"blob": stored.blob_id}, input_blobs=[stored.blob_id])
+    output = ran(run)
+    assert run.output_blobs == (output["copy"], output["text"])
+    sink = io.BytesIO()
+    runtime.get_blob(output["copy"], sink)
+    assert sink.getvalue() == big
+    assert runtime.read_blob(output["text"])["preview"] == "é"
+    refused = runtime.run_code(code, {"blob": stored.blob_id})
+    assert refused.error is not None
+    assert refused.error["type"] == "BlobNotMounted"
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "type_"),
+    [
+        ("def main(args):\n    while True: pass", {"timeout_ms": 300}, "TimeoutError"),
+        ("def main(args):\n    x = bytearray(10**9)\n    return {}", {"memory_mb": 64}, None),
+        (
+            "def main(args):\n    open('x', 'wb').write(b'x' * 9_000_000)",
+            {"disk_mb": 4},
+            "DiskLimitExceeded",
+        ),
+        ("import os\ndef main(args):\n    os._exit(3)", {}, "SystemExit"),
+        ("import os, signal\ndef main(args):\n    os.kill(os.getpid(), signal.SIGSEGV)", {}, "SignalError"),
+        ("def main(args):\n    return {'x': float('nan')}", {}, "OutputNotSerializable"),
+        ("def other(args): pass", {}, "EntrypointNotFound"),
+        ("def main(args):\n    raise KeyError('x')", {}, "KeyError"),
+        ("def main(:", {}, "SyntaxError"),
+    ],
+)
+def test_ways_to_fail(runtime: SyncRuntime, code: str, limits: dict[str, Any], type_: str | None) -> None:
+    run = runtime.run_code(code, limits=limits)
+    assert run.status == "failed"
+    assert run.error is not None
+    assert run.error["type"] in ((type_,) if type_ else ("MemoryLimitExceeded", "MemoryError")), dict(run)
+    assert "skillyard" not in json.dumps(run.error)
+
+
+def test_an_oversize_output_is_spilled(runtime: SyncRuntime) -> None:
+    run = runtime.run_code("def main(args):\n    return {'x': 'y' * 10000}")
+    output = ran(run)
+    assert output["truncated"] is True
+    sink = io.BytesIO()
+    runtime.get_blob(output["blob_id"], sink)
+    assert json.loads(sink.getvalue()) == {"x": "y" * 10000}
+
+
+def test_a_run_is_cancelled_by_its_id(runtime: SyncRuntime) -> None:
+    runs: list[Run] = []
+    code = "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(60)"
+    thread = threading.Thread(target=lambda: runs.append(runtime.run_code(code)))
+    thread.start()
+    deadline = time.monotonic() + 20
+    run_id = None
+    while run_id is None and time.monotonic() < deadline:
+        for record in runtime.list_runs(status="running")["runs"]:
+            if "begun" in runtime.run_logs(record["run_id"])["content"]:
+                run_id = record["run_id"]
+    assert run_id is not None
+    answer = runtime.cancel_run(run_id, reason="enough")
+    assert (answer["cancelled"], answer["run"]["outcome"]) == (True, "cancelled")
+    thread.join(10)
+    assert runs[0].logs_preview == "begun\n"
+
+
+def test_the_servers_packages_are_not_visible(runtime: SyncRuntime) -> None:
+    code = (
+        "from importlib.util import find_spec\n"
+        "def main(args):\n"
+        "    return [name for name in ('click', 'pydantic', 'skillyard', 'uvicorn') if find_spec(name)]\n"
+    )
+    assert ran(runtime.run_code(code)) == {"result": []}
