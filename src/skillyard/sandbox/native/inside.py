@@ -14,7 +14,7 @@ from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import kernel, packets
-from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE
+from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY
 
 _exit = os._exit  # foreign code may replace what it finds in os
 _BLOCKED = {signal.SIGCHLD}
@@ -23,8 +23,9 @@ _BLOCKED = {signal.SIGCHLD}
 class Init:
     """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead."""
 
-    def __init__(self, control: socket.socket, channel: int, output: int) -> None:
-        self._control = control
+    def __init__(self, control: int, channel: int, output: int) -> None:
+        self._control_fd = control
+        self._opened: socket.socket | None = None
         self._single = False
         self._running: dict[int, str] = {}
         self._killed: set[int] = set()
@@ -37,9 +38,9 @@ class Init:
 
     def run(self) -> None:
         """Serve until the keeper lets go."""
-        packets.send(self._control, {"ready": True})
+        os.write(self._control_fd, READY)
         poll = select.poll()
-        poll.register(self._control, select.POLLIN)
+        poll.register(self._control_fd, select.POLLIN)
         poll.register(self._children, select.POLLIN)
         while True:
             for fd, _ in poll.poll():
@@ -48,6 +49,13 @@ class Init:
                     self._reap()
                 elif not self._command():
                     return
+
+    @property
+    def _control(self) -> socket.socket:
+        """Most sandboxes never need it: a socket object is made when it is."""
+        if self._opened is None:
+            self._opened = socket.socket(fileno=self._control_fd)
+        return self._opened
 
     def _command(self) -> bool:
         got = packets.receive(self._control)

@@ -10,3 +10,6 @@ DONE = b"Z\0\0\0\0"
 
 INTO_CGROUP, PLAIN = b"+", b" "
 """The first byte of an order to the zygote: whether the last descriptor is a cgroup to be cloned into."""
+
+READY = b'{"ready":true}'
+"""Init's first word to the keeper."""

@@ -79,6 +79,13 @@ SECBITS_LOCKED = 0b11101111
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_int, _word, _text = ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p
+_libc.prctl.argtypes = [_int, _word, _word, _word, _word]
+_libc.mount.argtypes = [_text, _text, _text, _word, _text]
+_libc.umount2.argtypes = [_text, _int]
+_libc.unshare.argtypes = [_int]
+_libc.setns.argtypes = [_int, _int]
+_libc.sethostname.argtypes = [_text, ctypes.c_size_t]
 # PyDLL keeps the interpreter lock: a child made by a raw clone must come back into a runtime that holds it.
 _locked = ctypes.PyDLL(None, use_errno=True)
 _locked.syscall.restype = ctypes.c_long
@@ -104,11 +111,11 @@ def _checked(name: str, got: int) -> int:
 
 
 def unshare(flags: int) -> None:
-    _checked("unshare", _libc.unshare(ctypes.c_int(flags)))
+    _checked("unshare", _libc.unshare(flags))
 
 
 def setns(fd: int, kind: int) -> None:
-    _checked("setns", _libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+    _checked("setns", _libc.setns(fd, kind))
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
@@ -116,14 +123,14 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str = ""
         source.encode(),
         target.encode(),
         kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
+        flags,
         data.encode() or None,
     )
     _checked(f"mount {target}", got)
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
-    _checked(f"umount {target}", _libc.umount2(target.encode(), ctypes.c_int(flags)))
+    _checked(f"umount {target}", _libc.umount2(target.encode(), flags))
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -165,15 +172,17 @@ def mount_setattr(fd: int, path: str, add: int, remove: int = 0, *, recursive: b
 
 
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
-    got = _libc.prctl(ctypes.c_int(option), *(ctypes.c_ulong(x) for x in (a, b, c, d)))
-    return _checked(f"prctl {option}", got)
+    got: int = _libc.prctl(option, a, b, c, d)
+    if got < 0:
+        _fail(f"prctl {option}")
+    return got
 
 
 def drop_capabilities() -> None:
     """Empty every capability set of this thread, the bounding set too, and lock it so (capabilities(7))."""
     last = 63
     for cap in range(64):
-        if _libc.prctl(ctypes.c_int(PR_CAPBSET_DROP), ctypes.c_ulong(cap), 0, 0, 0) < 0:
+        if _libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0:
             last = cap
             break
     if last < 37:
@@ -186,9 +195,7 @@ def drop_capabilities() -> None:
 
 def keep_capabilities() -> None:
     """Make this thread's capabilities survive an exec as a user that is not 0: ambient ones do (capabilities(7))."""
-    count = next(
-        cap for cap in range(64) if _libc.prctl(ctypes.c_int(PR_CAPBSET_READ), ctypes.c_ulong(cap), 0, 0, 0) < 0
-    )
+    count = next(cap for cap in range(64) if _libc.prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0)
     low, high = (1 << min(count, 32)) - 1, (1 << max(0, count - 32)) - 1
     header = struct.pack("Ii", 0x20080522, 0)
     call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
@@ -265,7 +272,7 @@ def set_file_ids(uid: int, gid: int) -> None:
 
 def sethostname(name: str) -> None:
     raw = name.encode()
-    _checked("sethostname", _libc.sethostname(raw, ctypes.c_size_t(len(raw))))
+    _checked("sethostname", _libc.sethostname(raw, len(raw)))
 
 
 def signal_descriptor(signals: set[int]) -> int:

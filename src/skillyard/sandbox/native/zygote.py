@@ -7,7 +7,6 @@ data, and parses nothing but the keeper's own messages.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import site
 import socket
@@ -77,7 +76,7 @@ def _fork(sock: socket.socket, message: bytes, fds: list[int], closing: bytes) -
         _close(fds)
         return
     if pid == 0:
-        sock.close()
+        os.close(sock.fileno())
         _become_init(message, fds, closing)
     packets.send(sock, {"pid": pid}, [pidfd])
     _close([*fds, pidfd] + ([into] if into >= 0 else []))
@@ -90,14 +89,12 @@ def _close(fds: list[int]) -> None:
 
 def _become_init(message: bytes, fds: list[int], closing: bytes) -> None:
     """Never returns: whatever happens, this process is not the zygote any more."""
-    control = socket.socket(fileno=fds[0])
     try:
-        build = walls.Build(*json.loads(message[len(INTO_CGROUP) :]))
-        walls.build(build, fds[3:], closing)
-        inside.Init(control, fds[1], fds[2]).run()
+        walls.build(walls.Build.decode(message[1:]), fds[3:], closing)
+        inside.Init(fds[0], fds[1], fds[2]).run()
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
         try:
-            packets.send(control, {"broken": f"{type(error).__name__}: {error}"})
+            packets.send(socket.socket(fileno=fds[0]), {"broken": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(1)

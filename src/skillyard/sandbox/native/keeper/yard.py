@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -168,7 +167,7 @@ class Yard:
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
         first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
-        self._zygote(shape).order(Order(box, first + json.dumps(self._build(box)).encode()))
+        self._zygote(shape).order(Order(box, first + self._build(box).encode()))
 
     def _group(self, name: str, shape: Shape) -> Group | None:
         if not self._host.cgroups.parents:
@@ -271,8 +270,16 @@ def own_mount_namespace() -> int:
     return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def _for_everybody(path: str) -> bool:
+    """What only root may touch, no sandbox can: root's id is mapped in none."""
+    try:
+        return bool(os.stat(path).st_mode & 0o007)
+    except FileNotFoundError:
+        return False
+
+
 def masked_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Which of the dangerous parts of /proc exist on this kernel: files, directories."""
-    files = tuple(name for name in walls.MASKED_FILES if os.path.isfile(f"/proc/{name}"))
+    files = tuple(name for name in walls.MASKED_FILES if _for_everybody(f"/proc/{name}"))
     directories = tuple(name for name in walls.MASKED_DIRECTORIES if os.path.isdir(f"/proc/{name}"))
     return files, directories
