@@ -1,0 +1,149 @@
+"""Writes the reference pages from the program itself: ``python docs/generate.py``. A test keeps them current."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import click
+from pydantic import BaseModel
+
+from skillyard.engine.method import Method
+from skillyard.engine.methods import METHODS
+from skillyard.faces.cli.main import cli
+from skillyard.settings import Settings
+
+HERE = Path(__file__).parent
+NOTE = "<!-- Written by docs/generate.py from the program itself: change that, not this. -->\n"
+WIDTH = 100
+
+
+def pages() -> dict[str, str]:
+    """File name → text."""
+    return {"cli.md": cli_page(), "methods.md": methods_page(), "settings.md": settings_page()}
+
+
+def cli_page() -> str:
+    parts = [NOTE, "# Command line\n", *_command(cli, "skillyard")]
+    return "\n".join(parts)
+
+
+def _command(command: click.Command, path: str) -> Iterator[str]:
+    context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
+    yield f"## {path}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None:
+                yield from _command(found, f"{path} {name}")
+
+
+def methods_page() -> str:
+    head = """# Methods
+
+Called by `POST /rpc` (JSON-RPC 2.0, `params` by name), by `Client.call` and by `Runtime.call`. The first eight are the
+Skills Protocol's; those with a dot are additive, for whoever operates the server. An unknown parameter is refused.
+Every method may answer `-32602` `InvalidParams`, `-32001` `Unauthenticated`, `-32003` `Forbidden` and `-32603`
+`InternalError` besides the errors that it lists. A run that fails is no error: `status` says so.
+"""
+    ordered = sorted(METHODS.values(), key=lambda method: method.surface != "protocol")
+    return "\n".join([NOTE, head, *(_method(method) for method in ordered)])
+
+
+def _method(method: Method) -> str:
+    required = method.params["required"]
+    scopes = " or ".join(f"`{scope}`" for scope in sorted({method.scope, *method.also}))
+    lines = [f"## {method.name}\n", f"{method.doc} Scope: {scopes}.\n"]
+    if method.params["properties"]:
+        lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
+        lines += [_parameter(name, rules, name in required) for name, rules in method.params["properties"].items()]
+        lines.append("")
+    fields = ", ".join(f"`{name}`" for name in method.result["properties"])
+    lines.append(f"Result: {fields}.\n")
+    if method.errors:
+        errors = ", ".join(f"`{error.type}` ({error.code})" for error in method.errors)
+        lines.append(f"Errors: {errors}.\n")
+    return "\n".join(lines)
+
+
+def _parameter(name: str, rules: Mapping[str, Any], required: bool) -> str:
+    default = "required" if required else f"`{_json(rules['default'])}`" if "default" in rules else ""
+    return f"| `{name}` | {_type(rules)} | {default} | {_cell(_rules(rules))} |"
+
+
+def _type(rules: Mapping[str, Any]) -> str:
+    kind = rules["type"]
+    kinds = kind if isinstance(kind, list) else [kind]
+    if kinds == ["array"]:
+        return f"array of {rules['items']['type']}"
+    if "enum" in rules:
+        return " or ".join(f"`{value}`" for value in rules["enum"])
+    return " or ".join(kinds)
+
+
+def _rules(rules: Mapping[str, Any]) -> str:
+    said = [rules.get("description", "")]
+    if "properties" in rules:
+        said.append("fields: " + ", ".join(f"`{name}`" for name in rules["properties"]))
+    low, high = rules.get("minimum"), rules.get("maximum")
+    if low is not None:
+        said.append(f"{low:,} to {high:,}" if high is not None else f"at least {low:,}")
+    if "maxItems" in rules:
+        said.append(f"at most {rules['maxItems']}")
+    return "; ".join(filter(None, said))
+
+
+def settings_page() -> str:
+    head = """# Settings
+
+From the strongest: arguments, `SKILLYARD_*` variables, the TOML file, the `SKILLFLAW_SKILL_SANDBOX_*` names of an
+existing `.env`, defaults. The file is the one that `SKILLYARD_CONFIG` names, else `config.toml` in the data directory.
+`limits.max.timeout_ms` is `timeout_ms` below `[limits.max]` in the file and `SKILLYARD_LIMITS__MAX__TIMEOUT_MS` in the
+environment. A name that does not exist is an error. `SKILLYARD_SECRETS_KEY` (base64 of 32 bytes) takes the place of
+the key file of the secret store; it is read from the environment only.
+"""
+    rows = ["| setting | type | default |", "| --- | --- | --- |", *_settings(Settings, "")]
+    environments = """
+`environments.NAME.packages` is a list of requirements to install on first use, `environments.NAME.preload` a list of
+modules to import ahead of a run. `base` (nothing) and `data` (numpy, pandas) are there without being defined.
+"""
+    return "\n".join([NOTE, head, *rows, environments])
+
+
+def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if field.exclude or name == "environments":
+            continue
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings(kind, f"{prefix}{name}.")
+        else:
+            default = "per user" if name == "data_dir" else f"`{_json(field.get_default(call_default_factory=True))}`"
+            yield f"| `{prefix}{name}` | {_kind(kind)} | {default} |"
+
+
+def _kind(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (tuple, frozenset):
+        return f"list of {_kind(arguments[0])}"
+    if arguments and origin is not None:
+        return " or ".join(f"`{value}`" for value in arguments)
+    return {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false"}[kind.__name__]
+
+
+def _json(value: Any) -> str:
+    import json
+
+    if isinstance(value, (frozenset, tuple)):
+        value = sorted(map(str, value))
+    return json.dumps(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        (HERE / file).write_text(text, encoding="utf-8")

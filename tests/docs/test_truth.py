@@ -1,0 +1,103 @@
+"""What the documents name exists: pages written from the program, links, files, tests, checks, settings."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from skillyard.testing.sandbox_suite import CHECKS
+from tests.docs.test_examples import DOCUMENTS, ROOT
+
+GENERATED: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+PROSE = [file for file in DOCUMENTS if file.name not in GENERATED]
+SECTIONS = {check.section for check in CHECKS}
+
+
+def text_of(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(GENERATED))
+def test_reference_pages_are_current(name: str) -> None:
+    assert text_of(ROOT / "docs" / name) == GENERATED[name], "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: file.name)
+def test_links_lead_somewhere(file: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", text_of(file))
+    broken = [path + anchor for path, anchor in targets if not leads_somewhere(file, path, anchor.removeprefix("#"))]
+    assert broken == []
+
+
+def leads_somewhere(file: Path, path: str, anchor: str) -> bool:
+    target = file.parent / path if path else file
+    return target.exists() and (not anchor or anchor in anchors_of(target))
+
+
+def anchors_of(file: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", text_of(file), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
+def test_named_files_exist(file: Path) -> None:
+    """Everything in backticks that looks like a path of the repository."""
+    named = set(re.findall(r"`((?:src|tests|docs|requirements|\.ci)/[\w./-]*)(?:::\w+)?`", text_of(file)))
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
+def test_named_tests_exist(file: Path) -> None:
+    named = re.findall(r"`(tests/[\w./-]+\.py)::(\w+)`", text_of(file))
+    assert [f"{path}::{test}" for path, test in named if f"def {test}(" not in text_of(ROOT / path)] == []
+
+
+@pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
+def test_named_checks_exist(file: Path) -> None:
+    """Checks of the sandbox suite are named ``section-check``, and ``section-*`` for a whole section."""
+    known = {check.id for check in CHECKS} | {f"{section}-*" for section in SECTIONS}
+    pattern = rf"`((?:{'|'.join(sorted(SECTIONS))})-[\w*]+)`"
+    assert [name for name in re.findall(pattern, text_of(file)) if name not in known] == []
+
+
+def test_architecture_names_every_import_rule() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    architecture = text_of(ROOT / "ARCHITECTURE.md")
+    assert [contract["name"] for contract in contracts if contract["name"] not in architecture] == []
+
+
+def test_security_names_every_wall_and_limit() -> None:
+    from skillyard.domain.protection import PROTECTIONS
+
+    security = text_of(ROOT / "SECURITY.md")
+    assert [name for name in PROTECTIONS if f"`{name}`" not in security] == []
+
+
+def test_readme_gives_the_limits_that_hold() -> None:
+    from skillyard.domain.limits import LimitFamily
+
+    family, readme = LimitFamily(), text_of(ROOT / "README.md")
+    for name, default in family.defaults.as_dict().items():
+        row = f"| `{name}` | {default:,} | {getattr(family.maxima, name):,} |"
+        assert row in readme
+
+
+def test_nothing_of_a_machine_is_in_the_lock() -> None:
+    lock = text_of(ROOT / "requirements" / "dev.txt")
+    assert re.findall(r"^.*(?:://|--index|--find-links|@ ).*$", lock, re.MULTILINE) == []
+    unpinned = [line for line in lock.splitlines() if line and line[0] not in " #" and "==" not in line]
+    assert unpinned == []
+
+
+def test_lock_holds_what_the_project_asks_for() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    asked = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
+    names = {re.split(r"[<>=!~\[ ;]", text)[0].lower() for text in asked}
+    locked = set(re.findall(r"^([a-z0-9._-]+)==", text_of(ROOT / "requirements" / "dev.txt"), re.MULTILINE))
+    assert names - locked == set()
