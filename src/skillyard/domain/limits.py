@@ -38,9 +38,7 @@ class LimitFamily:
 
     defaults: Limits = field(default_factory=Limits)
     maxima: Limits = field(
-        default_factory=lambda: Limits(
-            timeout_ms=3_600_000, memory_mb=8192, cpus=16.0, pids=4096, disk_mb=16384
-        )
+        default_factory=lambda: Limits(timeout_ms=3_600_000, memory_mb=8192, cpus=16.0, pids=4096, disk_mb=16384)
     )
 
     def resolve(self, asked: Mapping[str, Any], *, where: str = "limits") -> Limits:
@@ -64,7 +62,5 @@ class LimitFamily:
             raise InvalidInput(path, "must be an integer", shape(value))
         low, high = getattr(MINIMUM, name), getattr(self.maxima, name)
         if not low <= value <= high:
-            raise InvalidInput(
-                path, f"must be from {low} to {high}", str(value)[:32], limit=name, maximum=high
-            )
+            raise InvalidInput(path, f"must be from {low} to {high}", str(value)[:32], limit=name, maximum=high)
         return float(value) if name == "cpus" else value

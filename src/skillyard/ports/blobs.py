@@ -57,9 +57,7 @@ class BlobStore(Protocol):
         """Whether it was there."""
         ...
 
-    async def list(
-        self, owner: str | None, *, limit: int = 100, after: str | None = None
-    ) -> Sequence[BlobInfo]:
+    async def list(self, owner: str | None, *, limit: int = 100, after: str | None = None) -> Sequence[BlobInfo]:
         """Newest first; ``owner`` None for all; ``after`` is the last blob id of the page before."""
         ...
 
