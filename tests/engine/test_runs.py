@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
 from skillyard.domain.outcome import Ending, Outcome, Usage
 from skillyard.domain.protection import Level, Protection
 from skillyard.domain.run import RunStatus
+from skillyard.engine import execute
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
 from tests.engine.conftest import Rig, playing
 from tests.engine.fakes import FakeProcess, blob, frame, raises, result
@@ -282,3 +283,42 @@ async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
 
     await rig.run(script)
     assert seen == [RunStatus.RUNNING]
+
+
+async def test_a_backend_that_no_longer_answers_ends_as_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "PATIENCE_S", 0.02)
+
+    async def deaf(process: FakeProcess) -> None:
+        await process.ended
+
+    run = await rig.run(deaf, timeout_ms=1)
+    assert (run["status"], run["error"]["type"]) == ("failed", "SandboxLost")
+    assert rig.backend.held == {}
+    assert rig.of(Fault)[0].where == "sandbox"
+
+
+async def test_a_sandbox_that_cannot_be_destroyed_is_told_and_left_to_the_sweep(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(handle: str) -> Usage:
+        raise SandboxFault("busy mount")
+
+    monkeypatch.setattr(rig.backend, "destroy", refuse)
+    run = await rig.run()
+    monkeypatch.undo()
+    assert run["status"] == "completed"
+    assert [fault.where for fault in rig.of(Fault)] == ["destroy"]
+
+
+async def test_a_record_that_cannot_be_written_stops_the_run_before_the_sandbox(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(record: object) -> None:
+        raise StoreFault("disk full")
+
+    monkeypatch.setattr(rig.engine.records, "insert", refuse)
+    with pytest.raises(StoreFault):
+        await rig.run()
+    assert rig.backend.started == []
+    assert rig.engine.active == {}
+    assert rig.engine.admission.running == 0

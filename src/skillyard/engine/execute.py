@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.errors import Busy, ProtectionMissing, SandboxGone, SkillyardError
+from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.frames import Result
-from skillyard.domain.outcome import Ending, Outcome, Usage
+from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
-from skillyard.engine.channel import Channel, value_of
-from skillyard.engine.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
+from skillyard.engine.channel import Channel
+from skillyard.engine.collect import BlobSink, BlobTarget, Broken, Log, keep_log
 from skillyard.engine.conclude import ended_by, raised
 from skillyard.engine.failure import Failure, cancelled
+from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
-from skillyard.engine.output import Output, Unfit, completed_summary, fit_output
 from skillyard.engine.plan import Plan
 from skillyard.ports.sandbox import Process, Sandbox
 
@@ -32,14 +31,9 @@ if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 CALLER_GONE = "its caller went away"
-
-
-@dataclass(slots=True)
-class _Times:
-    """Milliseconds since the request was taken."""
-
-    queued: float = 0.0
-    created: float = 0.0
+PATIENCE_S = 60.0
+"""How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
+backend's to keep: this is for one that no longer answers."""
 
 
 class Execution:
@@ -53,11 +47,11 @@ class Execution:
         self._final: RunRecord | None = None
         self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream)
         self._target = _target(engine, plan, grant)
+        self._records = FinalRecord(engine, plan, grant, self._target, facts)
         self._channel = Channel(BlobSink(self._target), grant.limits)
         self._sandbox: Sandbox | None = None
         self._creating = False
-        self._times = _Times(queued=self._elapsed_ms())
-        self._started_at: float | None = None
+        self._found = Findings(queued_ms=self._elapsed_ms())
 
     async def run(self) -> RunRecord:
         """The finished record.
@@ -67,7 +61,8 @@ class Execution:
         self._engine.active[self._plan.run_id] = self._active
         try:
             await self._engine.records.insert(RunRecord(status=RunStatus.RUNNING, **self._facts))
-            return await self._to_the_end()
+            self._final = await self._conclude(await self._attempt())
+            return await self._close(self._final)
         except asyncio.CancelledError:
             await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
             raise
@@ -75,47 +70,47 @@ class Execution:
             await self._engine.tasks.shielded(self._fail(error), f"fail {self._plan.run_id}")
             raise
 
-    async def _to_the_end(self) -> RunRecord:
-        failure: Failure | None
-        ending, log = Ending(Outcome.LOST), NO_LOG
+    async def _attempt(self) -> Failure | None:
+        """Run the program in a sandbox of its own; why it failed, if it did."""
         try:
-            ending, failure = await self._work()
-            assert self._active.process is not None
-            log = await self._log(self._active.process)
+            async with asyncio.timeout(self._plan.limits.timeout_ms / 1000 + PATIENCE_S):
+                return await self._work()
         except _CancelledEarly as early:
-            failure = cancelled(early.reason)
+            return cancelled(early.reason)
         except (ProtectionMissing, Busy):
             raise
+        except TimeoutError as error:
+            self._engine.emit(Fault("sandbox", error, self._plan.run_id))
+            return Failure("SandboxLost", "the sandbox no longer answers", Outcome.LOST)
         except SandboxGone as error:
-            failure = Failure("SandboxLost", error.message, Outcome.LOST)
+            return Failure("SandboxLost", error.message, Outcome.LOST)
         except SkillyardError as error:
             self._engine.emit(Fault("sandbox", error, self._plan.run_id))
-            failure = Failure("SandboxError", error.message)
-        await self._channel.sink.abort()
-        self._final = await self._conclude(failure, ending.usage, log)
-        return await self._close(self._final)
+            return Failure("SandboxError", error.message)
 
-    async def _work(self) -> tuple[Ending, Failure | None]:
-        """Make the sandbox, run the program to its end, and say why it failed, if it did."""
+    async def _work(self) -> Failure | None:
         sandbox = await self._create()
         process = await self._start(sandbox)
         broken = await self._listen(process)
         ending = await process.wait()
-        return ending, broken or self._judge(ending)
+        self._found.usage = ending.usage
+        self._found.log = await self._log(process)
+        return broken or self._judge(ending)
 
     async def _create(self) -> Sandbox:
         self._creating = True
         self._sandbox = sandbox = await self._engine.backend.create(self._grant.spec, self._plan.run_id)
         self._creating = False
-        self._times.created = self._elapsed_ms()
-        self._engine.check_walls(sandbox.enforced)
+        self._found.created_ms = self._elapsed_ms()
+        self._found.enforced = dict(sandbox.enforced)
+        self._engine.check_walls(self._found.enforced)
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)
         return sandbox
 
     async def _start(self, sandbox: Sandbox) -> Process:
-        config, plan = self._engine.config, self._plan
-        self._started_at = self._engine.clock.now()
+        config, plan, found = self._engine.config, self._plan, self._found
+        found.started_at = self._engine.clock.now()
         self._active.process = process = await sandbox.start(
             Guest(self._grant.guest),
             id=plan.run_id,
@@ -128,8 +123,8 @@ class Execution:
                 kind=plan.request.kind,
                 principal=plan.principal.name,
                 skill=self._facts["skill"],
-                queued_ms=self._times.queued,
-                created_ms=self._times.created,
+                queued_ms=found.queued_ms,
+                created_ms=found.created_ms,
             )
         )
         if self._active.cancel_reason is not None:
@@ -146,108 +141,33 @@ class Execution:
             return broken.failure
         return None
 
-    async def _listen_again(self, process: Process) -> None:
-        """Listening was interrupted, perhaps within a frame: take the blobs that are complete by now."""
-        await self._channel.replay()
-        await self._listen(process)
-
     def _judge(self, ending: Ending) -> Failure | None:
         if ending.outcome is Outcome.CANCELLED:
             return cancelled(self._active.cancel_reason or ending.reason)
-        if ending.outcome is Outcome.EXIT:
+        if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None
-            if self._channel.final is not None:
-                return raised(self._channel.final, ending.hits)
+            return raised(self._channel.final, ending.hits)
         return ended_by(ending, self._plan.limits)
 
     async def _log(self, process: Process) -> Log:
         return await keep_log(process.output(Stream.STDOUT), self._grant.redaction, self._target)
 
-    async def _conclude(self, failure: Failure | None, usage: Usage, log: Log) -> RunRecord:
-        """The final record: of a completed run when its output fits the rules, of a failed one else."""
-        if failure is None:
-            try:
-                return await self._completed(usage, log)
-            except Unfit as unfit:
-                failure = unfit.failure
-        return self._failed(failure, usage, log)
-
-    async def _completed(self, usage: Usage, log: Log) -> RunRecord:
-        engine, redaction = self._engine, self._grant.redaction
-        result = self._channel.final
-        assert isinstance(result, Result)
-        value = value_of(result)
-        await self._check_output(value, len(result.raw))
-        output = await fit_output(value, redaction, self._target, spill=engine.config.oversize_output == "spill")
-        common = self._common(usage, log, output)
-        summary = completed_summary(value, output, common["usage"]["wall_ms"], redaction)
-        return RunRecord(
-            status=RunStatus.COMPLETED,
-            outcome=Outcome.EXIT,
-            summary=summary,
-            output=output.value,
-            **self._facts,
-            **common,
-        )
-
-    async def _check_output(self, value: dict[str, Any], size: int) -> None:
-        skill = self._plan.skill
-        if skill is None or skill.outputs_schema is None:
-            return
-        complaint = await self._engine.schemas.complaint(
-            (skill.digest, "out"), skill.outputs_schema, value, "output", size
-        )
-        if complaint:
-            raise Unfit(Failure("ValidationError", complaint, Outcome.EXIT))
-
-    def _failed(self, failure: Failure, usage: Usage, log: Log) -> RunRecord:
-        failure = failure.redacted(self._grant.redaction)
-        common = self._common(usage, log, None)
-        reason = "; ".join(filter(None, (failure.message, common.pop("reason"))))
-        return RunRecord(
-            status=RunStatus.FAILED,
-            outcome=failure.outcome,
-            reason=reason[:1000],
-            summary=failure.summary(),
-            error=failure.as_dict(),
-            **self._facts,
-            **common,
-        )
-
-    def _common(self, usage: Usage, log: Log, output: Output | None) -> dict[str, Any]:
-        spilled = (output.blob,) if output and output.blob else ()
-        return {
-            "started_at": self._started_at,
-            "ended_at": self._engine.clock.now(),
-            "enforced": dict(self._sandbox.enforced) if self._sandbox else {},
-            "usage": self._usage(usage),
-            "output_blobs": (*self._channel.sink.ids, *spilled),
-            "logs_preview": log.preview,
-            "logs_blob": log.blob,
-            "reason": log.problem,
-        }
-
-    def _usage(self, usage: Usage) -> dict[str, Any]:
-        """As the kernel counted; wall and start-up time by our clock where the backend gives none."""
-        times = self._times
-        wall, startup = usage.wall_ms, usage.startup_ms
-        return {
-            "cpu_ms": usage.cpu_ms,
-            "peak_memory_bytes": usage.peak_memory_bytes,
-            "wall_ms": round(self._elapsed_ms() - times.created if wall is None else wall, 3),
-            "startup_ms": round(times.created - times.queued if startup is None else startup, 3),
-            "queued_ms": round(times.queued, 3),
-            "source": usage.source,
-        }
+    async def _conclude(self, failure: Failure | None) -> RunRecord:
+        sink, found = self._channel.sink, self._found
+        await sink.abort()
+        found.ended_ms = self._elapsed_ms()
+        found.said, found.blobs = self._channel.final, tuple(sink.ids)
+        return await self._records.of(found, failure)
 
     async def _close(self, final: RunRecord) -> RunRecord:
         """No process, mount or file is left; then the record says so. Can be repeated."""
         engine = self._engine
         if self._sandbox is not None:
             try:
-                await engine.backend.destroy(self._sandbox.handle)
-            except SkillyardError as error:  # the sweep will find it
+                async with asyncio.timeout(PATIENCE_S):
+                    await engine.backend.destroy(self._sandbox.handle)
+            except (SkillyardError, TimeoutError) as error:  # the sweep will find it
                 engine.emit(Fault("destroy", error, self._plan.run_id))
         moved = await engine.records.finish(final)
         engine.forget(self._active)
@@ -257,40 +177,40 @@ class Execution:
 
     async def _abandon(self) -> None:
         """The caller went away: end the tree, keep what there is, confirm, record."""
-        if self._final is None:
-            if self._active.cancel_reason is None:
-                self._active.cancel_reason = CALLER_GONE
-            self._final = await self._end_early(cancelled(self._active.cancel_reason))
-        await self._close(self._final)
+        if self._active.cancel_reason is None:
+            self._active.cancel_reason = CALLER_GONE
+        await self._end_early(cancelled(self._active.cancel_reason))
 
     async def _fail(self, error: BaseException) -> None:
-        """The backend turned the run away, or our own machinery failed."""
-        turned_away = isinstance(error, ProtectionMissing | Busy)
-        if not turned_away:
+        """The run was turned away, or our own machinery failed."""
+        if not isinstance(error, ProtectionMissing | Busy | IdempotencyConflict):
             self._engine.emit(Fault("run", error, self._plan.run_id))
+        if isinstance(error, SkillyardError):
+            await self._end_early(Failure(error.type, error.message))
+        else:
+            await self._end_early(Failure("SandboxError", "an internal fault ended the run"))
+
+    async def _end_early(self, failure: Failure) -> None:
         if self._final is None:
-            message = str(error) if turned_away else "an internal fault ended the run"
-            kind = type(error).__name__ if turned_away else "SandboxError"
-            self._final = await self._end_early(Failure(kind, message))
+            with suppress(SkillyardError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._stop()
+            self._final = await self._conclude(failure)
         await self._close(self._final)
 
-    async def _end_early(self, failure: Failure) -> RunRecord:
-        usage, log = Usage(), NO_LOG
-        with suppress(SkillyardError):
-            await self._find_sandbox()
-            if self._active.process is not None:
-                process = self._active.process
-                await process.kill(failure.message)
-                usage = (await process.wait()).usage
-                await self._listen_again(process)
-                log = await self._log(process)
-        await self._channel.sink.abort()
-        return self._failed(failure, usage, log)
-
-    async def _find_sandbox(self) -> None:
-        """A create that was interrupted may have happened: creating again gives the same sandbox."""
+    async def _stop(self) -> None:
+        """End the program and take what is complete. A create that was interrupted may have happened: creating
+        again gives the same sandbox."""
         if self._creating and self._sandbox is None:
             self._sandbox = await self._engine.backend.create(self._grant.spec, self._plan.run_id)
+        process = self._active.process
+        if process is None:
+            return
+        await process.kill(self._active.cancel_reason or "")
+        self._found.usage = (await process.wait()).usage
+        await self._channel.replay()  # listening was interrupted, perhaps within a frame
+        await self._listen(process)
+        self._found.log = await self._log(process)
 
     def _elapsed_ms(self) -> float:
         return (self._engine.clock.monotonic() - self._plan.taken_at) * 1000
@@ -305,12 +225,11 @@ class _CancelledEarly(Exception):
 
 
 def _target(engine: Engine, plan: Plan, grant: Grant) -> BlobTarget:
-    config = engine.config
     return BlobTarget(
         store=engine.blobs,
         tasks=engine.tasks,
         owner=plan.principal.name,
         run_id=plan.run_id,
         prefix=grant.blob_prefix,
-        ttl_s=config.blob_ttl_s,
+        ttl_s=engine.config.blob_ttl_s,
     )

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from skillyard.engine.active import ActiveRun
     from skillyard.engine.engine import Engine
 
+FIRST_S = 0.5
+"""How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
 IDLE_S = 0.05
+"""How long it waits for more once it has something."""
 
 
 async def read_logs(engine: Engine, record: RunRecord, offset: int, max_bytes: int) -> dict[str, Any]:
@@ -49,7 +52,7 @@ async def _stored(engine: Engine, record: RunRecord, offset: int, max_bytes: int
 
 
 async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
-    """What the process has written up to now: read until it pauses."""
+    """What the process has written up to now: read until it pauses. Empty when it is silent for a while."""
     if active.process is None:
         return b""
     redactor = active.redactor()
@@ -57,7 +60,7 @@ async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
     source = active.process.output(Stream.STDOUT)
     try:
         while len(kept) < max_bytes:
-            async with asyncio.timeout(IDLE_S):
+            async with asyncio.timeout(IDLE_S if kept else FIRST_S):
                 piece = redactor.feed(await anext(source))
             start = max(0, offset - seen)
             kept += piece[start:]

@@ -1,0 +1,124 @@
+"""The last record of a run, from what was found out about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.frames import Failure as Raised
+from skillyard.domain.frames import Result
+from skillyard.domain.outcome import Outcome, Usage
+from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.engine.channel import value_of
+from skillyard.engine.collect import NO_LOG, BlobTarget, Log
+from skillyard.engine.failure import Failure
+from skillyard.engine.grant import Grant
+from skillyard.engine.output import Output, Unfit, completed_summary, fit_output
+from skillyard.engine.plan import Plan
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+_MAX_REASON = 1000
+
+
+@dataclass(slots=True)
+class Findings:
+    """Filled in while a run goes on. Times in milliseconds count from when the request was taken."""
+
+    queued_ms: float = 0.0
+    created_ms: float = 0.0
+    ended_ms: float = 0.0
+    started_at: float | None = None
+    enforced: dict[str, str] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+    log: Log = NO_LOG
+    said: Result | Raised | None = None
+    blobs: tuple[str, ...] = ()
+
+    def usage_dict(self) -> dict[str, Any]:
+        """As the kernel counted; wall and start-up time by our clock where the backend gives none."""
+        usage = self.usage
+        wall = self.ended_ms - self.created_ms if usage.wall_ms is None else usage.wall_ms
+        startup = self.created_ms - self.queued_ms if usage.startup_ms is None else usage.startup_ms
+        return {
+            "cpu_ms": usage.cpu_ms,
+            "peak_memory_bytes": usage.peak_memory_bytes,
+            "wall_ms": round(wall, 3),
+            "startup_ms": round(startup, 3),
+            "queued_ms": round(self.queued_ms, 3),
+            "source": usage.source,
+        }
+
+
+class FinalRecord:
+    """Makes it for one run. ``facts`` are the fields that its first record had."""
+
+    def __init__(self, engine: Engine, plan: Plan, grant: Grant, target: BlobTarget, facts: dict[str, Any]) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._redaction = grant.redaction
+        self._target = target
+        self._facts = facts
+
+    async def of(self, found: Findings, failure: Failure | None) -> RunRecord:
+        """Of a completed run when nothing failed and its output fits the rules, of a failed one else."""
+        if failure is None:
+            try:
+                return await self._completed(found)
+            except Unfit as unfit:
+                failure = unfit.failure
+        return self.failed(found, failure)
+
+    async def _completed(self, found: Findings) -> RunRecord:
+        assert isinstance(found.said, Result)
+        value = value_of(found.said)
+        await self._check_schema(value, len(found.said.raw))
+        spill = self._engine.config.oversize_output == "spill"
+        output = await fit_output(value, self._redaction, self._target, spill=spill)
+        common = self._common(found, output)
+        summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction)
+        return RunRecord(
+            status=RunStatus.COMPLETED,
+            outcome=Outcome.EXIT,
+            reason=found.log.problem,
+            summary=summary,
+            output=output.value,
+            **self._facts,
+            **common,
+        )
+
+    async def _check_schema(self, value: dict[str, Any], size: int) -> None:
+        skill = self._plan.skill
+        if skill is None or skill.outputs_schema is None:
+            return
+        complaint = await self._engine.schemas.complaint(
+            (skill.digest, "out"), skill.outputs_schema, value, "output", size
+        )
+        if complaint:
+            raise Unfit(Failure("ValidationError", complaint, Outcome.EXIT))
+
+    def failed(self, found: Findings, failure: Failure) -> RunRecord:
+        failure = failure.redacted(self._redaction)
+        reason = "; ".join(filter(None, (failure.message, found.log.problem)))
+        return RunRecord(
+            status=RunStatus.FAILED,
+            outcome=failure.outcome,
+            reason=reason[:_MAX_REASON],
+            summary=failure.summary(),
+            error=failure.as_dict(),
+            **self._facts,
+            **self._common(found, None),
+        )
+
+    def _common(self, found: Findings, output: Output | None) -> dict[str, Any]:
+        spilled = (output.blob,) if output and output.blob else ()
+        return {
+            "started_at": found.started_at,
+            "ended_at": self._engine.clock.now(),
+            "enforced": found.enforced,
+            "usage": found.usage_dict(),
+            "output_blobs": (*found.blobs, *spilled),
+            "logs_preview": found.log.preview,
+            "logs_blob": found.log.blob,
+        }
