@@ -30,7 +30,8 @@ class Timer:
 class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._callbacks: dict[int, Callback] = {}
+        self._callbacks: dict[int, tuple[int, Callback]] = {}
+        self._registered = 0
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._idle: list[Callable[[], None]] = []
@@ -38,11 +39,14 @@ class Loop:
 
     def watch(self, fd: int, events: int, callback: Callback) -> None:
         """Call ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
-        if fd in self._callbacks:
+        known = self._callbacks.get(fd)
+        if known is not None:
             self._epoll.modify(fd, events)
-        else:
-            self._epoll.register(fd, events)
-        self._callbacks[fd] = callback
+            self._callbacks[fd] = (known[0], callback)
+            return
+        self._epoll.register(fd, events)
+        self._registered += 1
+        self._callbacks[fd] = (self._registered, callback)
 
     def forget(self, fd: int) -> None:
         """Before the descriptor is closed."""
@@ -61,13 +65,18 @@ class Loop:
     def run(self) -> None:
         while self.running:
             ready = self._epoll.poll(self._timeout())
-            for fd, events in ready:
-                callback = self._callbacks.get(fd)
-                if callback is not None:
-                    callback(events)
+            self._dispatch(ready)
             self._fire()
             if not ready:
                 self._rest()
+
+    def _dispatch(self, ready: list[tuple[int, int]]) -> None:
+        """A descriptor that was closed and opened again meanwhile has nothing to do with the event."""
+        newest = self._registered
+        for fd, events in ready:
+            number, callback = self._callbacks.get(fd, (0, None))
+            if callback is not None and number <= newest:
+                callback(events)
 
     def _timeout(self) -> float:
         while self._timers and self._timers[0][2].cancelled:

@@ -20,6 +20,8 @@ LINGER_S = 4.0
 MOST_READ = 1 << 20
 SETTLE_S = 0.02
 """How long a read waits for more before it answers with little."""
+READ_BOUND_S = 2.0
+"""How long a read waits for anything: who asked may have stopped waiting, and does not say so."""
 
 Header = dict[str, Any]
 Number = tuple[int, int] | None
@@ -38,6 +40,7 @@ class Service:
         self._server: Connection | None = None
         self._destroys: dict[str, list[Callable[[], None]]] = {}
         self._reads: dict[tuple[str, str], list[Callable[[], bool]]] = {}
+        self._retrying = False
         self._creating: dict[str, list[Number]] = {}
         self._era = 0
         """Counts servers: what one asked is never answered to the next."""
@@ -136,7 +139,7 @@ class Service:
         self._answer(number)
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:
-        """Answered when something worth it is there: much, the end, or little for a while."""
+        """Answered when something worth it is there: much, the end, little for a while, or nothing for long."""
         box, program = self._program(header)
         spool = program.spools[header["stream"]]
         offset, most = header["offset"], min(header["most"], MOST_READ)
@@ -144,7 +147,7 @@ class Service:
 
         def attempt() -> bool:
             waiting = spool.readable - offset
-            settled = waiting > 0 and time.monotonic() - since >= SETTLE_S
+            settled = time.monotonic() - since >= (SETTLE_S if waiting > 0 else READ_BOUND_S)
             if waiting < min(most, IN_MEMORY) and not spool.closed and not settled:
                 return False
             data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
@@ -153,17 +156,23 @@ class Service:
 
         if not attempt():
             self._reads.setdefault((box.handle, program.id), []).append(attempt)
+            self._retry_soon()
+
+    def _retry_soon(self) -> None:
+        """One timer for all reads that wait, however many there are."""
+        if self._reads and not self._retrying:
+            self._retrying = True
             self._loop.after(SETTLE_S, self._retry_reads)
 
     def _retry_reads(self) -> None:
+        self._retrying = False
         for key, attempts in list(self._reads.items()):
             left = [attempt for attempt in attempts if not attempt()]
             if left:
                 self._reads[key] = left
             else:
                 del self._reads[key]
-        if self._reads:
-            self._loop.after(SETTLE_S, self._retry_reads)
+        self._retry_soon()
 
     def _do_wait(self, number: Number, header: Header, body: bytes) -> None:
         box, program = self._program(header)
