@@ -1,0 +1,122 @@
+"""What sandboxes cost while they wait: made ahead in a keeper of their own, and looked at from the host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.assembly import native_backend
+from skillyard.data_dir import DataDir
+from skillyard.domain.sandbox import SandboxSpec
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.settings import load_settings
+
+KIB = 1024
+_PATIENCE_S = 60.0
+_EACH_S = 0.25
+"""How long one sandbox may take: seconds, on a machine that is busy with other things."""
+_PROC = Path("/proc")
+_UNSHARED = re.compile(r"^Private_(?:Clean|Dirty):\s+(\d+) kB$", re.MULTILINE)
+_SPARE_IDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """``unshared_bytes`` of one sandbox: what its processes hold alone (None: the kernel does not let us see).
+    ``host_bytes`` of one: what the host's available memory fell by, page tables and namespaces included (None:
+    it did not fall, because others gave memory back meanwhile)."""
+
+    sandboxes: int
+    made_s: float
+    ended_s: float
+    processes: int
+    unshared_bytes: int | None
+    host_bytes: int | None
+
+
+async def measure(home: Path, count: int) -> Idle:
+    """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
+    places = DataDir(home)
+    settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(4096, count + _SPARE_IDS)})
+    backend = native_backend(settings, places)
+    assert isinstance(backend, NativeBackend)
+    try:
+        await _ready(backend, 0)
+        before, began = _available(), time.perf_counter()
+        await backend.prepare(SandboxSpec())
+        await _ready(backend, count)
+        made = time.perf_counter() - began
+        fell, pids = before - _available(), list(sandboxed(str(places.run.resolve())))
+        unshared = _unshared(pids)
+    finally:
+        began = time.perf_counter()
+        await backend.close()
+    ended = time.perf_counter() - began
+    each = None if unshared is None else unshared // count
+    return Idle(count, made, ended, len(pids), each, fell // count if fell > 0 else None)
+
+
+async def _ready(backend: NativeBackend, count: int) -> None:
+    async with asyncio.timeout(_PATIENCE_S + count * _EACH_S):
+        while (await backend.stats())["ready"] < count:  # noqa: ASYNC110 - the keeper has no event for it
+            await asyncio.sleep(0.02)
+
+
+def sandboxed(run_dir: str) -> Iterator[int]:
+    """Pids of the processes in sandboxes of the keeper that works in ``run_dir``."""
+    parents = dict(_parents())
+    keepers = {pid for pid in parents if run_dir in _command(pid)}
+    depth = min((_depth(pid) for pid in keepers), default=0)
+    outer = {pid for pid in keepers if _depth(pid) == depth}
+    keeper_depth = max((_depth(pid) for pid in keepers), default=0)
+    for pid in parents:
+        if _descends(pid, outer, parents) and _depth(pid) > keeper_depth:
+            yield pid
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in os.listdir(_PROC):  # noqa: PTH208 - names are all that is wanted
+        if entry.isdigit() and (found := re.search(r"^PPid:\t(\d+)$", _text(f"{entry}/status"), re.MULTILINE)):
+            yield int(entry), int(found[1])
+
+
+def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
+    while pid in parents and pid not in ancestors:
+        pid = parents[pid]
+    return pid in ancestors
+
+
+def _depth(pid: int) -> int:
+    """In how many pid namespaces, from ours on, it has a number."""
+    found = re.search(r"^NSpid:((?:\t\d+)+)$", _text(f"{pid}/status"), re.MULTILINE)
+    return found[1].count("\t") if found else 0
+
+
+def _command(pid: int) -> str:
+    return _text(f"{pid}/cmdline")
+
+
+def _unshared(pids: list[int]) -> int | None:
+    """Bytes; of the processes that are still there."""
+    texts = [text for pid in pids if (text := _text(f"{pid}/smaps_rollup"))]
+    if not texts:
+        return None
+    return sum(int(kib) * KIB for text in texts for kib in _UNSHARED.findall(text))
+
+
+def _available() -> int:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text("meminfo"), re.MULTILINE)
+    return int(found[1]) * KIB if found else 0
+
+
+def _text(name: str) -> str:
+    """Empty for what is gone, or not ours to see."""
+    try:
+        return (_PROC / name).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,110 @@
+"""``skillyard bench``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from skillyard.bench import idle, latency, startup, throughput
+from skillyard.bench.idle import Idle
+from skillyard.bench.job import WrongResult
+from skillyard.bench.peers import open_peers
+from skillyard.bench.plan import CONCURRENCY, Plan
+from skillyard.bench.report import Report
+from skillyard.bench.subject import Skipped
+from skillyard.bench.yards import open_yards
+from skillyard.client.errors import RunFailed
+from skillyard.domain.errors import SandboxFault
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.options import json_option
+from skillyard.faces.cli.render import emit_json
+from skillyard.server_process import ServerFailed
+
+Say = Callable[[str], None]
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Seconds instead of a minute or two, and no numpy: a sign of life.")
+@click.option(
+    "--ready",
+    type=click.IntRange(1, 4000),
+    metavar="N",
+    help="Sandboxes to hold ready when their idle cost is measured.  [default: 100]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write the numbers there as JSON, too.",
+)
+@json_option
+def bench_command(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+    """Measure what a run costs here, beside others that do the same job.
+
+    run_code in process and over HTTP, with sandboxes ready and on demand, with numpy and pandas preloaded;
+    beside a plain python3 -I without any walls and those of bubblewrap, sandlock, srt and docker that are
+    installed. All take turns, so that ratios hold on a noisy machine. Works in a directory of its own.
+    """
+    plan = Plan.of(quick=quick, ready=ready)
+    try:
+        report = asyncio.run(_measure(plan, quick, _silent if as_json else _aloud))
+    except (WrongResult, RunFailed, ServerFailed) as error:
+        raise Failure(f"the benchmark broke off: {error}", code=Exit.FAILED) from error
+    if output is not None:
+        output.write_text(json.dumps(report.as_dict(), indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        emit_json(report.as_dict())
+        return
+    from skillyard.bench.tables import show
+
+    show(report)
+
+
+async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
+    began, load = time.perf_counter(), os.getloadavg()[0]
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * max(CONCURRENCY)))
+    with tempfile.TemporaryDirectory(prefix="skillyard-bench-") as directory:
+        home = Path(directory)
+        say(f"{plan.ready} sandboxes that wait")
+        waiting, skipped = await _idle(home / "idle", plan.ready)
+        say("runtimes, servers" + (", numpy and pandas" if plan.data else ""))
+        async with open_yards(home) as yards:
+            ours, without = await yards.subjects(data=plan.data)
+            with open_peers(home, yards.packages) as (peers, absent):
+                subjects = [*ours, *peers]
+                say(f"latency, at most {plan.latency_s:.0f} s")
+                latencies = await latency.measure(subjects, plan)
+                say("throughput")
+                loaded = [subject for subject in subjects if subject.loaded]
+                rates = await throughput.measure(loaded, plan)
+            say("commands")
+            starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
+            servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
+            probe = await yards.ready.engine.backend.probe()
+    took = time.perf_counter() - began
+    skips = [*skipped, *without, *absent]
+    return Report(quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips)
+
+
+async def _idle(home: Path, count: int) -> tuple[Idle | None, list[Skipped]]:
+    try:
+        return await idle.measure(home, count), []
+    except (SandboxFault, TimeoutError) as error:
+        reason = str(error) or "they were not ready in time"
+        return None, [Skipped("idle", f"{count} ready sandboxes", reason)]
+
+
+def _aloud(text: str) -> None:
+    click.echo(f"measuring: {text} …", err=True)
+
+
+def _silent(_: str) -> None:
+    """Standard error stays free for errors."""

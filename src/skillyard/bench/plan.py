@@ -1,0 +1,26 @@
+"""How much is measured: every part is bounded by a count and by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONCURRENCY = (1, 2, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``rounds`` or ``latency_s``, whichever ends first; ``windows`` of ``window_s`` for each throughput."""
+
+    rounds: int
+    latency_s: float
+    windows: int
+    window_s: float
+    ready: int
+    starts: int
+    data: bool
+
+    @classmethod
+    def of(cls, *, quick: bool, ready: int | None) -> Plan:
+        if quick:
+            return cls(rounds=6, latency_s=10, windows=1, window_s=0.25, ready=ready or 8, starts=3, data=False)
+        return cls(rounds=150, latency_s=50, windows=3, window_s=0.6, ready=ready or 100, starts=9, data=True)

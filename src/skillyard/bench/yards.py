@@ -1,0 +1,144 @@
+"""skillyard as it is measured: runtimes in this process and servers beside it, with and without ready sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.assembly import Runtime
+from skillyard.bench.job import DATA, SUM, Job
+from skillyard.bench.subject import Awaited, Blocking, Skipped, Subject
+from skillyard.client.sync import SyncClient
+from skillyard.domain.errors import SkillyardError
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.server_process import ServerProcess
+from skillyard.settings import load_settings
+
+_SETTLE_S = 0.04
+"""Longer than what the keeper leaves between a short run and the refilling of its pool."""
+_SETTLE_BOUND_S = 0.5
+_WARM_UP = 5
+
+
+@dataclass(slots=True)
+class Yards:
+    """``ready`` makes sandboxes ahead, ``demand`` none; the servers likewise."""
+
+    ready: Runtime
+    demand: Runtime
+    ready_server: ServerProcess
+    demand_server: ServerProcess
+    ready_client: SyncClient
+    demand_client: SyncClient
+    packages: Path | None = None
+    """Where the environment ``data`` is installed, once it is."""
+
+    async def subjects(self, *, data: bool) -> tuple[list[Subject], list[Skipped]]:
+        """What can be measured here, warmed up, and what not. Raises what a job raises."""
+        walls = await self._walls()
+        found = [
+            Subject("ready", "skillyard, ready", walls, SUM, _in_process(self.ready, SUM), self._settled, 4, 1, True),
+            Subject(
+                "on_demand", "skillyard, on demand", walls, SUM, _in_process(self.demand, SUM), block=4, loaded=True
+            ),
+            Subject(
+                "http", "skillyard over HTTP, ready", walls, SUM, _http(self.ready_client, SUM), _pause, 4, 1, True
+            ),
+            Subject(
+                "http_on_demand", "skillyard over HTTP, on demand", walls, SUM, _http(self.demand_client, SUM), block=4
+            ),
+        ]
+        skipped = []
+        if data and (reason := await self._install_data()):
+            skipped.append(Skipped("data", "skillyard, numpy+pandas", reason))
+        elif data:
+            found += self._data_subjects(walls)
+        for subject in found:
+            for _ in range(_WARM_UP):
+                await subject.doing.once()
+        return found, skipped
+
+    def _data_subjects(self, walls: str) -> list[Subject]:
+        return [
+            Subject("data", "skillyard, ready", walls, DATA, _in_process(self.ready, DATA), self._settled, 3),
+            Subject("data_on_demand", "skillyard, on demand", walls, DATA, _in_process(self.demand, DATA)),
+            Subject("http_data", "skillyard over HTTP, ready", walls, DATA, _http(self.ready_client, DATA), _pause, 3),
+        ]
+
+    async def _walls(self) -> str:
+        probe = await self.ready.engine.backend.probe()
+        levels = list(probe.enforced().values())
+        counts = {level: levels.count(level) for level in ("kernel", "supervised", "missing")}
+        return ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+
+    async def _install_data(self) -> str:
+        """Why it cannot be had, or nothing."""
+        try:
+            environment = await self.ready.engine.environments.get(DATA.environment)
+        except SkillyardError as error:
+            return error.message
+        assert environment.ref.packages is not None
+        self.packages = environment.ref.packages.resolve()
+        return ""
+
+    async def _settled(self) -> None:
+        """Until the pool stops growing."""
+        backend = self.ready.engine.backend
+        assert isinstance(backend, NativeBackend)
+        deadline, seen = time.perf_counter() + _SETTLE_BOUND_S, -1
+        while time.perf_counter() < deadline:
+            await asyncio.sleep(_SETTLE_S)
+            ready = (await backend.stats())["ready"]
+            if ready == seen:
+                return
+            seen = ready
+
+
+@asynccontextmanager
+async def open_yards(home: Path) -> AsyncIterator[Yards]:
+    """Four data directories below ``home``, sharing the installed environments. Nothing is left running."""
+    async with AsyncExitStack() as stack:
+        runtimes = [
+            await stack.enter_async_context(Runtime(settings=load_settings(data_dir=made, native={"ready": ready})))
+            for made, ready in ((_directory(home, "ready"), 4), (_directory(home, "demand"), 0))
+        ]
+        servers = [
+            stack.enter_context(ServerProcess(made, settings={"SKILLYARD_NATIVE__READY": ready}))
+            for made, ready in ((_directory(home, "server"), "4"), (_directory(home, "server-demand"), "0"))
+        ]
+        clients = [stack.enter_context(SyncClient(data_dir=server.data_dir)) for server in servers]
+        yield Yards(runtimes[0], runtimes[1], servers[0], servers[1], clients[0], clients[1])
+
+
+def _directory(home: Path, name: str) -> Path:
+    """A data directory whose packages are the others' as well: installed once."""
+    shared, made = home / "environments", home / name
+    shared.mkdir(mode=0o700, exist_ok=True)
+    made.mkdir(mode=0o700)
+    (made / "environments").symlink_to(shared)
+    return made
+
+
+def _in_process(runtime: Runtime, job: Job) -> Awaited:
+    async def work() -> None:
+        run = await runtime.run_code(job.code, job.args, environment=job.environment)
+        job.check(run.raise_for_status().output)
+
+    return Awaited(work)
+
+
+def _http(client: SyncClient, job: Job) -> Blocking:
+    def work() -> None:
+        run = client.run_code(job.code, job.args, environment=job.environment)
+        job.check(run.raise_for_status().output)
+
+    return Blocking(work)
+
+
+async def _pause() -> None:
+    """A server does not say how full its pool is: leave it the time that it needs."""
+    await asyncio.sleep(2 * _SETTLE_S)
