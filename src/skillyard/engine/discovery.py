@@ -23,13 +23,14 @@ from skillyard.engine.method import (
     OBJECT,
     SKILL_NAME,
     STRING,
+    VERSION,
     Method,
     answer,
     described,
     list_of,
     obj,
 )
-from skillyard.engine.text import cut_head, show
+from skillyard.engine.text import clean, cut_head, show
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -155,7 +156,9 @@ async def read_skill_file(engine: Engine, principal: Principal, params: Mapping[
 def _checked_path(path: str) -> str:
     """The path in its plain form. Raises InvalidInput for one that could leave the skill's root."""
     rule = None
-    if "\0" in path or "\\" in path:
+    if clean(path) != path:
+        rule = "must be Unicode text without lone surrogates"
+    elif "\0" in path or "\\" in path:
         rule = "must not hold backslashes or NUL"
     elif path.startswith("/"):
         rule = "must be relative to the skill's root"
@@ -185,8 +188,6 @@ async def load_guide(engine: Engine, _caller: Principal, _params: Mapping[str, A
     guide = await engine.skills.get(GUIDE)
     return {"content": guide.body.lstrip("\n")}
 
-
-_VERSION = described(STRING, "a version; the latest when omitted", maxLength=128)
 
 TABLE = (
     Method(
@@ -227,7 +228,7 @@ TABLE = (
                     "default": "summary",
                     "description": "'summary' adds the start of SKILL.md, 'full' all of it and the files",
                 },
-                "version": _VERSION,
+                "version": VERSION,
             },
             "name",
         ),
@@ -244,7 +245,7 @@ TABLE = (
             {
                 "name": SKILL_NAME,
                 "path": described(STRING, "relative to the skill's root", minLength=1, maxLength=4096),
-                "version": _VERSION,
+                "version": VERSION,
                 "max_bytes": {"type": "integer", "minimum": 1, "maximum": 4194304, "default": 262144},
                 "offset": {"type": "integer", "minimum": 0, "maximum": 2**53, "default": 0},
             },

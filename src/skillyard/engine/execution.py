@@ -24,6 +24,7 @@ from skillyard.engine.method import (
     OBJECT,
     SKILL_NAME,
     STRING,
+    VERSION,
     Method,
     answer,
     described,
@@ -98,7 +99,7 @@ TABLE = (
         params=obj(
             {
                 "name": described(SKILL_NAME, "the skill's name"),
-                "version": described(STRING, "a version; the latest when omitted", maxLength=128),
+                "version": VERSION,
                 **COMMON,
             },
             "name",

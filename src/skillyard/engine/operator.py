@@ -71,7 +71,11 @@ def view(record: RunRecord) -> dict[str, Any]:
     fields = record.as_dict()
     for name in _PRIVATE:
         del fields[name]
-    return fields
+    return fields | {
+        "kind": record.kind.value,
+        "status": record.status.value,
+        "outcome": record.outcome.value if record.outcome else None,
+    }
 
 
 TABLE = (

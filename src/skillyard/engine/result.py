@@ -27,7 +27,8 @@ def run_object(record: RunRecord) -> dict[str, Any]:
         run["skill"] = record.skill
         run["version"] = record.version
     run["environment"] = record.environment
-    run["outcome"] = record.outcome.value if record.outcome else None
+    if record.outcome is not None:
+        run["outcome"] = record.outcome.value
     run["usage"] = record.usage
     run["limits"] = record.limits
     run["enforced"] = record.enforced
