@@ -29,6 +29,9 @@ class DataDirInUse(SkillyardError):
     type = "DataDirInUse"
 
 
+_OURS = frozenset({"lock", "skillyard.db", "config.toml", "tokens.json", "secrets.sealed", "secrets.key", "skills"})
+
+
 @dataclass(frozen=True, slots=True)
 class DataDir:
     """Names below ``home``."""
@@ -85,6 +88,7 @@ class DataDir:
                     f"the data directory {self.home} belongs to the user id {owner}, and this process is "
                     f"{os.geteuid()}: name another with --data-dir or SKILLYARD_DATA_DIR"
                 )
+            self._check_ours()
             self.home.chmod(0o700)
             for directory in (self.skills, self.environments):
                 directory.mkdir(mode=0o700, exist_ok=True)
@@ -93,6 +97,15 @@ class DataDir:
                 f"the data directory {self.home} cannot be used: {error.strerror}; "
                 "name another with --data-dir or SKILLYARD_DATA_DIR"
             ) from error
+
+    def _check_ours(self) -> None:
+        """So that a slip such as ``--data-dir /tmp`` does not close a directory that others use."""
+        names = {entry.name for entry in self.home.iterdir()}
+        if names and names.isdisjoint(_OURS):
+            raise DataDirUnusable(
+                f"the directory {self.home} is not empty and is no data directory of skillyard: name an empty or "
+                "a new one with --data-dir or SKILLYARD_DATA_DIR"
+            )
 
     def _lock(self, descriptor: int) -> None:
         try:
