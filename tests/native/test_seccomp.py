@@ -27,6 +27,8 @@ def verdict(program: list[seccomp.Instruction], nr: int, audit: int, *args: int)
         match code:
             case 0x20:
                 accumulator = memory[constant]
+            case 0x54:
+                accumulator &= constant
             case 0x15:
                 at += yes if accumulator == constant else no
             case 0x35:
@@ -83,11 +85,23 @@ def test_another_architecture_and_x32_end_the_process() -> None:
         assert verdict(program, 0x40000000 | 39, AUDIT["x86_64"]) == KILL
 
 
+WORDS = st.integers(0, 2**32 - 1)
+
+
 @ARCHES
-@given(family=st.integers(0, 2**32 - 1))
-def test_only_local_socket_families_exist(arch: str, family: int) -> None:
-    wanted = ALLOW if family in seccomp.SOCKET_FAMILIES.values() else ERRNO | errno.EAFNOSUPPORT
-    assert both(arch, "socket", family) == wanted
+@given(family=WORDS | st.integers(0, 46), kind=WORDS | st.integers(0, 10), protocol=WORDS | st.integers(0, 262))
+def test_sockets_are_unix_tcp_udp_and_netlink_route(arch: str, family: int, kind: int, protocol: int) -> None:
+    internet = family in (2, 10) and kind & 0xF in (1, 2) and protocol in (0, 6, 17)
+    allowed = family == 1 or internet or (family == 16 and protocol == 0)
+    assert (both(arch, "socket", family, kind, protocol) == ALLOW) == allowed
+    if family not in (1, 2, 10, 16):
+        assert both(arch, "socket", family, kind, protocol) == ERRNO | errno.EAFNOSUPPORT
+
+
+@ARCHES
+@pytest.mark.parametrize(("family", "kind", "protocol"), [(1, 1, 0), (2, 1 | 0o2000000, 6), (10, 2, 17), (16, 3, 0)])
+def test_ordinary_sockets_are_made(arch: str, family: int, kind: int, protocol: int) -> None:
+    assert both(arch, "socket", family, kind, protocol) == ALLOW
 
 
 @ARCHES

@@ -126,8 +126,13 @@ BUILDING = (
 ABSENT: tuple[str, ...] = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
 """Answered with ENOSYS, so that libraries fall back to what is allowed; all else is EPERM."""
 
-SOCKET_FAMILIES: Mapping[str, int] = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
-"""socket(2). Netlink tells of the sandbox's own empty network namespace; AF_VSOCK and the like have none."""
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+"""socket(2). AF_VSOCK and the like know no network namespace; every further family is more kernel to attack."""
+INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}
+INTERNET_PROTOCOLS: Mapping[str, int] = {"default": 0, "IPPROTO_TCP": 6, "IPPROTO_UDP": 17}
+"""Others (SCTP, DCCP …) would have the kernel load modules."""
+NETLINK_ROUTE = 0
+"""netlink(7): the addresses and links of the sandbox's own network namespace."""
 
 PRCTL_OPTIONS: Mapping[str, int] = {
     "PR_SET_PDEATHSIG": 1,
@@ -169,8 +174,9 @@ _X32_BIT = 0x40000000
 _RET_ALLOW = 0x7FFF0000
 _RET_KILL = 0x80000000
 _RET_ERRNO = 0x00050000
-_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_TYPE_MASK = 0xF
 _PER_QUERY_PERSONALITY = 0xFFFFFFFF
 
 Instruction = tuple[int, int, int, int]
@@ -215,6 +221,30 @@ def _none_of(argument: int, values: Iterable[int]) -> list[Instruction]:
     return [(_LOAD, 0, 0, argument), *checks, _ALLOW, _refuse()]
 
 
+def _socket() -> list[Instruction]:
+    """By family, then type, then protocol."""
+    types, protocols = list(INTERNET_TYPES.values()), list(INTERNET_PROTOCOLS.values())
+    internet = [
+        (_LOAD, 0, 0, _ARG1),
+        (_AND, 0, 0, _TYPE_MASK),
+        *((_JEQ, len(types) - i, 0, value) for i, value in enumerate(types)),
+        _refuse(errno.EPROTONOSUPPORT),
+        *_one_of(_ARG2, protocols, _refuse(errno.EPROTONOSUPPORT)),
+    ]
+    netlink = _one_of(_ARG2, [NETLINK_ROUTE], _refuse(errno.EPROTONOSUPPORT))
+    return [
+        (_LOAD, 0, 0, _ARG0),
+        (_JEQ, 4, 0, AF_NETLINK),
+        (_JEQ, 3 + len(netlink), 0, AF_INET),
+        (_JEQ, 2 + len(netlink), 0, AF_INET6),
+        (_JEQ, 1 + len(netlink) + len(internet), 0, AF_UNIX),
+        _refuse(errno.EAFNOSUPPORT),
+        *netlink,
+        *internet,
+        _ALLOW,
+    ]
+
+
 def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
     """Sorted, half-open ranges that cover exactly ``values``."""
     out: list[tuple[int, int]] = []
@@ -242,8 +272,8 @@ def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     """For the zygote: the allow-list, and for the while of building, what builds the walls."""
     nr = numbers(arch)
     program = _head(arch)
-    program += _when(nr["socket"], _one_of(_ARG0, SOCKET_FAMILIES.values(), _refuse(errno.EAFNOSUPPORT)))
-    program += _when(nr["socketpair"], _one_of(_ARG0, [1], _refuse(errno.EAFNOSUPPORT)))
+    program += _when(nr["socket"], _socket())
+    program += _when(nr["socketpair"], _one_of(_ARG0, [AF_UNIX], _refuse(errno.EAFNOSUPPORT)))
     program += _when(nr["ioctl"], _none_of(_ARG1, REFUSED_IOCTLS.values()))
     program += _when(nr["personality"], _one_of(_ARG0, [0, _PER_QUERY_PERSONALITY], _refuse()))
     clone = [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, NEW_NAMESPACES), _refuse(), _ALLOW]
