@@ -28,7 +28,7 @@ class ServerProcess:
         with ServerProcess(directory, skills_dirs=[EXAMPLES]) as server:
             client = SyncClient(data_dir=server.data_dir)
 
-    ``settings`` are ``SKILLYARD_*`` variables. The log is ``serve.log`` beside the data directory's own files.
+    ``settings`` are ``SKILLYARD_*`` variables. Its log is a file beside the data directory, whose parent exists.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class ServerProcess:
 
     def start(self, timeout_s: float = 60.0) -> None:
         """Returns when it is ready. Raises ServerFailed, and then it is gone."""
-        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         began = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -87,7 +86,7 @@ class ServerProcess:
 
     @property
     def _log(self) -> Path:
-        return self.data_dir / "serve.log"
+        return self.data_dir.with_name(f"{self.data_dir.name}.log")
 
     def _command(self) -> list[str]:
         skills = [word for directory in self._skills_dirs for word in ("--skills-dir", str(directory))]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.assembly import native_backend
+from skillyard.bench.processes import proc_text, sandboxed
 from skillyard.data_dir import DataDir
 from skillyard.domain.sandbox import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
@@ -20,7 +19,6 @@ KIB = 1024
 _PATIENCE_S = 60.0
 _EACH_S = 0.25
 """How long one sandbox may take: seconds, on a machine that is busy with other things."""
-_PROC = Path("/proc")
 _UNSHARED = re.compile(r"^Private_(?:Clean|Dirty):\s+(\d+) kB$", re.MULTILINE)
 _SPARE_IDS = 64
 
@@ -51,7 +49,7 @@ async def measure(home: Path, count: int) -> Idle:
         await backend.prepare(SandboxSpec())
         await _ready(backend, count)
         made = time.perf_counter() - began
-        fell, pids = before - _available(), list(sandboxed(str(places.run.resolve())))
+        fell, pids = before - _available(), sandboxed(places.run)
         unshared = _unshared(pids)
     finally:
         began = time.perf_counter()
@@ -67,56 +65,14 @@ async def _ready(backend: NativeBackend, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
-def sandboxed(run_dir: str) -> Iterator[int]:
-    """Pids of the processes in sandboxes of the keeper that works in ``run_dir``."""
-    parents = dict(_parents())
-    keepers = {pid for pid in parents if run_dir in _command(pid)}
-    depth = min((_depth(pid) for pid in keepers), default=0)
-    outer = {pid for pid in keepers if _depth(pid) == depth}
-    keeper_depth = max((_depth(pid) for pid in keepers), default=0)
-    for pid in parents:
-        if _descends(pid, outer, parents) and _depth(pid) > keeper_depth:
-            yield pid
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    for entry in os.listdir(_PROC):  # noqa: PTH208 - names are all that is wanted
-        if entry.isdigit() and (found := re.search(r"^PPid:\t(\d+)$", _text(f"{entry}/status"), re.MULTILINE)):
-            yield int(entry), int(found[1])
-
-
-def _descends(pid: int, ancestors: set[int], parents: dict[int, int]) -> bool:
-    while pid in parents and pid not in ancestors:
-        pid = parents[pid]
-    return pid in ancestors
-
-
-def _depth(pid: int) -> int:
-    """In how many pid namespaces, from ours on, it has a number."""
-    found = re.search(r"^NSpid:((?:\t\d+)+)$", _text(f"{pid}/status"), re.MULTILINE)
-    return found[1].count("\t") if found else 0
-
-
-def _command(pid: int) -> str:
-    return _text(f"{pid}/cmdline")
-
-
 def _unshared(pids: list[int]) -> int | None:
     """Bytes; of the processes that are still there."""
-    texts = [text for pid in pids if (text := _text(f"{pid}/smaps_rollup"))]
+    texts = [text for pid in pids if (text := proc_text(f"{pid}/smaps_rollup"))]
     if not texts:
         return None
     return sum(int(kib) * KIB for text in texts for kib in _UNSHARED.findall(text))
 
 
 def _available() -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text("meminfo"), re.MULTILINE)
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", proc_text("meminfo"), re.MULTILINE)
     return int(found[1]) * KIB if found else 0
-
-
-def _text(name: str) -> str:
-    """Empty for what is gone, or not ours to see."""
-    try:
-        return (_PROC / name).read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return ""

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": (f"{_HERE}.token", "token"),
     "doctor": (f"{_HERE}.doctor", "doctor"),
     "bench": ("skillyard.bench.main", "bench_command"),
+    "demo": ("skillyard.demo.main", "demo"),
     "version": (f"{_HERE}.version", "version"),
 }
 

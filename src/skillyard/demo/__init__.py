@@ -1,0 +1,1 @@
+"""``skillyard demo``: the main job of a Skills Runtime on this machine, from nothing, in half a minute."""

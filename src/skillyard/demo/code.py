@@ -1,0 +1,93 @@
+"""What the demo's agent writes: once to do its work, once to break out."""
+
+SKILL = "examples.csv.summarize"
+
+QUESTION = "Which region sells best, and what is its average order?"
+
+ANSWER = """\
+from skills.examples.csv.summarize import rows_of
+
+def main(args):
+    sums = {}
+    for row in rows_of(args["orders"]):
+        if row["amount"]:
+            count, total = sums.get(row["region"], (0, 0.0))
+            sums[row["region"]] = (count + 1, total + float(row["amount"]))
+    best = max(sums, key=lambda region: sums[region][1])
+    count, total = sums[best]
+    return {"region": best, "orders": count, "average": round(total / count, 2)}
+"""
+
+ATTACKS = (
+    "read /etc/shadow",
+    "look at the host's processes",
+    "connect to 1.1.1.1:443",
+    "become root",
+    "overwrite the interpreter",
+    "mount a file system",
+    "fork without end",
+)
+"""What :data:`HOSTILE` tries, in its order."""
+
+HOSTILE = """\
+import ctypes, os, signal, socket, sys, time
+
+def main(args):
+    tries = (shadow, processes, connect, root, overwrite, mount, fork)
+    return {"tries": [attempt(one) for one in tries]}
+
+def attempt(act):
+    try:
+        return act()
+    except Exception as error:
+        return [False, f"{type(error).__name__}: {error}"]
+
+def shadow():
+    return [True, open("/etc/shadow").read()]
+
+def processes():
+    seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [len(seen) > 3, f"sees {len(seen)}, its own: {sorted(seen)}"]
+
+def connect():
+    socket.create_connection(("1.1.1.1", 443), timeout=3).close()
+    return [True, "connected"]
+
+def root():
+    os.setuid(0)
+    return [True, f"uid {os.getuid()}"]
+
+def overwrite():
+    open(os.__file__, "a").close()
+    return [True, "opened for writing"]
+
+def mount():
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0:
+        return [True, "mounted"]
+    return [False, f"refused: {os.strerror(ctypes.get_errno())}"]
+
+def fork():
+    children = []
+    try:
+        while len(children) < 2000:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(600)
+                os._exit(0)
+            children.append(pid)
+    except OSError as error:
+        return [False, f"after {len(children)} processes: {error.strerror}"]
+    return [True, f"made {len(children)} processes"]
+"""
+"""Each try gives whether it succeeded, and what it saw."""
+
+HOSTILE_LIMITS = {"pids": 64}
+
+HOG = """\
+def main(args):
+    held = [bytearray(16 << 20) for _ in range(64)]
+    return {"held": len(held)}
+"""
+
+HOG_LIMITS = {"memory_mb": 128}
