@@ -33,6 +33,7 @@ class NativeBackend:
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._usages: dict[str, Usage] = {}
         self._environments: set[str] = set()
+        self._demands_met: set[tuple[frozenset[str], frozenset[str]]] = set()
 
     @property
     def name(self) -> str:
@@ -169,10 +170,13 @@ class NativeBackend:
         }
 
     def _demand(self, spec: SandboxSpec) -> None:
+        if (spec.kernel_only, spec.allow_degraded) in self._demands_met:
+            return
         assert self._probe is not None
         if not self._probe.ready:
             raise ProtectionMissing("the native backend cannot make sandboxes here: " + self._probe.facts["why"])
         Demand(spec.kernel_only, spec.allow_degraded).check(self._probe.protections)
+        self._demands_met.add((spec.kernel_only, spec.allow_degraded))
 
     def _ended(self, header: dict[str, Any], body: bytes) -> None:
         handle = header["handle"]
