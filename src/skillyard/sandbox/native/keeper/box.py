@@ -11,6 +11,7 @@ from typing import Any
 
 from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program
 
@@ -65,17 +66,15 @@ class Box:
         self.pidfd = -1
         self.programs: dict[str, Program] = {}
         self.dead = False
-        self.cpu_seconds: float | None = None
-        self.peak_rss = 0
-        self.sampled_peak = 0
+        self.account = Account(group, shape.memory_mb)
         self.forced: tuple[str, str] | None = None
         self.on_ready: Callable[[Box], None]
         self.on_dead: Callable[[Box, str], None]
         self.on_program_end: Callable[[Box, Program], None]
         self._broken = ""
+        self._said_ready = False
         self._given = ""
         """The program that the waiting worker was given."""
-        self._oom_seen = 0
         self._control, self.inside_control = packets.pair()
         self._channel: socket.socket | None
         self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -99,6 +98,7 @@ class Box:
     def cloned(self, pid: int, pidfd: int) -> None:
         self.pid, self.pidfd = pid, pidfd
         self._loop.watch(pidfd, READ, lambda _: self._init_gone())
+        self._consider_ready()
 
     def time_bound_ms(self, asked: int | None) -> int:
         if asked is not None:
@@ -155,27 +155,6 @@ class Box:
     def kill(self) -> None:
         if self.pidfd >= 0 and not self.dead:
             kernel.pidfd_kill(self.pidfd)
-
-    def hit_limits(self) -> list[str]:
-        hits = []
-        if self.group is not None and self.group.refused_forks():
-            hits.append("pids")
-        if self._oom_killed():
-            hits.append("memory")
-        return hits
-
-    def usage(self) -> dict[str, Any]:
-        """Of the whole sandbox so far, by whoever counts here."""
-        peak = self.group.peak_memory() if self.group is not None else None
-        source = "cgroup" if peak is not None else "sampled" if self.sampled_peak else "rusage"
-        end = time.monotonic()
-        return {
-            "cpu_ms": None if self.cpu_seconds is None else round(self.cpu_seconds * 1000, 3),
-            "peak_memory_bytes": peak or max(self.sampled_peak, self.peak_rss) or None,
-            "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
-            "startup_ms": round((self.ready_at - self.asked_at) * 1000, 3) if self.ready_at else None,
-            "source": source,
-        }
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
         ours: list[int] = []
@@ -269,10 +248,16 @@ class Box:
                 return
             self._told(got[0])
 
-    def _told(self, message: dict[str, Any]) -> None:
-        if "ready" in message:
+    def _consider_ready(self) -> None:
+        """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
+        if self._said_ready and self.pidfd >= 0:
             self.ready_at = time.monotonic()
             self.on_ready(self)
+
+    def _told(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._said_ready = True
+            self._consider_ready()
         elif "broken" in message:
             self._broken = str(message["broken"])
         elif "idle_worker_gone" in message:
@@ -284,26 +269,20 @@ class Box:
         elif "ended" in message:
             if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
                 self._forget_worker()
-            self.cpu_seconds = message["cpu"]
-            self.peak_rss = message["rss"]
+            self.account.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
 
     def _ending(self, id: str, status: int) -> dict[str, Any]:
         program = self.programs.get(id)
         if program is not None and program.forced is not None:
-            return _forced(*program.forced)
-        if self._oom_killed() and os.WIFSIGNALED(status):
-            return {"outcome": "memory", "reason": f"over the memory limit of {self.shape.memory_mb} MiB"}
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            return {"outcome": "signal", "signal": number, "reason": f"ended by signal {number}"}
-        return {"outcome": "exit", "code": os.WEXITSTATUS(status), "reason": ""}
+            return forced(*program.forced)
+        return self.account.ending(status)
 
     def _finish(self, id: str, ending: dict[str, Any]) -> None:
         program = self.programs.get(id)
         if program is None or program.ending is not None:
             return
-        ending["hits"] = self.hit_limits()
+        ending["hits"] = self.account.hits()
         program.end_of_output()
         if self.lease is not None and self.lease.single and not self.dead:
             program.ending = ending
@@ -315,13 +294,10 @@ class Box:
         ending["usage"] = self.usage()
         self.on_program_end(self, program)
 
-    def _oom_killed(self) -> bool:
-        return self.group is not None and self.group.oom_kills() > 0
-
     def _init_gone(self) -> None:
         """The pidfd says so only after every process of the sandbox's pid namespace is gone."""
         self._hear()
-        self._count()
+        self.account.settle(self.pid)
         self.dead = True
         self._loop.forget(self.pidfd)
         for program in self.programs.values():
@@ -331,20 +307,17 @@ class Box:
                 self._tell(program, program.ending)
         self.on_dead(self, self._broken or "its init ended")
 
-    def _count(self) -> None:
-        """What init and all that ended below it used, as its parent learns it (wait4(2))."""
-        try:
-            _, _, used = os.wait4(self.pid, 0)
-        except ChildProcessError:
-            return
-        self.cpu_seconds = used.ru_utime + used.ru_stime
-        self.peak_rss = max(self.peak_rss, used.ru_maxrss * 1024)
-
     def _end_of_init(self, program: Program) -> dict[str, Any]:
-        outcome, reason = program.forced or self.forced or ("lost", self._broken or "the sandbox ended")
-        if outcome == "lost" and self._oom_killed():
-            outcome, reason = "memory", f"over the memory limit of {self.shape.memory_mb} MiB"
-        return _forced(outcome, reason)
+        known = program.forced or self.forced
+        return forced(*known) if known is not None else self.account.unexplained(self._broken)
+
+    def usage(self) -> dict[str, Any]:
+        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.outcome.Usage`."""
+        end = time.monotonic()
+        return self.account.used() | {
+            "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
+            "startup_ms": round((self.ready_at - self.asked_at) * 1000, 3) if self.ready_at else None,
+        }
 
     def release(self) -> None:
         """Close what is still open. Its processes are gone."""
@@ -356,7 +329,3 @@ class Box:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
-
-
-def _forced(outcome: str, reason: str) -> dict[str, Any]:
-    return {"outcome": outcome, "reason": reason, **({"code": 0} if outcome == "exit" else {})}

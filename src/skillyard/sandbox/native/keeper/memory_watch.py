@@ -42,7 +42,7 @@ def start(loop: Loop, yard: Yard) -> None:
 def _check(box: Box) -> None:
     limit = box.shape.memory_mb * MIB
     used = box.group.own_memory() if box.group is not None else _of_tree(box.pid, limit)
-    box.sampled_peak = max(box.sampled_peak, used)
+    box.account.saw(used)
     if used > limit and box.forced is None:
         box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
 
