@@ -1,0 +1,190 @@
+"""What one data directory has on this host: processes, mounts, control groups, files. Those of others do not count."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+KEEPER = "skillyard.sandbox.native.keeper.main"
+_NS_GET_PARENT = 0xB702
+"""ioctl_ns(2): the namespace around this one."""
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """``depth`` counts the pid namespaces it has a number in: 1 the host's, 2 a keeper's, 3 a sandbox's."""
+
+    pid: int
+    started: int
+    parent: int
+    depth: int
+    state: str
+    command: str
+
+    def __str__(self) -> str:
+        return (
+            f"process {self.pid} (parent {self.parent}, state {self.state}, depth {self.depth}): {self.command[:120]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    processes: tuple[Process, ...]
+    mounts: tuple[str, ...]
+    cgroups: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @property
+    def sandboxed(self) -> tuple[Process, ...]:
+        """Those inside sandboxes: inits, workers and whatever they started."""
+        return tuple(process for process in self.processes if process.depth > 2)
+
+    @property
+    def zombies(self) -> tuple[Process, ...]:
+        return tuple(process for process in self.processes if process.state == "Z")
+
+    @property
+    def groups_of_sandboxes(self) -> tuple[str, ...]:
+        """Without the keeper's own groups that they lie in."""
+        return tuple(path for path in self.cgroups if not Path(path).name.startswith("skillyard-"))
+
+    def lines(self) -> list[str]:
+        """One line a thing."""
+        return [
+            *map(str, self.processes),
+            *(f"mount {line}" for line in self.mounts),
+            *(f"control group {path}" for path in self.cgroups),
+            *(f"file {path}" for path in self.files),
+        ]
+
+
+class Footprint:
+    """What belongs to the server and the keeper of ``data_dir``, found by walking /proc and /sys.
+
+    A keeper's pid namespaces are learnt by looking while it lives; what is in them later is its leftover.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._run_dir = str((data_dir / "run").resolve())
+        self._group = "skillyard-" + hashlib.sha256(self._run_dir.encode()).hexdigest()[:12]
+        self._namespaces: set[int] = set()
+
+    def keepers(self) -> list[int]:
+        """Pids, launchers that are about to end excluded."""
+        marker = json.dumps(self._run_dir)
+        return [p.pid for p in _all() if KEEPER in p.command and marker in p.command and p.depth > 1]
+
+    def servers(self) -> list[int]:
+        return [p.pid for p in _all() if self._is_server(p)]
+
+    def look(self) -> Snapshot:
+        for pid in self.keepers():
+            with suppress(OSError):
+                self._namespaces.add(os.stat(f"/proc/{pid}/ns/pid").st_ino)
+        mine = tuple(p for p in _all() if self._is_server(p) or self._is_kept(p))
+        return Snapshot(mine, tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))
+
+    def _is_server(self, process: Process) -> bool:
+        """Whatever names the directory on its command line, ourselves excepted."""
+        return str(self._data_dir) in process.command and process.pid != os.getpid()
+
+    def _is_kept(self, process: Process) -> bool:
+        return process.depth > 1 and bool(self._namespaces.intersection(_pid_namespaces(process.pid)))
+
+    def _mounts(self) -> Iterator[str]:
+        seen: set[str] = set()
+        for process in _all():
+            with suppress(OSError):
+                namespace = os.readlink(f"/proc/{process.pid}/ns/mnt")
+                if namespace not in seen:
+                    seen.add(namespace)
+                    text = Path(f"/proc/{process.pid}/mountinfo").read_text()
+                    yield from (line for line in text.splitlines() if self._run_dir in line)
+
+    def _cgroups(self) -> Iterator[str]:
+        for at, directories, _ in os.walk(_CGROUPS):
+            parts = at.split("/")
+            if self._group in parts:
+                yield at
+            elif parts[-1].startswith("skillyard-"):
+                directories.clear()
+
+    def _files(self) -> Iterator[str]:
+        """Below the directories whose content is on its way somewhere."""
+        for name in ("run/spool", "run/root", "blobs/tmp"):
+            yield from (str(path) for path in sorted((self._data_dir / name).rglob("*")))
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    """Wait for it. Raises AssertionError saying ``what`` did not happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def gone(footprint: Footprint, seconds: float = 10.0) -> None:
+    """Wait until nothing is left. Raises AssertionError naming each thing that is."""
+    deadline = time.monotonic() + seconds
+    while left := footprint.look().lines():
+        assert time.monotonic() < deadline, f"left after {seconds} s:\n" + "\n".join(left)
+        time.sleep(0.02)
+
+
+def idle(footprint: Footprint, seconds: float = 10.0, *, ahead: bool = False) -> None:
+    """Wait until the server holds no sandbox: no process, mount, group or file of one, and no dead child that
+    nobody asked after. With ``ahead``, sandboxes that wait to be used may be there: an init and a worker each."""
+    deadline = time.monotonic() + seconds
+    while left := _of_sandboxes(footprint.look(), ahead).lines():
+        assert time.monotonic() < deadline, f"of sandboxes, after {seconds} s:\n" + "\n".join(left)
+        time.sleep(0.02)
+
+
+def _of_sandboxes(now: Snapshot, ahead: bool) -> Snapshot:
+    inside, groups = now.sandboxed, now.groups_of_sandboxes
+    if ahead:
+        inits = {process.pid for process in inside if process.parent not in {p.pid for p in inside}}
+        workers = {process.parent: process for process in inside if process.parent in inits}
+        waiting = inits.union(process.pid for process in workers.values())
+        inside, groups = tuple(process for process in inside if process.pid not in waiting), ()
+    return Snapshot(tuple(dict.fromkeys(inside + now.zombies)), now.mounts, groups, now.files)
+
+
+def _all() -> list[Process]:
+    found = (_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def _process(pid: int) -> Process | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return None
+    depth = next((len(line.split()) - 1 for line in status.splitlines() if line.startswith("NSpid:")), 1)
+    return Process(pid, int(stat[19]), int(stat[1]), depth, stat[0], command)
+
+
+def _pid_namespaces(pid: int) -> list[int]:
+    """Of a process: its own and those around it, as far as we may see."""
+    found: list[int] = []
+    with suppress(OSError):
+        fd = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        while True:
+            found.append(os.fstat(fd).st_ino)
+            try:
+                outer = fcntl.ioctl(fd, _NS_GET_PARENT)
+            finally:
+                os.close(fd)
+            fd = outer
+    return found

@@ -1,0 +1,132 @@
+"""A real server process, and runs sent to it over HTTP by callers that live on when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import httpx2
+
+from skillyard.client.run import Run
+from skillyard.client.sync import SyncClient
+
+START_S = 60.0
+STOP_S = 30.0
+CALL_S = 60.0
+
+SMALL = {"memory_mb": 64, "disk_mb": 16, "pids": 32}
+"""Limits that let fifty runs work at once on a small host."""
+
+
+class Server:
+    """``skillyard serve --port 0`` on a data directory; ``ready`` sandboxes are made ahead for each shape."""
+
+    def __init__(self, data_dir: Path, *, ready: int = 0, **env: str) -> None:
+        self.data_dir = data_dir
+        self._log = data_dir.with_name("server.log")
+        command = [sys.executable, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "SKILLYARD_NATIVE__READY": str(ready), **env},
+            )
+        self.url = self._ready_at()
+        self.token = (data_dir / "token").read_text().strip()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Stop it, or if a test failed or hangs, end it at once."""
+        try:
+            if self.alive and kind is None:
+                assert self.stop() == 0, self.log()
+        finally:
+            self.kill()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """As if the power went: no handler runs."""
+        self._process.kill()
+        self._process.wait(STOP_S)
+        cast("Any", self._process.stdout).close()
+
+    def stop(self) -> int:
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(STOP_S)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def client(self) -> SyncClient:
+        return SyncClient(self.url, self.token, timeout=CALL_S, retries=0)
+
+    def callers(self) -> Callers:
+        return Callers(self)
+
+    def _ready_at(self) -> str:
+        stdout = cast("Any", self._process.stdout)
+        readable, _, _ = select.select([stdout], [], [], START_S)
+        line = stdout.readline().decode() if readable else ""
+        if "skillyard is ready at " not in line:
+            self.kill()
+            raise AssertionError(f"the server printed {line!r}; its log: {self.log()}")
+        return str(line.split()[-1])
+
+
+class Callers:
+    """Many requests at once. A caller whose server is killed gets None."""
+
+    def __init__(self, server: Server) -> None:
+        limits = httpx2.Limits(max_connections=None)
+        headers = {"authorization": f"Bearer {server.token}"}
+        self._http = httpx2.AsyncClient(
+            base_url=server.url, headers=headers, timeout=CALL_S, limits=limits, trust_env=False
+        )
+
+    async def __aenter__(self) -> Callers:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    def run(self, code: str, args: dict[str, Any] | None = None, **more: Any) -> asyncio.Task[Run | None]:
+        """Start a run; the task gives its Run object."""
+        params = {"language": "python", "code": code, "args": args or {}, "limits": SMALL, **more}
+        return asyncio.create_task(self._call("run_code", params))
+
+    async def records(self, status: str | None = None) -> list[dict[str, Any]]:
+        """The newest five hundred."""
+        answer = await self._result("runs.list", {"limit": 500, **({"status": status} if status else {})})
+        return cast("list[dict[str, Any]]", answer["runs"])
+
+    async def log_of(self, run_id: str) -> str:
+        return str((await self._result("runs.logs", {"run_id": run_id}))["content"])
+
+    async def _call(self, method: str, params: dict[str, Any]) -> Run | None:
+        try:
+            return Run.of(await self._result(method, params))
+        except httpx2.TransportError:
+            return None
+
+    async def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer = (await self._http.post("/rpc", json=request)).json()
+        assert "result" in answer, answer
+        return cast("dict[str, Any]", answer["result"])
