@@ -1,0 +1,72 @@
+"""A sandbox as its keeper sees it, where the order of two messages is nobody's to choose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.inside_protocol import READY
+from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.loop import Loop
+
+SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
+
+
+@pytest.fixture
+def init() -> Iterator[subprocess.Popen[bytes]]:
+    """Stands for the init that a zygote cloned."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def ready() -> list[Box]:
+    return []
+
+
+@pytest.fixture
+def box(loop: Loop, tmp_path: Path, ready: list[Box]) -> Iterator[Box]:
+    made = Box(loop, "n1", SHAPE, 0, None, str(tmp_path))
+    made.on_ready = ready.append
+    yield made
+    made.handed_over([])
+    made.release()
+
+
+def hear(loop: Loop) -> None:
+    """Let the loop take what has come."""
+    loop.when_idle(lambda: setattr(loop, "running", False))
+    loop.running = True
+    loop.run()
+
+
+def test_ready_waits_for_what_it_can_be_killed_by(
+    box: Box, loop: Loop, ready: list[Box], init: subprocess.Popen[bytes]
+) -> None:
+    os.write(box.inside_control.fileno(), READY)
+    hear(loop)
+    assert ready == []
+    assert box.ready_at is None
+    box.cloned(init.pid, kernel.pidfd_open(init.pid))
+    assert ready == [box]
+
+
+def test_ready_when_the_zygote_was_first(box: Box, loop: Loop, ready: list[Box], init: subprocess.Popen[bytes]) -> None:
+    box.cloned(init.pid, kernel.pidfd_open(init.pid))
+    hear(loop)
+    assert ready == []
+    os.write(box.inside_control.fileno(), READY)
+    hear(loop)
+    assert ready == [box]
+    assert box.ready_at is not None
