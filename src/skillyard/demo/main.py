@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from skillyard.data_dir import DataDir
 from skillyard.demo.screen import Screen
 from skillyard.demo.story import DemoFailed, Story
 from skillyard.domain.protection import LIMITS, WALLS, Level
+from skillyard.engine.environments import remove_tree
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.server_process import ServerFailed, ServerProcess
 
@@ -131,7 +131,7 @@ def _workplace(directory: Path | None, keep: bool) -> Iterator[Path]:
         yield work
     finally:
         if not keep:
-            shutil.rmtree(work)
+            remove_tree(work)  # a data directory holds read-only directories
 
 
 @contextmanager
