@@ -1,0 +1,45 @@
+"""One runtime for all attacks, so that each also shows that the one before did no lasting harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from skillyard import SyncRuntime
+from skillyard.client.run import Run
+from tests.attacks.programs import Row, expressions, program
+
+Attack = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+    with SyncRuntime(tmp_path_factory.mktemp("attacks") / "data") as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def attack(runtime: SyncRuntime) -> Iterator[Attack]:
+    """Runs a body of ``main(args)``; afterwards the runtime must still serve a benign run."""
+
+    def run(body: str, args: dict[str, Any] | None = None, **limits: int) -> Run:
+        return runtime.run_code(program(body), args or {}, limits={"timeout_ms": 20_000, **limits})
+
+    yield run
+    after = runtime.run_code("def main(args):\n    return args", {"still": "here"})
+    assert after.output == {"still": "here"}
+
+
+@pytest.fixture
+def hold(runtime: SyncRuntime) -> Callable[[Row], None]:
+    """Evaluates a row inside and holds it to what it says."""
+
+    def check(row: Row) -> None:
+        run = runtime.run_code(expressions(row), {}, limits={"timeout_ms": 20_000})
+        assert run.ok, dict(run)
+        assert run.output["attack"] in row.refused, row.attack
+        assert run.output["twin"] == row.works, row.twin
+
+    return check
