@@ -14,8 +14,9 @@ from tests.attacks.programs import Row
 
 FAMILIES = {
     "AF_VSOCK": 40, "AF_PACKET": 17, "AF_ALG": 38, "AF_KEY": 15, "AF_BLUETOOTH": 31, "AF_CAN": 29, "AF_XDP": 44,
-    "AF_RDS": 21, "AF_TIPC": 30, "AF_X25": 9, "AF_AX25": 3, "AF_RXRPC": 33, "AF_KCM": 41, "AF_QIPCRTR": 42, "AF_SMC": 43,
-    "AF_LLC": 26, "AF_PPPOX": 24, "AF_NFC": 39, "AF_CAIF": 37, "AF_MCTP": 45, "AF_QUIC with high bits": 40 + (1 << 32),
+    "AF_RDS": 21, "AF_TIPC": 30, "AF_X25": 9, "AF_AX25": 3, "AF_RXRPC": 33, "AF_KCM": 41, "AF_QIPCRTR": 42,
+    "AF_SMC": 43, "AF_LLC": 26, "AF_PPPOX": 24, "AF_NFC": 39, "AF_CAIF": 37, "AF_MCTP": 45,
+    "AF_VSOCK with high bits": 40 + (1 << 32),
 }  # fmt: skip
 
 
@@ -27,7 +28,8 @@ def test_a_family_that_is_not_needed_is_refused(name: str, hold: Callable[[Row],
 
 
 ROWS = [
-    Row("raw sockets", "refusal(socket.socket, 2, 3, 1)", ("EPERM",), "refusal(socket.socket, 2, 1, 0)", ""),
+    Row("raw sockets", "refusal(socket.socket, 2, 3, 1)", ("EPERM", "EPROTONOSUPPORT"),
+        "refusal(socket.socket, 2, 1, 0)", ""),
     Row("the world", "refusal(socket.create_connection, ('1.1.1.1', 443), 2)", ("ENETUNREACH",),
         "[socket.create_server(('127.0.0.1', 0)).close()]", [None]),
     Row("the metadata service", "refusal(socket.create_connection, ('169.254.169.254', 80), 2)", ("ENETUNREACH",),

@@ -68,6 +68,7 @@ def test_memory(name: str, attack: Attack) -> None:
     )
     assert run.logs_preview.startswith("twin 32")
     assert run["status"] == "failed"
+    assert run.error is not None
     assert run["outcome"] == "memory" or run.error["type"] in ("MemoryError", "OSError", "MemoryLimitExceeded"), dict(
         run
     )
@@ -149,7 +150,8 @@ def test_processors_cannot_be_taken_back(attack: Attack) -> None:
     run = attack("""
         everything = ctypes.create_string_buffer(b"\\xff" * 128, 128)
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        return {"affinity": sys_call(203, 0, 128, everything), "nicer": refusal(os.setpriority, os.PRIO_PROCESS, 0, -20),
+        return {"affinity": sys_call(203, 0, 128, everything),
+                "nicer": refusal(os.setpriority, os.PRIO_PROCESS, 0, -20),
                 "real time": refusal(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(1)),
                 "twin": refusal(os.setpriority, os.PRIO_PROCESS, 0, nice + 1)}
     """)

@@ -32,8 +32,8 @@ def test_no_name_of_the_servers_is_seen(runtime: SyncRuntime, attack: Attack) ->
             texts.append(open("/proc/self/" + name, errors="replace").read())
         for name in ("mountinfo", "cmdline", "cgroup", "status"):
             texts.append(open("/proc/1/" + name, errors="replace").read())
-        return {"place": any(args["place"] in text for text in texts), "host": any(args["host"] in text for text in texts),
-                "twin": any("/workspace" in text for text in texts), "node": os.uname().nodename}
+        told = {name: any(word in text for text in texts) for name, word in args.items()}
+        return {**told, "twin": any("/workspace" in text for text in texts), "node": os.uname().nodename}
         """,
         {"place": place, "host": os.uname().nodename + "\n"},
     )
