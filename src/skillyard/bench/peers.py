@@ -102,7 +102,7 @@ def _plain(_: ExitStack, __: Path) -> Run:
 
 
 def _bubblewrap(_: ExitStack, home: Path) -> Run:
-    binds = [word for path in readable(home / "environments") for word in ("--ro-bind", path, path)]
+    binds = [word for path in readable(home) for word in ("--ro-bind", path, path)]
     wrap = [
         _installed("bwrap", "bubblewrap"),
         *("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),

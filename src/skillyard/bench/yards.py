@@ -13,6 +13,7 @@ from skillyard.assembly import Runtime
 from skillyard.bench.job import DATA, SUM, Job
 from skillyard.bench.subject import Awaited, Blocking, Skipped, Subject
 from skillyard.client.sync import SyncClient
+from skillyard.data_dir import DataDir
 from skillyard.domain.errors import SkillyardError
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.server_process import ServerProcess
@@ -81,8 +82,11 @@ class Yards:
             environment = await self.ready.engine.environments.get(DATA.environment)
         except SkillyardError as error:
             return error.message
-        assert environment.ref.packages is not None
-        self.packages = environment.ref.packages.resolve()
+        packages = environment.ref.packages
+        assert packages is not None
+        for directory in (self.demand.data_dir.home, self.ready_server.data_dir, self.demand_server.data_dir):
+            (DataDir(directory).environments / packages.name).symlink_to(packages)  # installed once is enough
+        self.packages = packages
         return ""
 
     async def _settled(self) -> None:
@@ -100,27 +104,18 @@ class Yards:
 
 @asynccontextmanager
 async def open_yards(home: Path) -> AsyncIterator[Yards]:
-    """Four data directories below ``home``, sharing the installed environments. Nothing is left running."""
+    """Four data directories below ``home``. Nothing is left running."""
     async with AsyncExitStack() as stack:
         runtimes = [
             await stack.enter_async_context(Runtime(settings=load_settings(data_dir=made, native={"ready": ready})))
-            for made, ready in ((_directory(home, "ready"), 4), (_directory(home, "demand"), 0))
+            for made, ready in ((home / "ready", 4), (home / "demand", 0))
         ]
         servers = [
             stack.enter_context(ServerProcess(made, settings={"SKILLYARD_NATIVE__READY": ready}))
-            for made, ready in ((_directory(home, "server"), "4"), (_directory(home, "server-demand"), "0"))
+            for made, ready in ((home / "server", "4"), (home / "server-demand", "0"))
         ]
         clients = [stack.enter_context(SyncClient(data_dir=server.data_dir)) for server in servers]
         yield Yards(runtimes[0], runtimes[1], servers[0], servers[1], clients[0], clients[1])
-
-
-def _directory(home: Path, name: str) -> Path:
-    """A data directory whose packages are the others' as well: installed once."""
-    shared, made = home / "environments", home / name
-    shared.mkdir(mode=0o700, exist_ok=True)
-    made.mkdir(mode=0o700)
-    (made / "environments").symlink_to(shared)
-    return made
 
 
 def _in_process(runtime: Runtime, job: Job) -> Awaited:

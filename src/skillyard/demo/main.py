@@ -30,30 +30,13 @@ from skillyard.engine.environments import remove_tree
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.server_process import ServerFailed, ServerProcess
 
-_ROWS = 300_000
 _PATIENCE_S = 120.0
 _END_S = 5.0
 """What a keeper may take to end once its server is gone."""
 
 
-@click.command()
-@click.option(
-    "--rows", type=click.IntRange(1000, 5_000_000), default=_ROWS, show_default=True, help="Of the table that it makes."
-)
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where to work, and to leave the report.  [default: a temporary directory]",
-)
-@click.option("--keep", is_flag=True, help="Leave the data directory, to look at it and to serve it.")
 def demo(rows: int, directory: Path | None, keep: bool) -> None:
-    """Do the main job of a Skills Runtime on this machine, and show it.
-
-    A server is started with the example skills; a table of several hundred thousand rows becomes a blob, is
-    summarised by a skill, and questioned by code that imports the skill; hostile code is contained. Shows what
-    ran, what it gave, how long it took and which walls stood. Nothing is left running.
-    """
+    """What :mod:`skillyard.faces.cli.demo` calls. Raises Failure."""
     try:
         with _ending_well(), _workplace(directory, keep) as work:
             _show(work, (directory or work).absolute() / "report.md", rows)

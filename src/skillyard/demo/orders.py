@@ -19,7 +19,7 @@ def write_orders(path: Path, rows: int) -> int:
     products = list(_PRODUCTS)
     regions = chance.choices(list(REGIONS), weights=list(REGIONS.values()), k=rows)
     with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
+        writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(HEADER)
         for number, region in enumerate(regions, 1):
             product, quantity = products[int(chance.random() * len(products))], 1 + int(chance.random() ** 2 * 9)

@@ -1,0 +1,88 @@
+"""``skillyard bench --quick`` for real: its shape, and that it measured what it says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    output: Path = tmp_path_factory.mktemp("bench") / "bench.json"
+    command = [sys.executable, "-m", "skillyard", "bench", "--quick", "--json", "--ready", "4", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    printed: dict[str, Any] = json.loads(done.stdout)
+    written = json.loads(output.read_text())
+    assert written["latency"] == printed["latency"]
+    return printed
+
+
+def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in rows}
+
+
+def test_it_says_what_and_where(report: dict[str, Any]) -> None:
+    assert report["format"] == 1
+    assert report["quick"] is True
+    assert report["host"]["cpus"] >= 1
+    assert report["host"]["protections"]["seccomp"] == "kernel"
+
+
+def test_ours_stand_beside_a_plain_interpreter(report: dict[str, Any]) -> None:
+    rows = by_id(report["latency"])
+    assert {"ready", "on_demand", "http", "http_on_demand", "python", "python_bare"} <= rows.keys()
+    for row in rows.values():
+        assert row["samples"] >= row["rounds"] >= 1
+        assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+        assert row["vs_python"] > 0
+    assert rows["python"]["vs_python"] == 1
+
+
+def test_the_numbers_are_plausible(report: dict[str, Any]) -> None:
+    """Loosely: a machine that is busy with other things stretches everything."""
+    rows = by_id(report["latency"])
+    assert rows["ready"]["min_ms"] <= rows["on_demand"]["p50_ms"] * 1.5
+    assert rows["ready"]["min_ms"] <= rows["http"]["p50_ms"] * 1.5
+    assert rows["ready"]["vs_python"] < 1
+
+
+def test_throughput_is_there_for_each_concurrency(report: dict[str, Any]) -> None:
+    levels = {row["concurrency"] for row in report["throughput"] if row["id"] == "ready"}
+    assert levels == {1, 2, 8}
+    assert all(row["runs_per_s"] > 0 for row in report["throughput"])
+
+
+def test_waiting_and_beginning_are_measured(report: dict[str, Any]) -> None:
+    assert report["idle"]["sandboxes"] == 4
+    assert report["idle"]["processes"] >= 4
+    titles = {row["title"] for row in report["startup"]}
+    assert {"python3 -c pass", "import skillyard", "skillyard version", "skillyard runs list"} <= titles
+    assert report["server_start"]["p50_ms"] > 0
+
+
+def test_each_line_of_the_budget_is_judged_or_left_open(report: dict[str, Any]) -> None:
+    for line in report["budget"]:
+        assert line["met"] == (
+            None
+            if line["measured"] is None
+            else (line["measured"] >= line["limit"] if line["at_least"] else line["measured"] <= line["limit"])
+        )
+    open_lines = {line["name"] for line in report["budget"] if line["met"] is None}
+    assert "numpy and pandas preloaded, ready, p50" in open_lines
+
+
+def test_who_is_absent_is_named_with_a_reason(report: dict[str, Any]) -> None:
+    measured = {row["id"] for row in report["latency"]}
+    for one in report["skipped"]:
+        assert one["reason"]
+        assert one["id"] not in measured
+    assert {"bubblewrap", "sandlock", "srt", "docker"} <= measured | {one["id"] for one in report["skipped"]}

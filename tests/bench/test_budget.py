@@ -1,0 +1,54 @@
+"""What is measured is held against what is promised, and what is not measured is not called met."""
+
+from __future__ import annotations
+
+from skillyard.bench.budget import Line, compare
+from skillyard.bench.idle import Idle
+from skillyard.bench.stats import Rounds
+
+MIB = 1024 * 1024
+
+
+def rounds(*milliseconds: float) -> Rounds:
+    made = Rounds()
+    for number, value in enumerate(milliseconds):
+        made.add(number, [value / 1000])
+    return made
+
+
+def idle(count: int, unshared: int | None) -> Idle:
+    return Idle(count, made_s=1, ended_s=1, processes=2 * count, unshared_bytes=unshared, host_bytes=None)
+
+
+def by_name(lines: list[Line]) -> dict[str, bool | None]:
+    return {line.name: line.met for line in lines}
+
+
+def test_nothing_measured_is_nothing_met() -> None:
+    assert set(by_name(compare({}, {}, None, {})).values()) == {None}
+
+
+def test_each_line_can_be_met_and_missed() -> None:
+    good = compare(
+        {"ready": rounds(1.2), "on_demand": rounds(2.5), "data": rounds(3.9), "http": rounds(2.6)},
+        {"ready": {1: rounds(510_000)}},
+        idle(1000, 3 * MIB),
+        {"import skillyard": [0.05], "skillyard version": [0.14]},
+    )
+    bad = compare(
+        {"ready": rounds(1.6), "on_demand": rounds(11), "data": rounds(4.1), "http": rounds(3.2)},
+        {"ready": {1: rounds(400_000)}},
+        idle(1000, 5 * MIB),
+        {"import skillyard": [0.151], "skillyard version": [0.1], "skillyard runs list": [0.2]},
+    )
+    assert set(by_name(good).values()) == {True}
+    assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]
+
+
+def test_a_few_ready_sandboxes_say_nothing_about_a_thousand() -> None:
+    assert by_name(compare({}, {}, idle(100, None), {}))["ready sandboxes at once"] is None
+
+
+def test_what_http_adds_is_the_median_of_the_rounds() -> None:
+    lines = compare({"ready": rounds(1, 10, 1), "http": rounds(2, 12, 2)}, {}, None, {})
+    assert [line.measured for line in lines if line.name.startswith("what HTTP adds")] == [1.0]
