@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -82,6 +83,12 @@ class Footprint:
         """Pids, launchers that are about to end excluded."""
         marker = json.dumps(self._run_dir)
         return [p.pid for p in _all() if KEEPER in p.command and marker in p.command and p.depth > 1]
+
+    def kill_keeper(self) -> None:
+        """kill -9, with everything it held remembered as its own."""
+        self.look()
+        for pid in self.keepers():
+            os.kill(pid, signal.SIGKILL)
 
     def servers(self) -> list[int]:
         return [p.pid for p in _all() if self._is_server(p)]

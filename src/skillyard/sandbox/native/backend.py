@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from skillyard.sandbox.native.probe import probe
 from skillyard.sandbox.native.sandbox import NativeSandbox
 
 _CLOSE_BOUND_S = 8.0
+_CONNECTS = 5
 _DEFAULT_OPTIONS = KeeperOptions()
 
 
@@ -53,7 +55,10 @@ class NativeBackend:
         if self._probe is None:
             await self.probe()
         self._demand(spec)
-        return await self.create_unchecked(spec, key)
+        try:
+            return await self.create_unchecked(spec, key)
+        except SandboxGone:  # with its keeper, before it was used: the next keeper makes another
+            return await self.create_unchecked(spec, key)
 
     async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         """:meth:`create` without comparing demand and offer: what the probe itself uses."""
@@ -75,8 +80,10 @@ class NativeBackend:
         except asyncio.CancelledError:
             asked.add_done_callback(lambda done: self._unwanted(link, done.result()[0]))
             raise
+        if "gone" in answer:
+            raise SandboxGone(answer["gone"])
         if "handle" not in answer:
-            raise SandboxFault(f"no sandbox could be made: {answer.get('error') or answer.get('gone')}")
+            raise SandboxFault(f"no sandbox could be made: {answer['error']}")
         handle = answer["handle"]
         held = self._sandboxes.get(handle)
         if held is None:
@@ -132,10 +139,11 @@ class NativeBackend:
         link, self._link = self._link, None
         if link is None or not link.alive:
             return
-        answer, _ = await link.answer({"op": "stop"})
-        if not answer["kept"]:
-            async with asyncio.timeout(_CLOSE_BOUND_S):
-                await link.ended.wait()
+        with suppress(SandboxGone):  # killed while we asked: all it held ended with it
+            answer, _ = await link.answer({"op": "stop"})
+            if not answer["kept"]:
+                async with asyncio.timeout(_CLOSE_BOUND_S):
+                    await link.ended.wait()
         link.close()
 
     async def _linked(self) -> Link:
@@ -145,12 +153,21 @@ class NativeBackend:
             self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._link is None or not self._link.alive:
-                sock, _ = await connect_or_start(self._run_dir, self._options)
-                link = Link(sock, self._ended, self._lost)
-                await link.facts()
+                self._link = await self._connected()
                 self._environments.clear()
-                self._link = link
             return self._link
+
+    async def _connected(self) -> Link:
+        """A keeper that was killed may take a connection before it is gone: then another one."""
+        for _ in range(_CONNECTS):
+            sock, _ = await connect_or_start(self._run_dir, self._options)
+            link = Link(sock, self._ended, self._lost)
+            try:
+                await link.facts()
+            except SandboxGone:
+                continue
+            return link
+        raise SandboxFault("each keeper ends as soon as it is there; its log is keeper.log in the run directory")
 
     def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
         environment = spec.environment

@@ -15,6 +15,7 @@ from typing import Any
 from skillyard.domain.errors import SandboxFault
 
 _START_BOUND_S = 20.0
+_LOOK_AGAIN_S = 0.02
 _CODE = (
     "import sys, json; sys.path.insert(0, sys.argv[1]);"
     " from skillyard.sandbox.native.keeper.main import main; main(json.loads(sys.argv[2]))"
@@ -35,7 +36,7 @@ class KeeperOptions:
 async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socket.socket, bool]:
     """A connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = _connect(run_dir)
+    found = await _find(run_dir)
     if found is not None:
         return found, False
     await _start(run_dir, options)
@@ -43,6 +44,17 @@ async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socke
     if started is None:
         raise SandboxFault("the keeper started and cannot be reached")
     return started, True
+
+
+async def _find(run_dir: Path) -> socket.socket | None:
+    """The keeper that is there. One that starts or ends holds the lock and takes no connection: it is waited for."""
+    try:
+        async with asyncio.timeout(_START_BOUND_S):
+            while (found := _connect(run_dir)) is None and keeper_lives(run_dir):  # noqa: ASYNC110 - a lock cannot be awaited
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            return found
+    except TimeoutError:
+        raise SandboxFault("a keeper holds this data directory and cannot be reached") from None
 
 
 def _connect(run_dir: Path) -> socket.socket | None:

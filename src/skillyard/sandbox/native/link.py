@@ -34,7 +34,7 @@ class Link:
         self._loop.add_reader(sock.fileno(), self._readable)
 
     async def facts(self) -> dict[str, Any]:
-        """What the keeper says of its host. Raises SandboxFault when it turns us away."""
+        """What the keeper says of its host. Raises SandboxFault when it turns us away, SandboxGone when it ended."""
         return await asyncio.shield(self._hello)
 
     def ask(self, header: Header, body: bytes = b"") -> asyncio.Future[tuple[Header, bytes]]:
@@ -126,7 +126,7 @@ class Link:
                 future.set_result(({"gone": "the keeper is gone"}, b""))
         self._asked.clear()
         if not self._hello.done():
-            self._hello.set_exception(SandboxFault("the keeper ended before it said hello"))
+            self._hello.set_exception(SandboxGone("the keeper ended before it said hello"))
             self._hello.exception()
         self.ended.set()
         self._on_lost()
