@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +138,17 @@ class NativeBackend:
         link, self._link = self._link, None
         if link is None or not link.alive:
             return
-        with suppress(SandboxGone):  # killed while we asked: all it held ended with it
-            answer, _ = await link.answer({"op": "stop"})
-            if not answer["kept"]:
-                async with asyncio.timeout(_CLOSE_BOUND_S):
+        try:
+            async with asyncio.timeout(_CLOSE_BOUND_S):
+                answer, _ = await link.answer({"op": "stop"})
+                if not answer["kept"]:
                     await link.ended.wait()
-        link.close()
+        except SandboxGone:
+            pass  # killed while we asked: all it held ended with it
+        except TimeoutError:
+            raise SandboxFault(f"the keeper did not end within {_CLOSE_BOUND_S:g} seconds") from None
+        finally:
+            link.close()
 
     async def _linked(self) -> Link:
         if self._link is not None and self._link.alive:
