@@ -102,7 +102,7 @@ ENTRIES = {
 def test_another_entry_into_the_kernel_is_the_end(name: str, attack: Attack) -> None:
     run = attack(f"""
         def int80():
-            code = mmap.mmap(-1, 4096, prot=7)
+            code = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
             code.write(bytes([0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3]))  # mov eax, 20 (getpid); int 0x80; ret
             ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
 
