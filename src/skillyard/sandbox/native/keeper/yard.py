@@ -51,6 +51,7 @@ class Asked:
     lease: Lease
     shows: tuple[Show, ...]
     answer: Callable[[Box | None, str], None]
+    failed_once: bool = False
 
 
 class Yard:
@@ -107,6 +108,7 @@ class Yard:
 
     def close(self) -> None:
         self._target = 0  # what ends from here on is not replaced
+        self._waiting.clear()
         for zygote in self._zygotes.values():
             zygote.close()
 
@@ -231,7 +233,7 @@ class Yard:
         if box.ready_at is None:
             self._making[box.shape] -= 1
             self._failures += 1
-            self._refuse_one(box.shape, why)
+            self._try_again(box.shape, why)
         if box in self._ready.get(box.shape, ()):
             self._ready[box.shape].remove(box)
         if box.lease is None:
@@ -259,6 +261,15 @@ class Yard:
     def _free(self, slot: int) -> None:
         if slot:
             self._free_slots.append(slot)
+
+    def _try_again(self, shape: Shape, why: str) -> None:
+        """Nobody hears of one failure: a zygote may have been killed, and the next one is not."""
+        untried = next((asked for asked in self._waiting.get(shape, ()) if not asked.failed_once), None)
+        if untried is None:
+            self._refuse_one(shape, why)
+        else:
+            untried.failed_once = True
+            self._make(shape)
 
     def _refuse_one(self, shape: Shape, why: str) -> None:
         waiting = self._waiting.get(shape)
