@@ -14,7 +14,7 @@ from skillyard.bench.budget import MIB, Line
 from skillyard.bench.plan import CONCURRENCY
 from skillyard.bench.report import Report, host
 
-_PLAIN_WIDTH = 120
+_PLAIN_WIDTH = 130
 _VERDICT = {True: "[green]met[/]", False: "[red]not met[/]", None: "not measured"}
 
 
@@ -56,7 +56,7 @@ def _tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 def _latency(rows: list[dict[str, Any]]) -> Table:
     table = _table("", "p50 ms", "p95", "p99", "/ python3 -I", "/ bubblewrap", "runs")
-    table.add_column("walls and limits", overflow="fold")
+    table.add_column("walls and limits", no_wrap=True)
     for row in rows:
         times = [_ms(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
         ratios = [_ratio(row[name]) for name in ("vs_python", "vs_bubblewrap")]
