@@ -15,6 +15,7 @@ AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 ARCHES = pytest.mark.parametrize("arch", sorted(AUDIT))
 BY_ARGUMENT = {"socket", "socketpair", "ioctl", "personality", "clone", "prctl"}
+SHARED, PRIVATE, ANONYMOUS = 1, 2, 32
 
 
 def verdict(program: list[seccomp.Instruction], nr: int, audit: int, *args: int) -> int:
@@ -127,6 +128,33 @@ def test_words_are_put_in_no_terminals_mouth(arch: str) -> None:
 def test_a_personality_is_asked_for_and_never_changed(arch: str) -> None:
     assert both(arch, "personality", 0xFFFFFFFF) == ALLOW
     assert both(arch, "personality", 0x0040000) == ERRNO | errno.EPERM  # ADDR_NO_RANDOMIZE
+
+
+@ARCHES
+def test_what_tells_of_others_files_is_not_there(arch: str) -> None:
+    assert both(arch, "inotify_init1") == ERRNO | errno.ENOSYS
+    for command in seccomp.REFUSED_FCNTLS.values():
+        assert both(arch, "fcntl", 0, command) == ERRNO | errno.EPERM
+    assert both(arch, "fcntl", 0, 3) == ALLOW  # F_GETFL
+
+
+@ARCHES
+def test_the_other_end_of_a_socket_gives_no_handle_on_itself(arch: str) -> None:
+    for option in seccomp.PEER_OPTIONS.values():
+        assert both(arch, "getsockopt", 3, 1, option) == ERRNO | errno.EPERM
+    assert both(arch, "getsockopt", 3, 1, 3) == ALLOW  # SO_TYPE
+    assert both(arch, "setsockopt", 3, 6, 31) == ERRNO | errno.EPERM  # TCP_ULP
+    assert both(arch, "setsockopt", 3, 6, 1) == ALLOW  # TCP_NODELAY
+
+
+@ARCHES
+@given(flags=st.integers(0, 2**32 - 1))
+def test_memory_that_nobody_counts_is_not_to_be_had(arch: str, flags: int) -> None:
+    nr = numbers(arch)["mmap"]
+    program = seccomp.closing_filter(arch, memory_counted=False)
+    refused = bool(flags & SHARED and flags & ANONYMOUS)
+    assert (verdict(program, nr, AUDIT[arch], 0, 0, 0, flags) != ALLOW) == refused
+    assert verdict(program, numbers(arch)["memfd_create"], AUDIT[arch]) == ERRNO | errno.ENOSYS
 
 
 @ARCHES

@@ -10,6 +10,9 @@ from typing import Any
 MAX_DEPTH = 256
 """Most arrays and objects inside each other: far below what any JSON library takes."""
 
+MAX_CONTAINERS = 200_000
+"""Most arrays and objects altogether: each takes fifty times its two bytes, and the garbage collector walks all."""
+
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.)*+"')
 _BRACKETS = re.compile(r"[\[{]+|[\]}]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -25,6 +28,8 @@ def parse_json(data: bytes) -> Any:
     counts. Raises BadJson, nothing else."""
     try:
         text = data.decode()
+        if _too_many(text):
+            raise ValueError(f"it has more than {MAX_CONTAINERS} arrays and objects")
         value = _decoder.decode(text)
     except UnicodeDecodeError:
         raise BadJson("it is not UTF-8") from None
@@ -51,6 +56,13 @@ def _no_constant(name: str) -> float:
 
 
 _decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+
+
+def _too_many(text: str) -> bool:
+    if text.count("[") + text.count("{") <= MAX_CONTAINERS:
+        return False
+    bare = _STRINGS.sub("", text)
+    return bare.count("[") + bare.count("{") > MAX_CONTAINERS
 
 
 def _too_deep(text: str) -> bool:

@@ -20,6 +20,8 @@ _HEAD = 5
 _MAX_HEADER = 4096
 _MAX_FAILURE = 256 * 1024
 _MAX_NUMBER = 2**31 - 1
+_FREE_PIECES, _FAIR_PIECE = 4096, 4096
+"""Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
 
 KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
 """A MIME type (RFC 6838 §4.2), with parameters perhaps."""
@@ -115,7 +117,7 @@ class FrameReader:
         self._open: dict[int, int] = {}
         self._last = 0
         self._blobs = 0
-        self._bytes = 0
+        self._bytes = self._pieces = 0
         self._readers: dict[int, tuple[int, Callable[[bytes], Frame]]] = {
             ord("B"): (_MAX_HEADER, self._begin),
             ord("D"): (PIECE + 4, self._data),
@@ -199,6 +201,9 @@ class FrameReader:
         if n not in self._open:
             raise FrameFault(f"data for blob {n}, which is not open")
         self._bytes += size
+        self._pieces += 1
+        if self._pieces > _FREE_PIECES + self._bytes // _FAIR_PIECE:
+            raise FrameFault("the blobs of the run come in too many small pieces")
         if self._bytes > self._limits.blob_bytes:
             raise FrameFault(f"the blobs of the run are together larger than {self._limits.blob_bytes} bytes")
         self._open[n] += size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from skillyard.engine.channel import value_of
 from skillyard.engine.collect import NO_LOG, BlobTarget, Log
 from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant
-from skillyard.engine.output import Output, Unfit, completed_summary, fit_output
+from skillyard.engine.output import AT_ONCE, Output, Unfit, completed_summary, fit_output
 from skillyard.engine.plan import Plan
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ class FinalRecord:
 
     async def _completed(self, found: Findings) -> RunRecord:
         assert isinstance(found.said, Result)
-        value = value_of(found.said)
-        await self._check_schema(value, len(found.said.raw))
+        size = len(found.said.raw)
+        value = value_of(found.said) if size <= AT_ONCE else await asyncio.to_thread(value_of, found.said)
+        await self._check_schema(value, size)
         spill = self._engine.config.oversize_output == "spill"
-        output = await fit_output(value, self._redaction, self._target, spill=spill)
+        output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
         common = self._common(found, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction)
         return RunRecord(

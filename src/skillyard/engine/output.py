@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from skillyard.engine.redact import Redaction
 from skillyard.engine.text import clean
 
 MAX_OUTPUT = 4096
+AT_ONCE = 64 * 1024
+"""Bytes of JSON that may be read or written on the event loop."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -35,9 +38,17 @@ class Output:
     blob: str | None = None
 
 
-async def fit_output(value: dict[str, Any], redaction: Redaction, target: BlobTarget, *, spill: bool) -> Output:
-    """The value without secrets, or what stands for it when it is too large. Raises Unfit."""
-    value, data = _encoded(value, redaction)
+async def fit_output(
+    value: dict[str, Any], redaction: Redaction, target: BlobTarget, *, spill: bool, raw_size: int
+) -> Output:
+    """The value without secrets, or what stands for it when it is too large. Raises Unfit.
+
+    ``raw_size`` is how long its JSON was when it came: what is long is worked on beside the event loop.
+    """
+    if raw_size <= AT_ONCE:
+        value, data = _encoded(value, redaction)
+    else:
+        value, data = await asyncio.to_thread(_encoded, value, redaction)
     if len(data) <= MAX_OUTPUT:
         return Output(value, len(data))
     if not spill:

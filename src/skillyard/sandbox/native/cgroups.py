@@ -147,6 +147,7 @@ def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
     return (
         ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.memsw.limit_in_bytes", "?" + memory),
+        ("memory", "memory.swappiness", "?0"),
         ("pids", "pids.max", str(limits.pids)),
         ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
         ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),

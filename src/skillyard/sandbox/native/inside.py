@@ -17,7 +17,7 @@ from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY
 
 _exit = os._exit  # foreign code may replace what it finds in os
-_BLOCKED = {signal.SIGCHLD}
+_BLOCKED = {signal.SIGCHLD, signal.SIGINT}
 
 
 class Init:

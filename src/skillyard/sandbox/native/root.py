@@ -53,8 +53,11 @@ class Bind:
     directory: bool
 
 
-def sources(python: Interpreter, packages: str) -> list[Bind]:
-    """Open everything that is shown. The caller closes the descriptors. Raises OSError."""
+def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list[Bind]:
+    """Open everything that is shown. The caller closes the descriptors. Raises OSError.
+
+    A shared mapping of /dev/zero is memory that no process shows as its own: without a controller it is not there.
+    """
     binds: list[Bind] = []
     for path in (*_SYSTEM_DIRECTORIES, *python.directories):
         if os.path.isdir(path) and not os.path.islink(path):
@@ -67,7 +70,11 @@ def sources(python: Interpreter, packages: str) -> list[Bind]:
             binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV))
     if packages and python.packages:
         binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
-    binds.extend(_open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC, read_only=False) for name in _DEVICES)
+    binds.extend(
+        _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC, read_only=False)
+        for name in _DEVICES
+        if memory_counted or name != "zero"
+    )
     binds.append(_open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False))
     return binds
 

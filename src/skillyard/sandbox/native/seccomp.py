@@ -42,8 +42,8 @@ ALLOWED: tuple[Group, ...] = (
         """open openat openat2 creat access faccessat faccessat2 stat fstat lstat newfstatat statx readlink readlinkat
         getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2 link linkat symlink
         symlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat umask
-        getdents getdents64 statfs fstatfs truncate mknod mknodat inotify_init inotify_init1 inotify_add_watch
-        inotify_rm_watch getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr""",
+        getdents getdents64 statfs fstatfs truncate mknod mknodat getxattr lgetxattr fgetxattr listxattr
+        llistxattr flistxattr""",
     ),
     _group(
         "waiting",
@@ -123,8 +123,24 @@ BUILDING = (
 )
 """What the zygote and init need until the walls stand; the closing filter takes it away."""
 
-ABSENT: tuple[str, ...] = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
-"""Answered with ENOSYS, so that libraries fall back to what is allowed; all else is EPERM."""
+ABSENT: tuple[str, ...] = (
+    "clone3",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "inotify_init1",
+    "inotify_add_watch",
+    "inotify_rm_watch",
+)
+"""Answered with ENOSYS, so that libraries fall back to what is allowed; all else is EPERM. inotify(7) watches inodes:
+of a bound directory it tells what the host and every other sandbox open there, and its instances are counted
+against whoever made the user namespace, so that one sandbox could leave the host's root with none."""
+
+REFUSED_FCNTLS: Mapping[str, int] = {"F_SETLEASE": 1024, "F_NOTIFY": 1026}
+"""fcntl(2): they tell of others' use of shared files, as inotify does."""
+
+PEER_OPTIONS: Mapping[str, int] = {"SO_PASSPIDFD": 76, "SO_PEERPIDFD": 77}
+"""unix(7): a handle on the process at the other end of the channel, which is the keeper."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 """socket(2). AF_VSOCK and the like know no network namespace; every further family is more kernel to attack."""
@@ -175,7 +191,9 @@ _RET_ALLOW = 0x7FFF0000
 _RET_KILL = 0x80000000
 _RET_ERRNO = 0x00050000
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG3 = 0, 4, 16, 24, 32, 40
+_SOL_SOCKET, _SOL_TCP, _TCP_ULP, _MSG_OOB = 1, 6, 31, 1
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 _TYPE_MASK = 0xF
 _PER_QUERY_PERSONALITY = 0xFFFFFFFF
 
@@ -219,6 +237,16 @@ def _none_of(argument: int, values: Iterable[int]) -> list[Instruction]:
     wanted = list(values)
     checks = [(_JEQ, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
     return [(_LOAD, 0, 0, argument), *checks, _ALLOW, _refuse()]
+
+
+def _option(level: int, names: Iterable[int]) -> list[Instruction]:
+    """setsockopt(2) and getsockopt(2) but for these options of ``level``."""
+    body = _none_of(_ARG2, names)
+    return [(_LOAD, 0, 0, _ARG1), (_JEQ, 0, len(body), level), *body]
+
+
+def _without(argument: int, flag: int) -> list[Instruction]:
+    return [(_LOAD, 0, 0, argument), (_JSET, 0, 1, flag), _refuse(errno.EOPNOTSUPP), _ALLOW]
 
 
 def _socket() -> list[Instruction]:
@@ -276,6 +304,12 @@ def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     program += _when(nr["socketpair"], _one_of(_ARG0, [AF_UNIX], _refuse(errno.EAFNOSUPPORT)))
     program += _when(nr["ioctl"], _none_of(_ARG1, REFUSED_IOCTLS.values()))
     program += _when(nr["personality"], _one_of(_ARG0, [0, _PER_QUERY_PERSONALITY], _refuse()))
+    program += _when(nr["fcntl"], _none_of(_ARG1, REFUSED_FCNTLS.values()))
+    for name in ("setsockopt", "getsockopt"):
+        peer = _option(_SOL_SOCKET, PEER_OPTIONS.values())
+        program += _when(nr[name], [*peer, *_option(_SOL_TCP, [_TCP_ULP]), _ALLOW])
+    for name, argument in (("sendto", _ARG3), ("sendmsg", _ARG2), ("sendmmsg", _ARG3)):
+        program += _when(nr[name], _without(argument, _MSG_OOB))
     clone = [(_LOAD, 0, 0, _ARG0), (_JSET, 0, 1, NEW_NAMESPACES), _refuse(), _ALLOW]
     program += _when(nr["clone"], clone)
     for name in ABSENT[1:]:
@@ -287,10 +321,15 @@ def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     return program + _search(edges, inside=False)
 
 
-def closing_filter(arch: str = kernel.ARCH) -> list[Instruction]:
-    """For a sandbox whose walls stand: what built them is refused from here on."""
+def closing_filter(arch: str = kernel.ARCH, *, memory_counted: bool = True) -> list[Instruction]:
+    """For a sandbox whose walls stand: what built them is refused from here on. Where no controller counts memory,
+    so is memory that no process shows as its own: memfd_create(2), and shared anonymous mappings."""
     nr = numbers(arch)
     program = _head(arch)
+    if not memory_counted:
+        shared = [(_JSET, 0, 2, _MAP_ANONYMOUS), (_JSET, 0, 1, _MAP_SHARED), _refuse(errno.ENOMEM), _ALLOW]
+        program += _when(nr["mmap"], [(_LOAD, 0, 0, _ARG3), *shared])
+        program += _when(nr["memfd_create"], [_refuse(errno.ENOSYS)])
     program += _when(nr["prctl"], _one_of(_ARG0, PRCTL_OPTIONS.values(), _refuse()))
     program += _when(nr["clone3"], [_refuse(errno.ENOSYS)])
     for name in BUILDING:

@@ -26,6 +26,9 @@ EMPTY = "/run/empty"
 CODE_ROOT = "/opt/skillyard"
 """Where the keeper puts the few modules of ours that run in here."""
 
+_OOM_SCORE = "500"
+"""When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
+
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 MASKED_FILES = (
@@ -86,6 +89,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
     _loopback_up()
     _mount_box(spec)
     _mount_proc(spec)
+    _write("/proc/self/oom_score_adj", _OOM_SCORE)
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     _become_nobody(spec)

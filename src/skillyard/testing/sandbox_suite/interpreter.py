@@ -95,7 +95,10 @@ def compression():
 @works_with
 def memory_map():
     import mmap
-    mmap.mmap(-1, 1 << 20).write(b'x')
+    mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).write(b'x')
+    with open('/workspace/mapped', 'w+b') as file:
+        file.truncate(1 << 20)
+        mmap.mmap(file.fileno(), 0).write(b'x')
 @works_with
 def user():
     import getpass, pwd

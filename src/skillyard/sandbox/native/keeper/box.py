@@ -141,6 +141,19 @@ class Box:
             return
         self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
 
+    def waits(self) -> bool:
+        """Whether its worker waits to be used. One that was killed has let go of its channel, long before the kernel
+        is done with it and we are told."""
+        if self.dead or self._channel is None:
+            return False
+        try:
+            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def running(self) -> bool:
         return any(program.ending is None for program in self.programs.values())
 
@@ -213,8 +226,8 @@ class Box:
             self._broken = "the waiting worker ended"
             self.kill()
         elif self.lease.single and self._given:
-            self._finish(self._given, self._ending(self._given, status))
             self.kill()
+            self._finish(self._given, self._ending(self._given, status))
         else:
             self._forget_worker()
 

@@ -15,6 +15,8 @@ from skillyard.sandbox.native.keeper.spool import Spool
 
 _PIECE = 256 * 1024
 _PIECES_A_TURN = 16
+_PIECES_AT_END = 64
+"""More than a pipe or a socket holds; a writer that is left behind may go on for ever."""
 STDIN_BUFFER = 1 << 20
 
 
@@ -102,7 +104,7 @@ class Program:
     def end_of_output(self) -> None:
         """All writers are gone or no longer count: take what is there and close."""
         for fd, stream in list(self._readers.items()):
-            self._drain(fd, stream, 1 << 30)
+            self._drain(fd, stream, _PIECES_AT_END)
             if fd in self._readers:
                 self._close_reader(fd, stream)
         for spool in self.spools.values():

@@ -86,7 +86,7 @@ class Yard:
         ready = self._ready.setdefault(shape, deque())
         while ready:
             box = ready.popleft()
-            if not box.dead:
+            if box.waits():
                 self._lend(box, asked)
                 return
         self._waiting.setdefault(shape, deque()).append(asked)
@@ -143,6 +143,7 @@ class Yard:
                 tuple(details["preload"]),
                 self._host.ids,
                 f"{self._host.run_dir}/root",
+                self._host.cgroups.has("memory"),
             )
             self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
         return self._zygotes[key]

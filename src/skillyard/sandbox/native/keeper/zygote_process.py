@@ -41,6 +41,8 @@ class ZygotePlan:
     ids: Ids
     root_dir: str
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
+    memory_counted: bool
+    """Whether a controller counts the memory of a whole sandbox."""
 
 
 def environment(python: Interpreter) -> dict[str, str]:
@@ -55,7 +57,7 @@ def environment(python: Interpreter) -> dict[str, str]:
 
 def start(plan: ZygotePlan, sock: socket.socket, errors: int) -> int:
     """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
-    binds = root.sources(plan.python, plan.packages)
+    binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -134,7 +136,8 @@ def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
     os.dup2(high[2], _KEEPER_FD)
     kernel.close_from(_KEEPER_FD + 1)
     packages = plan.python.packages if plan.packages else ""
-    filters = [seccomp.assemble(made()).hex() for made in (seccomp.large_filter, seccomp.closing_filter)]
+    closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
+    filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
     arguments = json.dumps([_KEEPER_FD, packages, list(plan.preload), *filters])
     name = f"python{sys.version_info.major}"
     os.execve(

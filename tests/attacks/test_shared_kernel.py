@@ -1,0 +1,95 @@
+"""Parts of the kernel that all sandboxes and the host share tell nothing and run out for nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+
+import pytest
+
+from skillyard import SyncRuntime
+from tests.attacks.conftest import Attack
+from tests.attacks.programs import Row
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+
+NO = ("EPERM", "ENOSYS")
+ROWS = [
+    Row("an inotify instance", "sys_call(294, 0)", NO, "sys_call(291, 0) > 0", True),
+    Row("an old inotify instance", "sys_call(253)", NO, "sys_call(290, 0, 0) > 0", True),
+    Row("an inotify watch", "sys_call(254, 0, b'/usr/bin', 32)", NO, "refusal(os.listdir, '/usr/bin')", ""),
+    Row("directory notes", "refusal(fcntl.fcntl, os.open('/usr/bin', 0), fcntl.F_NOTIFY, fcntl.DN_ACCESS)", NO,
+        "refusal(fcntl.fcntl, os.open('/usr/bin', 0), fcntl.F_GETFL)", ""),
+    Row("a lease", "refusal(fcntl.fcntl, os.open('/usr/bin/env', 0), fcntl.F_SETLEASE, fcntl.F_RDLCK)", ("EPERM",),
+        "refusal(fcntl.fcntl, os.open('/usr/bin/env', 0), fcntl.F_GETFD)", ""),
+    Row("urgent data on a unix socket", "(lambda pair: refusal(pair[0].send, b'x', 1))(socket.socketpair())",
+        ("EOPNOTSUPP", "ENOTSUP"), "(lambda pair: refusal(pair[0].send, b'x'))(socket.socketpair())", ""),
+    Row("another protocol above TCP", "refusal(socket.socket().setsockopt, 6, 31, b'tls')", ("EPERM",),
+        "refusal(socket.socket().setsockopt, 6, socket.TCP_NODELAY, 1)", ""),
+    Row("a handle on the keeper", "refusal(socket.socket(fileno=os.dup(3)).getsockopt, 1, 77, 4)", ("EPERM",),
+        "refusal(socket.socket(fileno=os.dup(3)).getsockopt, 1, socket.SO_TYPE, 4)", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_refused(row: Row, hold: Callable[[Row], None]) -> None:
+    hold(row)
+
+
+def test_the_host_keeps_its_own_instances(runtime: SyncRuntime, attack: Attack) -> None:
+    run = attack("""
+        taken = 0
+        while isinstance(sys_call(294, 0), int):
+            taken += 1
+        return {"taken": taken}
+    """)
+    assert run.output == {"taken": 0}
+    own = ctypes.CDLL(None).inotify_init1(0)
+    assert own >= 0
+    os.close(own)
+
+
+def test_an_interrupt_for_init_does_not_end_the_sandbox(attack: Attack) -> None:
+    run = attack("""
+        os.kill(1, signal.SIGINT)
+        time.sleep(0.2)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            return {"twin": "interrupted"}
+    """)
+    assert run.output == {"twin": "interrupted"}
+
+
+HIDDEN = {
+    "memfd": "os.write(os.memfd_create('m'), block)",
+    "shared mappings that are let go": "let_go(mmap.mmap(-1, 1 << 20))",
+    "shared mappings of /dev/zero": "let_go(mmap.mmap(os.open('/dev/zero', os.O_RDWR), 1 << 20))",
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_memory_that_no_process_shows_is_bounded_too(name: str, attack: Attack) -> None:
+    run = attack(
+        f"""
+        block, kept = b"x" * (1 << 20), []
+
+        def let_go(mapped):
+            for at in range(0, len(mapped), 4096):
+                mapped[at] = 1
+            mapped.madvise(mmap.MADV_DONTNEED)
+            kept.append(mapped)
+
+        print("twin", flush=True)
+        for _ in range(500):
+            {HIDDEN[name]}
+        return {{}}
+        """,
+        memory_mb=128,
+        disk_mb=16,
+    )
+    assert run.logs_preview.startswith("twin")
+    assert run["status"] == "failed", dict(run)
