@@ -97,7 +97,7 @@ class Footprint:
         for pid in self.keepers():
             with suppress(OSError):
                 self._namespaces.add(os.stat(f"/proc/{pid}/ns/pid").st_ino)
-        mine = tuple(p for p in _all() if self._is_server(p) or self._is_kept(p))
+        mine = tuple(p for p in _all() if (self._is_server(p) or self._is_kept(p)) and not _left_to_init(p))
         return Snapshot(mine, tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))
 
     def _is_server(self, process: Process) -> bool:
@@ -164,6 +164,11 @@ def _of_sandboxes(now: Snapshot, ahead: bool) -> Snapshot:
         waiting = inits.union(process.pid for process in workers.values())
         inside, groups = tuple(process for process in inside if process.pid not in waiting), ()
     return Snapshot(tuple(dict.fromkeys(inside + now.zombies)), now.mounts, groups, now.files)
+
+
+def _left_to_init(process: Process) -> bool:
+    """It has ended, and the host's init, whose child it has become, will take note of it when it pleases."""
+    return process.state == "Z" and process.parent == 1
 
 
 def _all() -> list[Process]:

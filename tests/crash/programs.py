@@ -4,6 +4,8 @@ from __future__ import annotations
 
 QUICK = "def main(args):\n    return {'n': args['n']}\n"
 
+BRIEF = "import time\ndef main(args):\n    time.sleep(args['seconds'])\n    return {'n': args['n']}\n"
+
 FOREVER = "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(600)\n"
 
 FAMILY = """

@@ -116,6 +116,17 @@ class Callers:
         answer = await self._result("runs.list", {"limit": 500, **({"status": status} if status else {})})
         return cast("list[dict[str, Any]]", answer["runs"])
 
+    async def until_begun(self, count: int, seconds: float = 60.0) -> None:
+        """Wait until exactly ``count`` runs are running and each has printed ``begun``."""
+        begun: set[str] = set()
+        running: set[str] = set()
+        async with asyncio.timeout(seconds):
+            while not len(begun & running) == len(running) == count:
+                running = {record["run_id"] for record in await self.records("running")}
+                for run_id in running - begun:
+                    if "begun" in await self.log_of(run_id):
+                        begun.add(run_id)
+
     async def log_of(self, run_id: str) -> str:
         return str((await self._result("runs.logs", {"run_id": run_id}))["content"])
 

@@ -98,15 +98,7 @@ async def killed_at_random(data_dir: Path, chance: random.Random) -> None:
 
 async def _in_the_middle(callers: Callers, count: int) -> None:
     """Wait until those that can have ended and all others have begun."""
-    endless = sum(1 for number in range(count) if number % 4)
-    begun: set[str] = set()
-    running: set[str] = set()
-    async with asyncio.timeout(60):
-        while not len(begun) == len(running) == endless:
-            running = {record["run_id"] for record in await callers.records("running")}
-            for run_id in running - begun:
-                if "begun" in await callers.log_of(run_id):
-                    begun.add(run_id)
+    await callers.until_begun(sum(1 for number in range(count) if number % 4))
 
 
 async def _after(data_dir: Path, footprint: Footprint, answers: list[Run | None], ready: int) -> list[dict[str, Any]]:

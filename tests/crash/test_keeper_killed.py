@@ -1,0 +1,118 @@
+"""kill -9 of the keeper in the middle of runs: all it held is gone, records say lost, the same server works on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from skillyard.client.run import Run
+from tests.crash.leftovers import Footprint, gone, idle
+from tests.crash.programs import ENDLESS, QUICK
+from tests.crash.server import Callers, Server
+from tests.crash.store import contradictions
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_in_the_middle_of_runs(tmp_path: Path) -> None:
+    await _killed(tmp_path / "data", 8, times=2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_in_the_middle_of_fifty_runs(tmp_path: Path) -> None:
+    await _killed(tmp_path / "data", 50, times=3)
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.timeout(300)
+async def test_at_random_moments(tmp_path: Path, times: int) -> None:
+    """Runs come all the time; each ends as completed or as lost, and those after the kill complete."""
+    data_dir, chance = tmp_path / "data", random.Random(times)
+    footprint = Footprint(data_dir)
+    with Server(data_dir, ready=2) as server:
+        async with server.callers() as callers:
+            for _ in range(times):
+                runs = [callers.run(QUICK, {"n": number}) for number in range(12)]
+                await asyncio.sleep(chance.uniform(0, 0.1))
+                footprint.kill_keeper()
+                for run in await asyncio.gather(*runs):
+                    _check_completed_or_lost(run)
+                await _works(callers)
+            idle(footprint, ahead=True)
+        assert server.stop() == 0, server.log()
+    gone(footprint)
+    assert contradictions(data_dir) == []
+
+
+async def test_its_death_while_the_server_is_idle_is_not_noticed(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as server:
+        async with server.callers() as callers:
+            await _works(callers)
+            footprint.kill_keeper()
+            await _works(callers)
+        footprint.kill_keeper()
+        assert server.stop() == 0, server.log()
+    left = footprint.look()
+    assert not left.processes, left.lines()
+
+
+async def test_a_keeper_that_hangs_is_no_reason_for_a_stop_to_hang(tmp_path: Path) -> None:
+    """SIGSTOP stands for a keeper in trouble: the server ends within a bound, and says so."""
+    data_dir = tmp_path / "data"
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as server:
+        async with server.callers() as callers:
+            await _works(callers)
+        [keeper] = footprint.keepers()
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            assert server.stop() != 0
+        finally:
+            footprint.kill_keeper()
+        assert "the keeper did not end" in server.log().splitlines()[-1]
+
+
+async def _killed(data_dir: Path, count: int, *, times: int) -> None:
+    footprint = Footprint(data_dir)
+    with Server(data_dir) as server:
+        async with server.callers() as callers:
+            for _ in range(times):
+                await _runs_lose_their_keeper(callers, footprint, count)
+        assert server.stop() == 0, server.log()
+    gone(footprint)
+    assert contradictions(data_dir) == []
+
+
+async def _runs_lose_their_keeper(callers: Callers, footprint: Footprint, count: int) -> None:
+    runs = [callers.run(ENDLESS[number % len(ENDLESS)]) for number in range(count)]
+    await callers.until_begun(count)
+    assert len(footprint.look().sandboxed) >= 2 * count
+    footprint.kill_keeper()
+    for run in await asyncio.gather(*runs):
+        assert run is not None, "the server lives"
+        assert run.error is not None
+        assert (run.status, run["outcome"], run.error["type"]) == ("failed", "lost", "SandboxLost"), dict(run)
+    await _works(callers)
+    idle(footprint)
+    assert await callers.records("running") == []
+
+
+async def _works(callers: Callers) -> None:
+    run = await callers.run(QUICK, {"n": 5})
+    assert run is not None
+    assert run.output == {"n": 5}, dict(run)
+
+
+def _check_completed_or_lost(run: Run | None) -> None:
+    assert run is not None, "the server lives"
+    if not run.ok:
+        assert run.error is not None
+        assert (run["outcome"], run.error["type"]) == ("lost", "SandboxLost"), dict(run)
