@@ -66,6 +66,16 @@ def test_code_runs_and_its_usage_is_counted(runtime: SyncRuntime) -> None:
     assert run["enforced"]["seccomp"] == "kernel"
 
 
+def test_what_a_run_burns_is_counted_however_it_ends(runtime: SyncRuntime) -> None:
+    burn = "import subprocess, sys, time\ndef main(args):\n    while time.process_time() < 0.2: pass\n"
+    child = "    subprocess.run([sys.executable, '-c', 'import time\\nwhile time.process_time() < 0.2: pass'])\n"
+    for code in (burn, burn, burn, burn + child, burn + "    raise ValueError"):
+        run = runtime.run_code(code)
+        assert 195 <= run["usage"]["cpu_ms"] <= 2000
+    late = runtime.run_code("def main(args):\n    while True: pass", timeout_ms=300)
+    assert 150 <= late["usage"]["cpu_ms"] <= 2000
+
+
 def test_a_skill_with_a_secret(runtime: SyncRuntime) -> None:
     missing = runtime.execute_skill("demo.sum", {"xs": [1]})
     assert missing.error is not None

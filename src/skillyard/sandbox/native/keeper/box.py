@@ -167,6 +167,8 @@ class Box:
 
     def kill(self) -> None:
         if self.pidfd >= 0 and not self.dead:
+            if self._given:
+                self.account.look()
             kernel.pidfd_kill(self.pidfd)
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
@@ -265,6 +267,7 @@ class Box:
         """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
         if self._said_ready and self.pidfd >= 0:
             self.ready_at = time.monotonic()
+            self.account.meet(self.pid)
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
