@@ -28,9 +28,9 @@ class Account:
 
     def meet(self, init: int) -> None:
         """Learn which process waits for work: the one child that init has before it is lent."""
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{init}/task/{init}/children", encoding="ascii") as file:
-                self._worker = int(file.read())
+        path = f"/proc/{init}/task/{init}/children"
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            self._worker = int(file.read())
 
     def look(self) -> None:
         """What the worker has used so far. A pid namespace that is ended reaps its processes by itself, and what
