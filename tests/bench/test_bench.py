@@ -39,7 +39,7 @@ def test_it_says_what_and_where(report: dict[str, Any]) -> None:
 
 def test_ours_stand_beside_a_plain_interpreter(report: dict[str, Any]) -> None:
     rows = by_id(report["latency"])
-    assert {"ready", "on_demand", "http", "http_on_demand", "python", "python_bare"} <= rows.keys()
+    assert {"ready", "on_demand", "http", "http_on_demand", "python", "python_bare", "fork"} <= rows.keys()
     for row in rows.values():
         assert row["samples"] >= row["rounds"] >= 1
         assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]

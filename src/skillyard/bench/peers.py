@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from skillyard.bench.helpers import FORKING, SANDLOCK, Helpers
 from skillyard.bench.job import DATA, PLAIN, SUM, Job, WrongResult
-from skillyard.bench.sandlock import SandlockPool
 from skillyard.bench.subject import Blocking, Skipped, Subject
 
 PYTHON = "python"
+PYTHON_BARE = "python_bare"
 BUBBLEWRAP = "bubblewrap"
+_BARE = ("-I", "-S")
+"""Without the site module, whose .pth files can cost more than all the rest."""
 _PATIENCE_S = 60.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 _SLOW = 6
@@ -42,6 +45,7 @@ class Peer:
     walls: str
     prepare: Callable[[ExitStack, Path], Run]
     every: int = 1
+    loaded: bool = False
     flags: tuple[str, ...] = ("-I",)
     python: str = ""
 
@@ -69,9 +73,7 @@ def open_peers(home: Path, packages: Path | None) -> Iterator[tuple[list[Subject
                 skipped.append(Skipped(peer.id, peer.title, " ".join(str(error).split())[:200]))
                 continue
             found.append(
-                Subject(
-                    peer.id, peer.title, peer.walls, SUM, Blocking(work), every=peer.every, loaded=peer.flags == ("-I",)
-                )
+                Subject(peer.id, peer.title, peer.walls, SUM, Blocking(work), every=peer.every, loaded=peer.loaded)
             )
             if packages and peer.id in (PYTHON, BUBBLEWRAP):
                 with_data = Blocking(peer.job(run, DATA, packages))
@@ -130,9 +132,16 @@ def _srt(_: ExitStack, home: Path) -> Run:
 def _sandlock(stack: ExitStack, home: Path) -> Run:
     if find_spec("sandlock") is None:
         raise Missing("not installed: pip install sandlock, beside skillyard")
-    pool = SandlockPool([*readable(home), "/etc", "/dev", "/proc"])
-    stack.callback(pool.close)
-    return pool.run
+    return _helpers(stack, Helpers(SANDLOCK, json.dumps([*readable(home), "/etc", "/dev", "/proc"])))
+
+
+def _forked(stack: ExitStack, _: Path) -> Run:
+    return _helpers(stack, Helpers(FORKING, flags=("-I", "-S")))
+
+
+def _helpers(stack: ExitStack, helpers: Helpers) -> Run:
+    stack.callback(helpers.close)
+    return helpers.run
 
 
 def _docker(_: ExitStack, __: Path) -> Run:
@@ -160,10 +169,12 @@ def _installed(program: str, how: str) -> str:
 
 
 PEERS = (
-    Peer(PYTHON, "python3 -I", "none", _plain),
-    Peer("python_bare", "python3 -I -S", "none", _plain, flags=("-I", "-S")),
-    Peer(BUBBLEWRAP, "bubblewrap", "namespaces", _bubblewrap),
-    Peer("sandlock", "sandlock", "Landlock, seccomp", _sandlock, every=2),
-    Peer("srt", "srt", "bubblewrap, seccomp, proxy", _srt, every=_SLOW),
-    Peer("docker", "docker run", "namespaces, cgroups, seccomp", _docker, every=_SLOW, python="python3"),
+    Peer(PYTHON, "python3 -I", "none", _plain, loaded=True),
+    Peer(PYTHON_BARE, "python3 -I -S", "none", _plain, flags=_BARE),
+    Peer("fork", "a fork of a warm python3", "none", _forked, flags=_BARE),
+    Peer(BUBBLEWRAP, "bubblewrap, python3 -I", "namespaces", _bubblewrap, loaded=True),
+    Peer("bubblewrap_bare", "bubblewrap, python3 -I -S", "namespaces", _bubblewrap, flags=_BARE),
+    Peer("sandlock", "sandlock, python3 -I", "Landlock, seccomp", _sandlock, every=2, loaded=True),
+    Peer("srt", "srt, python3 -I", "bubblewrap, seccomp, proxy", _srt, every=_SLOW, loaded=True),
+    Peer("docker", "docker run, python3 -I", "namespaces, cgroups, seccomp", _docker, _SLOW, True, python="python3"),
 )

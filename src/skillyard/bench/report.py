@@ -12,7 +12,7 @@ from typing import Any
 from skillyard._version import __version__
 from skillyard.bench import budget
 from skillyard.bench.idle import Idle
-from skillyard.bench.peers import BUBBLEWRAP, PYTHON
+from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.bench.subject import Skipped, Subject
 
@@ -68,6 +68,7 @@ class Report:
                     "samples": len(rounds.samples),
                     **in_ms(rounds.samples),
                     "vs_python": self._ratio(subject, PYTHON),
+                    "vs_python_bare": self._ratio(subject, PYTHON_BARE),
                     "vs_bubblewrap": self._ratio(subject, BUBBLEWRAP),
                 }
 
@@ -80,7 +81,7 @@ class Report:
 
     def _ratio(self, subject: Subject, base: str) -> float | None:
         """Against the base doing the same job."""
-        same = base if subject.job.environment == "base" else _WITH_DATA[base]
+        same = base if subject.job.environment == "base" else _WITH_DATA.get(base, "")
         if same not in self.latency:
             return None
         ratio = self.latency[subject.id].ratio(self.latency[same])

@@ -36,7 +36,8 @@ def _where(report: Report) -> str:
     return (
         f"Linux {facts['kernel']} {facts['machine']}, {facts['cpus']} cpus, CPython {facts['python']}, as {user}; "
         f"load {report.load:.1f} before, {report.took_s:.0f} s in all.\n"
-        "Everybody does the same job in turns, each time in a new sandbox: read ratios, not digits."
+        "Everybody does the same job in turns, each time from nothing: read ratios, not digits. They are medians over\n"
+        "rounds of own time / that of python3 -I, of python3 -I -S, and of bubblewrap round python3 -I."
         + (
             "\n[yellow]The machine is busy with other things: the budget below is for one that is not.[/]"
             if busy
@@ -55,11 +56,11 @@ def _tables(report: Report) -> Iterator[tuple[str, Table]]:
 
 
 def _latency(rows: list[dict[str, Any]]) -> Table:
-    table = _table("", "p50 ms", "p95", "p99", "/ python3 -I", "/ bubblewrap", "runs")
+    table = _table("", "p50 ms", "p95", "p99", "/ -I", "/ -I -S", "/ bwrap", "runs")
     table.add_column("walls and limits", no_wrap=True)
     for row in rows:
         times = [_ms(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
-        ratios = [_ratio(row[name]) for name in ("vs_python", "vs_bubblewrap")]
+        ratios = [_ratio(row[name]) for name in ("vs_python", "vs_python_bare", "vs_bubblewrap")]
         table.add_row(row["title"], *times, *ratios, str(row["samples"]), row["walls"])
     return table
 

@@ -1,4 +1,4 @@
-"""sandlock through its Python library, kept open as its users keep it: one helper process for each caller."""
+"""Peers that are libraries, or warm interpreters: processes that stay open, one for each caller at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO
 
 from skillyard.bench.job import WrongResult
 
-_HELPER = """
+SANDLOCK = """
 import json, sys
 from sandlock import Sandbox
 readable = json.loads(sys.argv[1])
@@ -21,17 +21,37 @@ for line in sys.stdin:
     text = result.stdout if result.success else result.stderr
     print(json.dumps([result.success, text.decode("utf-8", "replace")]), flush=True)
 """
+"""As its users keep it: the library imported once. Its argument is what the sandbox may read."""
+
+FORKING = """
+import json, os, sys
+for line in sys.stdin:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        request = json.loads(json.loads(line)[-1])
+        names = {}
+        exec(request["code"], names)
+        os.write(write, json.dumps(names["main"](request["args"])).encode())
+        os._exit(0)
+    os.close(write)
+    text = os.read(read, 65536).decode()
+    os.close(read)
+    os.waitpid(pid, 0)
+    print(json.dumps([True, text]), flush=True)
+"""
+"""The floor of what skillyard does: a fork of a warm interpreter, and no wall, limit or record at all."""
 
 
-class SandlockPool:
-    """Helpers that are idle; safe to use from several threads."""
+class Helpers:
+    """Idle processes of one ``source``; safe to use from several threads."""
 
-    def __init__(self, readable: Sequence[str]) -> None:
-        self._readable = list(readable)
+    def __init__(self, source: str, argument: str = "", flags: Sequence[str] = ()) -> None:
+        self._command = [sys.executable, *flags, "-c", source, argument]
         self._idle: deque[subprocess.Popen[str]] = deque()
 
     def run(self, command: Sequence[str]) -> str:
-        """What the command prints in a sandbox of its own. Raises WrongResult."""
+        """What the command prints. Raises WrongResult."""
         try:
             helper = self._idle.pop()
         except IndexError:
@@ -43,10 +63,10 @@ class SandlockPool:
             ok, text = json.loads(stdout.readline() or '[false, "it ended"]')
         except (OSError, ValueError) as error:
             _end(helper)
-            raise WrongResult(f"sandlock: {error}") from error
+            raise WrongResult(str(error)) from error
         self._idle.append(helper)
         if not ok:
-            raise WrongResult(f"sandlock: {text.strip()[-200:]}")
+            raise WrongResult(str(text).strip()[-200:])
         return str(text)
 
     def close(self) -> None:
@@ -54,9 +74,8 @@ class SandlockPool:
             _end(self._idle.pop())
 
     def _started(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", _HELPER, json.dumps(self._readable)]
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
 
