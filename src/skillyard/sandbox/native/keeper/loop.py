@@ -11,6 +11,7 @@ from collections.abc import Callable
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 Callback = Callable[[int], None]
+_CROWDED = 256
 
 
 class Timer:
@@ -24,7 +25,13 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
+        """Also lets go of what the call holds: it may be due in an hour."""
         self.cancelled = True
+        self.call = _nothing
+
+
+def _nothing() -> None:
+    """What a cancelled timer does."""
 
 
 class Loop:
@@ -33,6 +40,7 @@ class Loop:
         self._callbacks: dict[int, tuple[int, Callback]] = {}
         self._registered = 0
         self._timers: list[tuple[float, int, Timer]] = []
+        self._crowded = _CROWDED
         self._order = itertools.count()
         self._idle: list[Callable[[], None]] = []
         self.running = True
@@ -55,8 +63,16 @@ class Loop:
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         timer = Timer(time.monotonic() + seconds, call)
+        if len(self._timers) >= self._crowded:
+            self._drop_cancelled()
         heapq.heappush(self._timers, (timer.at, next(self._order), timer))
         return timer
+
+    def _drop_cancelled(self) -> None:
+        """Most timers are deadlines of runs that end long before; without this, each would stay until it is due."""
+        self._timers = [entry for entry in self._timers if not entry[2].cancelled]
+        heapq.heapify(self._timers)
+        self._crowded = max(_CROWDED, 2 * len(self._timers))
 
     def when_idle(self, call: Callable[[], None]) -> None:
         """Call once, as soon as nothing else is ready."""
