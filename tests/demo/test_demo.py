@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from skillyard.bench.processes import alive, family
 from skillyard.demo.code import ATTACKS, HOSTILE
 from skillyard.demo.orders import HEADER, write_orders
 
@@ -66,3 +70,30 @@ def test_an_unusable_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> N
     done = demo("--dir", str(tmp_path / "file"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_it_stops_its_server_and_removes_its_directory(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-m", "skillyard", "demo", "--rows", "1000000", "--dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "ready at" in line:
+            break
+    run_dir = next(tmp_path.iterdir()) / "data" / "run"
+    below = family(run_dir)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+    assert below
+    assert wait_until(lambda: not any(alive(pid) for pid in below))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
