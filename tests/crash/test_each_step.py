@@ -45,7 +45,7 @@ def _case(step: tuple[str, str, str, set[str]]) -> Any:
     return pytest.param(*step, id="-".join(step[:3]), marks=() if step in SHORT else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("port", "method", "when", "expected"), map(_case, STEPS))
+@pytest.mark.parametrize(("port", "method", "when", "expected"), [_case(step) for step in STEPS])
 async def test_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str, method: str, when: str, expected: set[str]
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,12 @@ def expected() -> dict[str, dict[str, str]]:
 
 
 def is_expected(name: str, where: str) -> bool:
-    return any(where.startswith(f"test.{module}") and name in names for module, names in expected().items())
+    full = f"{where}.{name}"
+    return any(
+        fnmatchcase(full, f"test.{module}.*.{pattern}") or fnmatchcase(full, f"test.{module}.{pattern}")
+        for module, patterns in expected().items()
+        for pattern in patterns
+    )
 
 
 async def run(base: Path, modules: tuple[str, ...]) -> tuple[set[tuple[str, str]], int, bytes]:
