@@ -28,7 +28,8 @@ class NativeBackend:
         self._run_dir = run_dir
         self._options = options
         self._link: Link | None = None
-        self._connecting: asyncio.Lock | None = None
+        self._connecting = asyncio.Lock()
+        self._probing = asyncio.Lock()
         self._probe: Probe | None = None
         self._enforced: dict[str, str] = {}
         self._sandboxes: dict[str, NativeSandbox] = {}
@@ -42,8 +43,9 @@ class NativeBackend:
 
     async def probe(self) -> Probe:
         if self._probe is None:
-            self._probe = await probe(self)
-            self._enforced = self._probe.enforced()
+            async with self._probing:
+                self._probe = self._probe or await probe(self)
+                self._enforced = self._probe.enforced()
         return self._probe
 
     async def facts(self) -> dict[str, Any]:
@@ -139,22 +141,21 @@ class NativeBackend:
         if link is None or not link.alive:
             return
         try:
-            async with asyncio.timeout(_CLOSE_BOUND_S):
+            async with asyncio.timeout(_CLOSE_BOUND_S) as bound:
                 answer, _ = await link.answer({"op": "stop"})
                 if not answer["kept"]:
+                    bound.reschedule(asyncio.get_running_loop().time() + _CLOSE_BOUND_S + answer["bound_s"])
                     await link.ended.wait()
         except SandboxGone:
             pass  # killed while we asked: all it held ended with it
         except TimeoutError:
-            raise SandboxFault(f"the keeper did not end within {_CLOSE_BOUND_S:g} seconds") from None
+            raise SandboxFault("the keeper did not end in time") from None
         finally:
             link.close()
 
     async def _linked(self) -> Link:
         if self._link is not None and self._link.alive:
             return self._link
-        if self._connecting is None:
-            self._connecting = asyncio.Lock()
         async with self._connecting:
             if self._link is None or not self._link.alive:
                 self._link = await self._connected()

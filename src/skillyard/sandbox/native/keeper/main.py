@@ -16,7 +16,7 @@ from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
 from skillyard.sandbox.native.keeper import ids, memory_watch
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.service import Service
+from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
 from skillyard.sandbox.native.keeper.zygotes import Retirement
 
@@ -24,7 +24,6 @@ SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 PROTOCOL = 1
-_END_BOUND_S = 3.0
 
 
 def main(config: dict[str, Any]) -> None:
@@ -163,7 +162,7 @@ class Keeper:
             box.lease = None
             box.kill()
         self._loop.running = True
-        deadline = time.monotonic() + _END_BOUND_S
+        deadline = time.monotonic() + end_bound_s(len(self._yard.boxes))
         self._until_empty(deadline)
         self._loop.run()
         self._groups.sweep()

@@ -229,9 +229,9 @@ class Service:
         )
 
     def _do_stop(self, number: Number, header: Header, body: bytes) -> None:
-        """End, unless tasks are held: ``kept`` says which."""
+        """End, unless tasks are held: ``kept`` says which, ``bound_s`` how long it may take."""
         kept = any(box.lease is not None and box.lease.owner == "task" for box in self._yard.survey())
-        self._answer(number, kept=kept)
+        self._answer(number, kept=kept, bound_s=end_bound_s(len(self._yard.boxes)))
         if not kept:
             self._loop.running = False
 
@@ -308,3 +308,8 @@ def _told_whole(box: Box) -> bool:
         return False
     spools = [spool for program in box.programs.values() for spool in program.spools.values()]
     return all(spool.length <= IN_MEMORY for spool in spools)
+
+
+def end_bound_s(sandboxes: int) -> float:
+    """Seconds that a keeper takes at most to end them all and to remove their traces."""
+    return 3.0 + 0.02 * sandboxes

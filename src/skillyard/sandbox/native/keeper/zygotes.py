@@ -15,6 +15,7 @@ from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.zygote_process import ZygotePlan, start
 
 _MAX_ERROR_TEXT = 4096
+_ASKED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,11 @@ class Zygote:
         self._current: _Process | None = None
 
     def order(self, order: Order) -> None:
-        current = self._ensure()
-        if current is None:
-            return self._on_failed(order.box, "the zygote cannot start")
-        if not current.ready:
+        if self._ensure() is None:
+            self._on_failed(order.box, "the zygote cannot start")
+        else:
             self._waiting.append(order)
-            return None
-        return self._ask(current, order)
+            self._hand_out()
 
     def warm(self) -> None:
         """Start the interpreter now, before anybody asks."""
@@ -78,12 +77,21 @@ class Zygote:
                 return old
         return self._current
 
+    def _hand_out(self) -> None:
+        """No more at once than a socket takes; none to a process whose successor stands ready."""
+        while self._waiting and len(self._asked) < _ASKED_AT_ONCE:
+            current = self._current
+            if current is None or not current.ready or (current.replaced_by and current.replaced_by.ready):
+                return
+            self._ask(current, self._waiting.popleft())
+
     def _ask(self, current: _Process, order: Order) -> None:
         fds = order.box.descriptors()
         try:
             packets.send_raw(current.sock, order.message, fds)
         except OSError as error:
             order.box.handed_over(fds)
+            self._ended(current)
             self._on_failed(order.box, f"the zygote is gone: {error.strerror}")
             return
         order.box.handed_over(fds)
@@ -101,6 +109,7 @@ class Zygote:
             box.cloned(message["pid"], fds[0])
         else:
             self._on_failed(box, str(message["failed"]))
+        self._hand_out()
 
     def _promote(self, process: _Process) -> None:
         """A fresh process serves from now on; the one it replaces ends, its sandboxes go on without it."""
@@ -110,9 +119,7 @@ class Zygote:
                 return
             self._current.close()
             self._current = process
-        waiting, self._waiting = self._waiting, deque()
-        for order in waiting:
-            self._ask(process, order)
+        self._hand_out()
 
     def _ended(self, process: _Process) -> None:
         process.close()
