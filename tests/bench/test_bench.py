@@ -84,5 +84,5 @@ def test_who_is_absent_is_named_with_a_reason(report: dict[str, Any]) -> None:
     measured = {row["id"] for row in report["latency"]}
     for one in report["skipped"]:
         assert one["reason"]
-        assert one["id"] not in measured
+        assert one["id"] not in measured or one["reason"].startswith("gave up")
     assert {"bubblewrap", "sandlock", "srt", "docker"} <= measured | {one["id"] for one in report["skipped"]}

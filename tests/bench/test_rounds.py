@@ -13,7 +13,7 @@ from skillyard.bench import latency, throughput
 from skillyard.bench.job import PLAIN, SUM, WrongResult
 from skillyard.bench.peers import interpreter, open_peers, printed
 from skillyard.bench.plan import CONCURRENCY, Plan
-from skillyard.bench.subject import Awaited, Blocking, Subject
+from skillyard.bench.subject import Awaited, Blocking, GivenUp, Subject
 
 pytestmark = pytest.mark.anyio
 
@@ -40,27 +40,27 @@ def plan(rounds: int, seconds: float = 60.0) -> Plan:
 
 async def test_everybody_has_a_turn_in_each_round_and_another_one_begins() -> None:
     log = Log()
-    found = await latency.measure([log.subject(name) for name in "abc"], plan(3))
+    found = await latency.measure([log.subject(name) for name in "abc"], plan(3), GivenUp())
     assert [name for name in log.events if "(" not in name] == list("abcbcacab")
     assert {name: len(rounds.samples) for name, rounds in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
 async def test_a_subject_rests_before_each_job_of_its_block() -> None:
     log = Log()
-    await latency.measure([log.subject("a", block=2)], plan(1))
+    await latency.measure([log.subject("a", block=2)], plan(1), GivenUp())
     assert log.events == ["(a)", "a", "(a)", "a"]
 
 
 async def test_a_slow_subject_takes_part_in_some_rounds() -> None:
     log = Log()
-    found = await latency.measure([log.subject("fast"), log.subject("slow", every=4)], plan(9))
+    found = await latency.measure([log.subject("fast"), log.subject("slow", every=4)], plan(9), GivenUp())
     assert sorted(found["slow"].blocks) == [0, 4, 8]
     assert len(found["fast"].blocks) == 9
 
 
 async def test_time_ends_it_but_not_before_one_round() -> None:
     log = Log()
-    found = await latency.measure([log.subject("a"), log.subject("b")], plan(1000, seconds=0.0))
+    found = await latency.measure([log.subject("a"), log.subject("b")], plan(1000, seconds=0.0), GivenUp())
     assert [len(rounds.blocks) for rounds in found.values()] == [1, 1]
 
 
@@ -69,7 +69,7 @@ async def test_throughput_has_a_window_for_each_level_and_subject() -> None:
         subprocess.run([sys.executable, "-c", ""], check=True)
 
     subject = Subject("a", "a", "none", SUM, Blocking(work), loaded=True)
-    found = await throughput.measure([subject], plan(1))
+    found = await throughput.measure([subject], plan(1), GivenUp())
     assert {level: len(rounds.samples) for level, rounds in found["a"].items()} == dict.fromkeys(CONCURRENCY, 2)
     assert all(rate > 0 for rounds in found["a"].values() for rate in rounds.samples)
 
@@ -79,7 +79,23 @@ async def test_a_failing_job_is_not_a_sample() -> None:
         raise WrongResult("no")
 
     with pytest.raises(WrongResult):
-        await latency.measure([Subject("a", "a", "none", SUM, Awaited(work))], plan(1))
+        await latency.measure([Subject("a", "a", "none", SUM, Awaited(work))], plan(1), GivenUp())
+
+
+async def test_a_peer_that_fails_is_asked_no_more_and_the_others_go_on() -> None:
+    calls = []
+
+    def work() -> None:
+        calls.append(1)
+        raise WrongResult("its socket is in use")
+
+    log, given_up = Log(), GivenUp()
+    peer = Subject("peer", "peer", "none", SUM, Blocking(work), loaded=True, peer=True)
+    found = await latency.measure([peer, log.subject("a")], plan(3), given_up)
+    rates = await throughput.measure([peer], plan(1), given_up)
+    assert given_up == {"peer": "its socket is in use"}
+    assert (len(calls), len(found["a"].blocks), found["peer"].samples) == (1, 3, [])
+    assert not any(rounds.samples for rounds in rates["peer"].values())
 
 
 def test_a_wrong_sum_is_no_result() -> None:

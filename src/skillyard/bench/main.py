@@ -19,7 +19,7 @@ from skillyard.bench.job import WrongResult
 from skillyard.bench.peers import open_peers
 from skillyard.bench.plan import CONCURRENCY, Plan
 from skillyard.bench.report import Report
-from skillyard.bench.subject import Skipped
+from skillyard.bench.subject import GivenUp, Skipped
 from skillyard.bench.yards import open_yards
 from skillyard.client.errors import RunFailed
 from skillyard.domain.errors import SandboxFault
@@ -58,18 +58,19 @@ async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
         async with open_yards(home) as yards:
             ours, without = await yards.subjects(data=plan.data)
             with open_peers(home, yards.packages) as (peers, absent):
-                subjects = [*ours, *peers]
+                subjects, given_up = [*ours, *peers], GivenUp()
                 say(f"latency, at most {plan.latency_s:.0f} s")
-                latencies = await latency.measure(subjects, plan)
+                latencies = await latency.measure(subjects, plan, given_up)
                 say("throughput")
                 loaded = [subject for subject in subjects if subject.loaded]
-                rates = await throughput.measure(loaded, plan)
+                rates = await throughput.measure(loaded, plan, given_up)
             say("commands")
             starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
             servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
             probe = await yards.ready.engine.backend.probe()
     took = time.perf_counter() - began
-    skips = [*skipped, *without, *absent]
+    failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in peers if s.id in given_up]
+    skips = [*skipped, *without, *absent, *failed]
     return Report(quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips)
 
 

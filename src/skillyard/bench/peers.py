@@ -73,11 +73,22 @@ def open_peers(home: Path, packages: Path | None) -> Iterator[tuple[list[Subject
                 skipped.append(Skipped(peer.id, peer.title, " ".join(str(error).split())[:200]))
                 continue
             found.append(
-                Subject(peer.id, peer.title, peer.walls, SUM, Blocking(work), every=peer.every, loaded=peer.loaded)
+                Subject(
+                    peer.id,
+                    peer.title,
+                    peer.walls,
+                    SUM,
+                    Blocking(work),
+                    every=peer.every,
+                    loaded=peer.loaded,
+                    peer=True,
+                )
             )
             if packages and peer.id in (PYTHON, BUBBLEWRAP):
                 with_data = Blocking(peer.job(run, DATA, packages))
-                found.append(Subject(f"{peer.id}_data", peer.title, peer.walls, DATA, with_data, block=1, every=_SLOW))
+                found.append(
+                    Subject(f"{peer.id}_data", peer.title, peer.walls, DATA, with_data, block=1, every=_SLOW, peer=True)
+                )
         yield found, skipped
 
 

@@ -76,6 +76,8 @@ class Report:
         """One object a subject and concurrency: the median of its windows."""
         for subject in self.subjects:
             for level, rounds in self.throughput.get(subject.id, {}).items():
+                if not rounds.samples:
+                    continue
                 rate = round(median(rounds.samples), 1)
                 yield {**_named(subject), "concurrency": level, "windows": len(rounds.blocks), "runs_per_s": rate}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import SubprocessError
 from typing import Protocol
 
-from skillyard.bench.job import Job
+from skillyard.bench.job import Job, WrongResult
 
 
 class Doing(Protocol):
@@ -89,6 +91,22 @@ class Subject:
     every: int = 1
     loaded: bool = False
     """Whether its throughput is measured too."""
+    peer: bool = False
+    """Whether it is somebody else's: then its failure ends its part only."""
+
+
+class GivenUp(dict[str, str]):
+    """Peers that failed on the way: why, by id. They are asked no more."""
+
+    @contextmanager
+    def tolerating(self, subject: Subject) -> Iterator[None]:
+        """What a peer raises is noted; what we raise is raised."""
+        try:
+            yield
+        except (WrongResult, OSError, ValueError, SubprocessError) as error:
+            if not subject.peer:
+                raise
+            self[subject.id] = " ".join(str(error).split())[:200]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _throughput(report: Report) -> Table:
     for subject in report.subjects:
         rates = {r["concurrency"]: r["runs_per_s"] for r in report.throughputs() if r["id"] == subject.id}
         if rates:
-            table.add_row(subject.title, *(f"{rates[level]:,.0f}" for level in CONCURRENCY))
+            table.add_row(subject.title, *(f"{rates[level]:,.0f}" if level in rates else "" for level in CONCURRENCY))
     return table
 
 

@@ -9,21 +9,29 @@ from collections.abc import Sequence
 from skillyard.bench.latency import turned
 from skillyard.bench.plan import CONCURRENCY, Plan
 from skillyard.bench.stats import Rounds
-from skillyard.bench.subject import Subject
+from skillyard.bench.subject import GivenUp, Subject
 
 
-async def measure(subjects: Sequence[Subject], plan: Plan) -> dict[str, dict[int, Rounds]]:
-    """Jobs per second by subject id and concurrency; a round is one window of each. Raises what a job raises."""
+async def measure(subjects: Sequence[Subject], plan: Plan, given_up: GivenUp) -> dict[str, dict[int, Rounds]]:
+    """Jobs per second by subject id and concurrency; a round is one window of each. Raises what a job of ours
+    raises."""
     found = {subject.id: {level: Rounds() for level in CONCURRENCY} for subject in subjects}
     for number in range(plan.windows):
         for level in CONCURRENCY:
             for subject in turned(subjects, number):
-                found[subject.id][level].add(number, [await _window(subject, level, plan.window_s)])
+                if subject.id not in given_up:
+                    with given_up.tolerating(subject):
+                        found[subject.id][level].add(number, [await _window(subject, level, plan.window_s)])
     return found
 
 
 async def _window(subject: Subject, level: int, seconds: float) -> float:
-    """Counted to the end of the last job, which may be later than the window's."""
+    """Counted to the end of the last job, which may be later than the window's. All have ended when it raises."""
     began = time.perf_counter()
-    counts = await asyncio.gather(*(subject.doing.until(began + seconds) for _ in range(level)))
-    return sum(counts) / (time.perf_counter() - began)
+    callers = (subject.doing.until(began + seconds) for _ in range(level))
+    ends = await asyncio.gather(*callers, return_exceptions=True)
+    took = time.perf_counter() - began
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    return sum(end for end in ends if isinstance(end, int)) / took
