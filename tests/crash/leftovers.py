@@ -70,7 +70,8 @@ class Snapshot:
 class Footprint:
     """What belongs to the server and the keeper of ``data_dir``, found by walking /proc and /sys.
 
-    A keeper's pid namespaces are learnt by looking while it lives; what is in them later is its leftover.
+    A keeper's pid namespace and its descendants are learnt by looking while it lives; what is left of them later is
+    its leftover. An ordinary user may see the latter only.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -78,11 +79,15 @@ class Footprint:
         self._run_dir = str((data_dir / "run").resolve())
         self._group = "skillyard-" + hashlib.sha256(self._run_dir.encode()).hexdigest()[:12]
         self._namespaces: set[int] = set()
+        self._seen: set[tuple[int, int]] = set()
 
     def keepers(self) -> list[int]:
         """Pids, launchers that are about to end excluded."""
+        return self._keepers(_all())
+
+    def _keepers(self, every: list[Process]) -> list[int]:
         marker = json.dumps(self._run_dir)
-        return [p.pid for p in _all() if KEEPER in p.command and marker in p.command and p.depth > 1]
+        return [p.pid for p in every if KEEPER in p.command and marker in p.command and p.depth > 1]
 
     def kill_keeper(self) -> None:
         """kill -9, with everything it held remembered as its own."""
@@ -90,14 +95,14 @@ class Footprint:
         for pid in self.keepers():
             os.kill(pid, signal.SIGKILL)
 
-    def servers(self) -> list[int]:
-        return [p.pid for p in _all() if self._is_server(p)]
-
     def look(self) -> Snapshot:
-        for pid in self.keepers():
+        every = _all()
+        keepers = self._keepers(every)
+        for pid in keepers:
             with suppress(OSError):
                 self._namespaces.add(os.stat(f"/proc/{pid}/ns/pid").st_ino)
-        mine = tuple(p for p in _all() if (self._is_server(p) or self._is_kept(p)) and not _left_to_init(p))
+        self._seen.update((p.pid, p.started) for p in _tree(every, keepers))
+        mine = tuple(p for p in every if (self._is_server(p) or self._is_kept(p)) and not _left_to_init(p))
         return Snapshot(mine, tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))
 
     def _is_server(self, process: Process) -> bool:
@@ -105,6 +110,8 @@ class Footprint:
         return str(self._data_dir) in process.command and process.pid != os.getpid()
 
     def _is_kept(self, process: Process) -> bool:
+        if (process.pid, process.started) in self._seen:
+            return True
         return process.depth > 1 and bool(self._namespaces.intersection(_pid_namespaces(process.pid)))
 
     def _mounts(self) -> Iterator[str]:
@@ -164,6 +171,17 @@ def _of_sandboxes(now: Snapshot, ahead: bool) -> Snapshot:
         waiting = inits.union(process.pid for process in workers.values())
         inside, groups = tuple(process for process in inside if process.pid not in waiting), ()
     return Snapshot(tuple(dict.fromkeys(inside + now.zombies)), now.mounts, groups, now.files)
+
+
+def _tree(every: list[Process], roots: list[int]) -> list[Process]:
+    """The processes ``roots`` and all below them."""
+    below: dict[int, list[Process]] = {}
+    for process in every:
+        below.setdefault(process.parent, []).append(process)
+    found = [process for process in every if process.pid in roots]
+    for process in found:
+        found.extend(below.get(process.pid, ()))
+    return found
 
 
 def _left_to_init(process: Process) -> bool:

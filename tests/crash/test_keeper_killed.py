@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_in_the_middle_of_runs(tmp_path: Path) -> None:
-    await _killed(tmp_path / "data", 8, times=2)
+    await _killed(tmp_path / "data", 8, times=1)
 
 
 @pytest.mark.long
@@ -64,6 +64,7 @@ async def test_its_death_while_the_server_is_idle_is_not_noticed(tmp_path: Path)
     assert not left.processes, left.lines()
 
 
+@pytest.mark.long
 async def test_a_keeper_that_hangs_is_no_reason_for_a_stop_to_hang(tmp_path: Path) -> None:
     """SIGSTOP stands for a keeper in trouble: the server ends within a bound, and says so."""
     data_dir = tmp_path / "data"

@@ -53,7 +53,9 @@ def kill(processes: list[Process]) -> None:
 @pytest.mark.parametrize(
     ("choose", "outcome", "error"), [(inits, "lost", "SandboxLost"), (workers, "signal", "SignalError")]
 )
-@pytest.mark.parametrize("code", [FOREVER, FAMILY], ids=["one", "family"])
+@pytest.mark.parametrize(
+    "code", [pytest.param(FOREVER, id="one", marks=pytest.mark.long), pytest.param(FAMILY, id="family")]
+)
 async def test_of_a_working_sandbox(tmp_path: Path, choose: Choose, outcome: str, error: str, code: str) -> None:
     footprint = Footprint(tmp_path / "data")
     with Server(tmp_path / "data") as server:
@@ -101,8 +103,10 @@ async def test_of_the_zygote_while_a_run_works(tmp_path: Path) -> None:
             idle(footprint)
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.long)])
-@pytest.mark.parametrize("ready", [0, 4])
+@pytest.mark.parametrize(
+    ("rounds", "ready"),
+    [(8, 4), pytest.param(200, 0, marks=pytest.mark.long), pytest.param(200, 4, marks=pytest.mark.long)],
+)
 @pytest.mark.timeout(600)
 async def test_at_random_moments(tmp_path: Path, rounds: int, ready: int) -> None:
     data_dir, chance = tmp_path / "data", random.Random(rounds + ready)

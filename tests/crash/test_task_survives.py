@@ -64,6 +64,7 @@ async def test_deadline_is_kept_without_an_owner(tmp_path: Path) -> None:
         assert await _output(process, Stream.STDOUT) == b"begun\n"
 
 
+@pytest.mark.long
 async def test_keeper_stays_longer_than_it_would_without_a_task(tmp_path: Path) -> None:
     """Six seconds alone: longer than a keeper stays that holds nothing."""
     code = "import time\ntime.sleep(6)\nprint('done')\nraise SystemExit(3)"

@@ -1,4 +1,4 @@
-"""One module of CPython's tests, run inside a native sandbox and outside of any, under conditions as equal as can be."""
+"""One module of CPython's tests inside a native sandbox and outside of any, under conditions as equal as can be."""
 
 from __future__ import annotations
 
