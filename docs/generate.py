@@ -29,14 +29,16 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def _command(command: click.Command, path: str) -> Iterator[str]:
-    context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
-    yield f"## {path}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
+def _command(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
+    """With its parents, as it is called: what they hand down (``-h``) shows in its help."""
+    settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
+        for child in command.list_commands(context):
+            found = command.get_command(context, child)
             if found is not None:
-                yield from _command(found, f"{path} {name}")
+                yield from _command(found, child, context)
 
 
 def methods_page() -> str:
