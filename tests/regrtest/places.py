@@ -13,6 +13,7 @@ from skillyard.domain.errors import FileNotFound
 from skillyard.domain.limits import Limits
 from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
 from skillyard.ports.sandbox import Backend, Process, Sandbox
+from tests.regrtest.modules import IGNORED, RESOURCES
 from tests.regrtest.results import Results, parse
 
 LIMITS = Limits(memory_mb=4096, cpus=2.0, pids=1024, disk_mb=2048)
@@ -21,7 +22,10 @@ _SAID = 200_000
 
 
 def _words(python: str, module: str, work: str, temporary: str) -> tuple[str, ...]:
-    return (python, "-s", "-m", "test", "--junit-xml", f"{work}/{REPORT}", "--tempdir", temporary, module)
+    ignored = (word for pattern in IGNORED.get(module, ()) for word in ("-i", pattern))
+    resources = ("-u", RESOURCES[module]) if module in RESOURCES else ()
+    report = ("--junit-xml", f"{work}/{REPORT}", "--tempdir", temporary)
+    return (python, "-s", "-m", "test", *report, *ignored, *resources, module)
 
 
 async def inside(backend: Backend, module: str, timeout_s: float) -> Results:

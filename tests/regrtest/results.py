@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+_TO_ITS_END = "== Tests result: "
 _SUBTEST = re.compile(r"( \(.*\)| \[.*\])$", re.DOTALL)
 
 
@@ -25,18 +26,17 @@ class Results:
 
 
 def parse(xml: bytes, said: str) -> Results:
-    """``xml`` is the JUnit report; empty when the module died before it was written. ``said`` is its output."""
+    """``xml`` is the JUnit report, empty where no test ran; ``said`` is what the module printed."""
     verdicts: dict[str, str] = {}
     texts: dict[str, str] = {}
-    if not xml.strip():
-        return Results(verdicts, texts, False, said)
-    for case in ElementTree.fromstring(xml).iter("testcase"):
+    cases = ElementTree.fromstring(xml).iter("testcase") if xml.strip() else ()
+    for case in cases:
         name = _SUBTEST.sub("", case.get("name", ""))
         verdict, text = _verdict(case)
         if verdicts.get(name) != FAILED:  # a subtest that failed fails its test
             verdicts[name] = verdict
             texts[name] = text
-    return Results(verdicts, texts, True, said)
+    return Results(verdicts, texts, _TO_ITS_END in said, said)
 
 
 def _verdict(case: ElementTree.Element) -> tuple[str, str]:

@@ -131,6 +131,9 @@ ABSENT: tuple[str, ...] = (
     "inotify_init1",
     "inotify_add_watch",
     "inotify_rm_watch",
+    "splice",
+    "tee",
+    "vmsplice",
 )
 """Answered with ENOSYS, so that libraries fall back to what is allowed; all else is EPERM. inotify(7) watches inodes:
 of a bound directory it tells what the host and every other sandbox open there, and its instances are counted
