@@ -1,4 +1,5 @@
-"""The composition root: settings in, a working runtime out. Only this file knows backends and stores."""
+"""The composition root: settings in, a working runtime out. Only this file knows stores, and
+:mod:`skillyard.backends` beside it backends."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from skillyard.backends import make_backends
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods, blocking
 from skillyard.client.sources import Download, Upload
@@ -50,7 +53,7 @@ class Runtime(ProtocolMethods):
 
     The methods of the protocol and the operator's are those of the client, and ``call`` takes any of them by
     name. ``settings`` are the operator's, or are loaded with ``data_dir`` and ``skills_dirs`` over them;
-    ``backend`` replaces the one that they name; ``principal`` is who asks; ``observer`` gets the engine's events.
+    ``backend`` replaces those that they name; ``principal`` is who asks; ``observer`` gets the engine's events.
     """
 
     def __init__(
@@ -120,12 +123,17 @@ class Runtime(ProtocolMethods):
         await blobs.prepare()
         skills = DirectorySkills([*settings.skills_dirs, places.skills], places.snapshots)
         await skills.start()
-        backend = self._backend or native_backend(settings, places)
-        stack.push_async_callback(backend.close)
         config = settings.engine_config()
+        if self._backend is None:
+            backends = make_backends(settings, places.run)
+        else:
+            backends = {self._backend.name: self._backend}
+            config = replace(config, isolation=self._backend.name, isolations=frozenset())
+        for backend in backends.values():
+            stack.push_async_callback(backend.close)
         environments = Environments(config.environments, places.environments, install_with_uv, self._observer)
         await asyncio.to_thread(environments.clean)
-        ports = Ports(backend, blobs, skills, SqliteRecords(database), self.secrets, self.clock, ids)
+        ports = Ports(backends, blobs, skills, SqliteRecords(database), self.secrets, self.clock, ids)
         return Engine(ports, environments, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -265,14 +273,6 @@ class _Threads:
 
 _THREADS = cast("Transport", _Threads())
 """A transfer asks no more of a transport."""
-
-
-def native_backend(settings: Settings, places: DataDir) -> Backend:
-    """The native backend as the settings want it."""
-    from skillyard.sandbox.native.backend import NativeBackend
-    from skillyard.sandbox.native.launch import KeeperOptions
-
-    return NativeBackend(places.run, KeeperOptions(**settings.native.model_dump()))
 
 
 def _settings(

@@ -84,22 +84,34 @@ class LimitSettings(_Section):
 
 
 class AdmissionSettings(_Section):
-    """``overcommit`` times the host's memory is what running sandboxes may be promised together."""
+    """``overcommit`` times the host's memory is what running sandboxes may be promised together. ``reserve`` is the
+    part of the places, of that memory and of the queue that one principal alone leaves free for others; several
+    that want all get equal shares, and leave less. ``requests_mb`` is what the requests of runs that wait or work
+    may take of the server's memory."""
 
     running: int = Field(default=64, ge=1)
     queued: int = Field(default=256, ge=0)
     queued_each: int = Field(default=128, ge=0)
     overcommit: float = Field(default=4.0, gt=0)
+    reserve: float = Field(default=0.25, ge=0, lt=1)
+    requests_mb: int = Field(default=256, ge=1)
 
     def config(self) -> AdmissionConfig:
         host_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
-        return AdmissionConfig(self.running, self.queued, self.queued_each, int(host_mb * self.overcommit))
+        memory_mb = int(host_mb * self.overcommit)
+        return AdmissionConfig(self.running, self.queued, self.queued_each, memory_mb, self.reserve, self.requests_mb * MIB)
+
+
+Isolation = Literal["native", "gvisor", "landlock", "auto"]
 
 
 class PolicySettings(_Section):
-    """``allow_degraded`` names protections that may be missing (for development; shown in /readyz and in each
-    record). ``require = "kernel"`` refuses limits that are only watched."""
+    """``isolation`` is the boundary that runs get, ``isolations`` are further ones that a run may name; ``auto``
+    is the strongest that stands on this host. ``allow_degraded`` names protections that may be missing (for
+    development; shown in /readyz and in each record). ``require = "kernel"`` refuses limits that are only watched."""
 
+    isolation: Isolation = "native"
+    isolations: frozenset[Isolation] = frozenset()
     allow_degraded: Protections = frozenset()
     require: Literal["supervised", "kernel"] = "supervised"
     run_code_secrets: Literal["none", "mounted"] = "none"
@@ -176,7 +188,6 @@ class Settings(BaseSettings):
 
     data_dir: Path = Field(default_factory=default_data_dir)
     skills_dirs: Annotated[tuple[Path, ...], NoDecode] = ()
-    backend: Literal["native"] = "native"
     strict_params: bool = True
     sweep_every_s: float = Field(default=300.0, gt=0)
     limits: LimitSettings = LimitSettings()
@@ -230,6 +241,8 @@ class Settings(BaseSettings):
             strict_params=self.strict_params,
             oversize_output=self.output.oversize,
             run_code_secrets=policy.run_code_secrets,
+            isolation=policy.isolation,
+            isolations=frozenset(policy.isolations),
             kernel_only=BOUNDED_BY_KERNEL if policy.require == "kernel" else frozenset(),
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,

@@ -33,9 +33,9 @@ def probe(missing: set[str]) -> Probe:
     ],
 )
 def test_what_is_demanded_and_missing_is_named(missing: set[str], allowed: set[str], short: list[str]) -> None:
-    found, degraded = probe(missing), frozenset(allowed)
-    assert shortfall(found, Demand(allow_degraded=degraded)) == short
-    told = report(found, short, degraded)
+    found, demand = probe(missing), Demand(allow_degraded=frozenset(allowed))
+    assert shortfall(found, demand) == short
+    told = report(found, demand, short)
     assert told["mandatory_missing"] == short
     assert {name for name, p in told["protections"].items() if p["level"] == "missing"} == missing
     mandatory = {name for name, p in told["protections"].items() if p["mandatory"]}

@@ -235,7 +235,7 @@ def test_metrics_count_what_ran(http: httpx2.Client) -> None:
 def test_probes_are_open_and_nothing_else_is(shared: Server) -> None:
     with httpx2.Client(base_url=shared.url, trust_env=False) as nobody:  # type: ignore[attr-defined]
         ready = nobody.get("/readyz")
-        assert (ready.status_code, ready.json()["status"], ready.json()["backend"]) == (200, "ready", "native")
+        assert (ready.status_code, ready.json()["status"], ready.json()["isolation"]) == (200, "ready", "native")
         assert ready.json()["allow_degraded"] == []
         assert nobody.get("/healthz").status_code == 200
         assert nobody.post("/rpc", json=rpc("list_skills")).status_code == 401

@@ -94,7 +94,7 @@ class Rig:
     def configure(self, **changes: Any) -> None:
         """Another engine over the same stores."""
         self.engine = make_engine(self, replace(self.engine.config, **changes))
-        self.engine.admit(self.extra["probe"])
+        self.engine.backends.admit(self.backend, self.extra["probe"])
 
 
 async def no_installer(packages: tuple[str, ...], target: Path) -> None:
@@ -105,7 +105,7 @@ async def no_installer(packages: tuple[str, ...], target: Path) -> None:
 
 def make_engine(rig: Rig, config: EngineConfig) -> Engine:
     ports = Ports(
-        backend=rig.backend,
+        backends={rig.backend.name: rig.backend},
         blobs=rig.extra["blobs"],
         skills=rig.skills,
         records=rig.extra["records"],
@@ -122,7 +122,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     clock, events = ManualClock(), []  # type: ignore[var-annotated]
     blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
     await blobs.prepare()
-    config = EngineConfig()
+    config = EngineConfig(isolation=FakeBackend.name)
     environments = Environments(config.environments, tmp_path / "environments", no_installer, events.append)
     rig = Rig(
         engine=None,  # type: ignore[arg-type]
@@ -138,7 +138,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     )
     rig.engine = make_engine(rig, config)
     await rig.engine.start()
-    rig.extra["probe"] = rig.engine.probe
+    offer = rig.engine.backends.default
+    assert offer is not None
+    rig.extra["probe"] = offer.probe
     yield rig
     await rig.engine.close()
     await rig.backend.close()

@@ -107,4 +107,4 @@ def test_settings_do_not_change() -> None:
     settings = load_settings()
     assert isinstance(settings, Settings)
     with pytest.raises(ValueError, match="frozen"):
-        settings.backend = "other"  # type: ignore[assignment]
+        settings.strict_params = "other"  # type: ignore[assignment]

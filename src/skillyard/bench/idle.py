@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.assembly import native_backend
+from skillyard.backends import native_backend
 from skillyard.bench.processes import proc_text, sandboxed
 from skillyard.data_dir import DataDir
 from skillyard.domain.sandbox import SandboxSpec
@@ -41,7 +41,7 @@ async def measure(home: Path, count: int) -> Idle:
     """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
     places = DataDir(home)
     settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(4096, count + _SPARE_IDS)})
-    backend = native_backend(settings, places)
+    backend = native_backend(settings, places.run)
     assert isinstance(backend, NativeBackend)
     try:
         await _ready(backend, 0)

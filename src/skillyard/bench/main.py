@@ -67,7 +67,7 @@ async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
             say("commands")
             starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
             servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
-            probe = await yards.ready.engine.backend.probe()
+            probe = await yards.native().probe()
     took = time.perf_counter() - began
     failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in peers if s.id in given_up]
     skips = [*skipped, *without, *absent, *failed]

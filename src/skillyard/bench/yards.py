@@ -71,7 +71,7 @@ class Yards:
         ]
 
     async def _walls(self) -> str:
-        probe = await self.ready.engine.backend.probe()
+        probe = await self.native().probe()
         levels = list(probe.enforced().values())
         counts = {level: levels.count(level) for level in ("kernel", "supervised", "missing")}
         return ", ".join(f"{count} {level}" for level, count in counts.items() if count)
@@ -89,10 +89,16 @@ class Yards:
         self.packages = packages
         return ""
 
+    def native(self) -> NativeBackend:
+        """What makes the ready sandboxes."""
+        offer = self.ready.engine.backends.default
+        assert offer is not None
+        assert isinstance(offer.backend, NativeBackend)
+        return offer.backend
+
     async def _settled(self) -> None:
         """Until the pool stops growing."""
-        backend = self.ready.engine.backend
-        assert isinstance(backend, NativeBackend)
+        backend = self.native()
         deadline, seen = time.perf_counter() + _SETTLE_BOUND_S, -1
         while time.perf_counter() < deadline:
             await asyncio.sleep(_SETTLE_S)

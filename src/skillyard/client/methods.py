@@ -72,11 +72,13 @@ class ProtocolMethods:
         mount_skills: Sequence[str] | None = None,
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
+        isolation: Literal["native", "gvisor", "landlock", "auto"] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
     ) -> Run:
-        """Run a skill. ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on
-        when this caller goes away; else it is cancelled."""
+        """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice.
+        ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on when this caller
+        goes away; else it is cancelled."""
         params = _given(
             name=name,
             args=args,
@@ -85,6 +87,7 @@ class ProtocolMethods:
             mount_skills=mount_skills,
             timeout_ms=timeout_ms,
             limits=limits,
+            isolation=isolation,
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -102,6 +105,7 @@ class ProtocolMethods:
         mount_skills: Sequence[str] | None = None,
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
+        isolation: Literal["native", "gvisor", "landlock", "auto"] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
     ) -> Run:
@@ -116,6 +120,7 @@ class ProtocolMethods:
             mount_skills=mount_skills,
             timeout_ms=timeout_ms,
             limits=limits,
+            isolation=isolation,
             idempotency_key=idempotency_key,
             detach=detach,
         )

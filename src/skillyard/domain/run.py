@@ -33,7 +33,8 @@ def check_status(status: str | None) -> None:
 class RunRecord:
     """Times are UTC seconds since the epoch. ``output`` is at most 4,096 bytes of compact JSON.
 
-    ``digests`` name what ran (``code``, ``skill``, ``environment``, ``blobs``), so that it can be repeated.
+    ``isolation`` is the backend that ran it. ``digests`` name what ran (``code``, ``skill``, ``environment``,
+    ``blobs``), so that it can be repeated.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class RunRecord:
     skill: str | None = None
     version: str | None = None
     environment: str = "base"
+    isolation: str = ""
     outcome: Outcome | None = None
     reason: str = ""
     started_at: float | None = None

@@ -30,20 +30,24 @@ BUNDLED: Mapping[str, EnvironmentDefinition] = {
 class AdmissionConfig:
     """``memory_mb`` bounds the sum of what running sandboxes may use at most (memory and disk, which is
     memory too); None leaves that to the limits of each run. ``queued_each`` bounds one principal's share
-    of the queue."""
+    of the queue; ``reserve`` is the part of places, memory and queue that one principal alone leaves free.
+    ``request_bytes`` is what the requests of all runs that wait or work may hold of our own memory."""
 
     running: int = 64
     queued: int = 256
     queued_each: int = 128
     memory_mb: int | None = None
+    reserve: float = 0.25
+    request_bytes: int = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the use cases need to know. Times are seconds unless the name says otherwise.
 
-    ``kernel_only`` and ``allow_degraded`` are policy on protections (design §4); ``run_code_secrets`` says
-    whether code may have the secrets that its mounted skills declare (skills-protocol §10).
+    ``isolation`` is what a run gets that names none, ``isolations`` what it may name
+    (:mod:`skillyard.domain.isolation`). ``kernel_only`` and ``allow_degraded`` are policy on protections (design §4);
+    ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare (skills-protocol §10).
     """
 
     limits: LimitFamily = field(default_factory=LimitFamily)
@@ -52,6 +56,8 @@ class EngineConfig:
     strict_params: bool = True
     oversize_output: Literal["spill", "fail"] = "spill"
     run_code_secrets: Literal["none", "mounted"] = "none"
+    isolation: str = "native"
+    isolations: frozenset[str] = frozenset()
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
     separate_principals: bool = False

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.errors import ProtectionMissing, SkillyardError
+from skillyard.domain.errors import SkillyardError
 from skillyard.domain.frames import FrameLimits
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
-from skillyard.domain.protection import Demand, Level, Probe, Protection
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
+from skillyard.engine.backends import Backends
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
 from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant, Refused, make_grant, make_spec
+from skillyard.engine.held import HeldRequests
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
@@ -28,6 +29,7 @@ from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.schemas import SchemaChecks
 from skillyard.engine.tasks import Tasks
+from skillyard.engine.tenants import Place
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
@@ -40,7 +42,7 @@ from skillyard.ports.skills import SkillStore
 class Ports:
     """Everything outside that the use cases need."""
 
-    backend: Backend
+    backends: Mapping[str, Backend]
     blobs: BlobStore
     skills: SkillStore
     records: RecordStore
@@ -60,7 +62,6 @@ class Engine:
         config: EngineConfig | None = None,
         emit: Observer = ignore,
     ) -> None:
-        self.backend = ports.backend
         self.blobs = ports.blobs
         self.skills = ports.skills
         self.records = ports.records
@@ -70,60 +71,30 @@ class Engine:
         self.environments = environments
         self.tasks = Tasks()
         self.config = config or EngineConfig()
+        self.backends = Backends(ports.backends, self.config)
         self.emit = emit
         self.frame_limits = FrameLimits(self.config.run_blobs, self.config.run_blob_bytes)
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
+        self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
         self.schemas = SchemaChecks()
-        self._probe: Probe | None = None
-        self._unready = ProtectionMissing("the sandbox backend has not been probed yet")
-        self._is_ready = False
-        self._demand = Demand(self.config.kernel_only, self.config.allow_degraded)
-        self._walls: Mapping[str, str] = {}
         self._keys = Keys(ports.records)
         self._background = Tasks()
 
     async def start(self) -> None:
-        """Probe the backend, settle what a dead server left, and begin to sweep."""
-        self.admit(await self.backend.probe())
+        """Probe for the default isolation, settle what a dead server left, and begin to sweep."""
+        await self.backends.start()
         await recovery.recover(self)
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
         self._background.spawn(self._warm_up(), "warm-up")
 
     async def _warm_up(self) -> None:
-        """Tell the backend which sandbox most runs will ask for."""
-        environment = await self.environments.get(DEFAULT_ENVIRONMENT)
-        await self.backend.prepare(make_spec(self.config, self.config.limits.defaults, environment.ref))
-
-    @property
-    def probe(self) -> Probe | None:
-        """What the backend said that it can do; None before :meth:`start`."""
-        return self._probe
-
-    def admit(self, probe: Probe) -> None:
-        """Compare what the backend offers with what policy demands; :meth:`check_ready` says the verdict."""
-        self._probe, self._is_ready = probe, False
-        try:
-            if not probe.ready:
-                whys = "; ".join(dict.fromkeys(p.why for p in probe.protections.values() if p.why))
-                raise ProtectionMissing(f"the backend '{probe.backend}' is not ready: {whys or 'see doctor'}")
-            self._demand.check(probe.protections)
-        except ProtectionMissing as missing:
-            self._unready = missing
-        else:
-            self._is_ready = True
-
-    def check_ready(self) -> None:
-        """Raises ProtectionMissing while the backend cannot give what policy demands."""
-        if not self._is_ready:
-            raise ProtectionMissing(self._unready.message, **self._unready.details)
-
-    def check_walls(self, enforced: Mapping[str, str]) -> None:
-        """The very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
-        if enforced == self._walls:  # as the last one that was checked
+        """Tell the default backend which sandbox most runs will ask for."""
+        offer = self.backends.default
+        if offer is None or offer.refusal is not None:
             return
-        self._demand.check({name: Protection(Level(level)) for name, level in enforced.items()})
-        self._walls = dict(enforced)
+        environment = await self.environments.get(DEFAULT_ENVIRONMENT)
+        await offer.backend.prepare(make_spec(offer, self.config.limits.defaults, environment.ref))
 
     async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
         """One run from request to Run object. Cancelling the caller ends it, unless it is detached.
@@ -131,9 +102,13 @@ class Engine:
         Raises what :func:`make_plan` raises, Busy, ProtectionMissing, IdempotencyConflict.
         """
         if request.detach:
-            work = self._keyed(principal, request)
+            work = self._held(principal, request)
             return await self.tasks.shielded(work, "detached run")
-        return await self._keyed(principal, request)
+        return await self._held(principal, request)
+
+    async def _held(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
+        with self.requests.holding(principal.name, request):
+            return await self._keyed(principal, request)
 
     async def _keyed(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
         if request.idempotency_key is None:
@@ -143,23 +118,19 @@ class Engine:
             return run_object(record or await self._run(principal, request))
 
     async def _run(self, principal: Principal, request: RunRequest) -> RunRecord:
-        memory_mb = 0
         try:
-            self.check_ready()
             plan = await make_plan(self, principal, request)
             grant = await self._granted(plan)
             if isinstance(grant, Refused):
                 return await self._refuse(plan, grant)
-            memory_mb = plan.limits.memory_mb + plan.limits.disk_mb
-            await self._enter(plan, memory_mb)
+            place = await self._enter(plan, plan.limits.memory_mb + plan.limits.disk_mb)
         except SkillyardError as error:
             self.emit(RunRefused(request.kind, principal.name, error.type))
             raise
-        entered = self.clock.monotonic()
         try:
             return await Execution(self, plan, grant, run_facts(plan, grant.digests)).run()
         finally:
-            self.admission.leave(memory_mb, (self.clock.monotonic() - entered) * 1000)
+            self.admission.leave(place)
 
     async def _granted(self, plan: Plan) -> Grant | Refused:
         try:
@@ -167,10 +138,10 @@ class Engine:
         except Refused as refusal:
             return refusal
 
-    async def _enter(self, plan: Plan, memory_mb: int) -> None:
-        if self.admission.waiting or self.admission.running >= self.config.admission.running:
+    async def _enter(self, plan: Plan, memory_mb: int) -> Place:
+        if self.admission.would_wait(plan.principal.name, memory_mb):
             self.emit(RunQueued(plan.run_id, plan.principal.name, self.admission.waiting + 1))
-        await self.admission.enter(plan.principal.name, memory_mb)
+        return await self.admission.enter(plan.principal.name, memory_mb)
 
     async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
         """A failed run that never had a sandbox; its record is written all the same."""

@@ -99,11 +99,11 @@ class Execution:
 
     async def _create(self) -> Sandbox:
         self._creating = True
-        self._sandbox = sandbox = await self._engine.backend.create(self._grant.spec, self._plan.run_id)
+        self._sandbox = sandbox = await self._plan.offer.backend.create(self._grant.spec, self._plan.run_id)
         self._creating = False
         self._found.created_ms = self._elapsed_ms()
         self._found.enforced = dict(sandbox.enforced)
-        self._engine.check_walls(self._found.enforced)
+        self._plan.offer.check_walls(self._found.enforced)
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)
         return sandbox
@@ -166,7 +166,7 @@ class Execution:
         if self._sandbox is not None:
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    await engine.backend.destroy(self._sandbox.handle)
+                    await self._plan.offer.backend.destroy(self._sandbox.handle)
             except (SkillyardError, TimeoutError) as error:  # the sweep will find it
                 engine.emit(Fault("destroy", error, self._plan.run_id))
         moved = await engine.records.finish(final)
@@ -202,7 +202,7 @@ class Execution:
         """End the program and take what is complete. A create that was interrupted may have happened: creating
         again gives the same sandbox."""
         if self._creating and self._sandbox is None:
-            self._sandbox = await self._engine.backend.create(self._grant.spec, self._plan.run_id)
+            self._sandbox = await self._plan.offer.backend.create(self._grant.spec, self._plan.run_id)
         process = self._active.process
         if process is None:
             return

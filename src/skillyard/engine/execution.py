@@ -14,6 +14,7 @@ from skillyard.domain.errors import (
     SkillNotFound,
     UnsupportedLanguage,
 )
+from skillyard.domain.isolation import CHOICES
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunKind
 from skillyard.engine.method import (
@@ -50,6 +51,7 @@ RUN_OBJECT: Schema = answer(
         "logs_blob": described(STRING, "the whole log, when there is one"),
         "error": answer({"type": STRING, "message": STRING, "traceback": STRING}, "type", "message"),
         "outcome": STRING,
+        "isolation": STRING,
         "usage": OBJECT,
         "limits": OBJECT,
         "enforced": OBJECT,
@@ -77,6 +79,9 @@ COMMON: dict[str, Schema] = {
     "limits": described(LIMITS, "what the run may use; above the maximum is refused"),
     "idempotency_key": described(
         STRING, "a repeated call with the same key gets the first run", pattern=r"^[\x21-\x7e]{1,128}$"
+    ),
+    "isolation": described(
+        {"type": "string", "enum": list(CHOICES)}, "the boundary to run behind; one that policy offers"
     ),
     "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
 }

@@ -17,6 +17,7 @@ from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
 from skillyard.domain.limits import Limits
 from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
 from skillyard.domain.skill import SecretNeed, Skill
+from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.dependencies import missing
 from skillyard.engine.environments import Environment, InstallFailed
@@ -136,7 +137,7 @@ def _declared(plan: Plan, code_may: bool) -> list[SecretNeed]:
 
 
 def make_spec(
-    config: EngineConfig,
+    offer: Offer,
     limits: Limits,
     environment: EnvironmentRef,
     mounts: tuple[Mount, ...] = (),
@@ -149,15 +150,15 @@ def make_spec(
         mounts=mounts,
         group=group,
         single=True,
-        kernel_only=config.kernel_only,
-        allow_degraded=config.allow_degraded,
+        kernel_only=offer.demand.kernel_only,
+        allow_degraded=offer.demand.allow_degraded,
     )
 
 
 def _spec(config: EngineConfig, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
     mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
     group = plan.principal.name if config.separate_principals else ""
-    return make_spec(config, plan.limits, environment, mounts, group)
+    return make_spec(plan.offer, plan.limits, environment, mounts, group)
 
 
 def _skill_mount(skill: Skill) -> Mount:

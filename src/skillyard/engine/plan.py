@@ -24,6 +24,7 @@ from skillyard.domain.requirement import Requirement
 from skillyard.domain.run import RunKind
 from skillyard.domain.sandbox import Mount
 from skillyard.domain.skill import Skill, SkillKind
+from skillyard.engine.backends import Offer
 from skillyard.engine.blobs import owned_blob
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.request import RunRequest
@@ -38,7 +39,7 @@ DEFAULT_ENVIRONMENT = "base"
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A request with everything it names. ``skills`` are all that will be mounted, ``skill`` the one that is
-    executed; ``taken_at`` is on the monotonic clock."""
+    executed; ``offer`` is the backend it will run on; ``taken_at`` is on the monotonic clock."""
 
     run_id: str
     principal: Principal
@@ -47,6 +48,7 @@ class Plan:
     taken_at: float
     limits: Limits
     environment: str
+    offer: Offer
     skill: Skill | None = None
     skills: tuple[Skill, ...] = ()
     blobs: tuple[BlobInfo, ...] = ()
@@ -54,7 +56,8 @@ class Plan:
 
 
 async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -> Plan:
-    """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput."""
+    """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
+    offer = await engine.backends.choose(request.isolation)
     skill = await _target(engine, principal, request)
     skills = await _mounted(engine, principal, request, skill) if skill or request.mount_skills else ()
     blobs = tuple([await _input(engine, principal, blob_id, i) for i, blob_id in _numbered(request)])
@@ -66,6 +69,7 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
         taken_at=engine.clock.monotonic(),
         limits=_limits(engine.config.limits, request, skill),
         environment=_environment(request, skill, skills),
+        offer=offer,
         skill=skill,
         skills=skills,
         blobs=blobs,
@@ -84,6 +88,7 @@ def run_facts(plan: Plan, digests: dict[str, Any]) -> dict[str, Any]:
         "skill": skill.name if skill else None,
         "version": skill.version if skill else None,
         "environment": plan.environment,
+        "isolation": plan.offer.name,
         "limits": plan.limits.as_dict(),
         "digests": digests,
         "idempotency_key": request.idempotency_key,

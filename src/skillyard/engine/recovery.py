@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Held, Owner
 from skillyard.engine.failure import Failure
 from skillyard.engine.observer import Fault, Recovered, Swept
+from skillyard.ports.sandbox import Backend
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -24,10 +25,10 @@ LOST = Failure("SandboxLost", "the server ended while the run was going on", Out
 async def recover(engine: Engine) -> None:
     """Runs of a dead server are lost and their sandboxes destroyed. A sandbox that was made to outlive the
     server stays, with its record, while that record says that it works."""
-    held = await engine.backend.survey()
-    kept_keys = {sandbox.key for sandbox in held if sandbox.owner is Owner.TASK}
+    held = await _survey(engine)
+    kept_keys = {sandbox.key for _, sandbox in held if sandbox.owner is Owner.TASK}
     unfinished = await engine.records.unfinished()
-    destroyed = await _destroy(engine, held, {r.run_id for r in unfinished if r.run_id in kept_keys})
+    destroyed = await _destroy(held, {r.run_id for r in unfinished if r.run_id in kept_keys})
     lost = 0
     for record in unfinished:
         if record.run_id not in kept_keys:
@@ -36,10 +37,14 @@ async def recover(engine: Engine) -> None:
         engine.emit(Recovered(lost, destroyed))
 
 
-async def _destroy(engine: Engine, held: Sequence[Held], known: Collection[str]) -> int:
-    strays = [sandbox for sandbox in held if sandbox.key not in known]
-    for sandbox in strays:
-        await engine.backend.destroy(sandbox.handle)
+async def _survey(engine: Engine) -> list[tuple[Backend, Held]]:
+    return [(backend, held) for backend in engine.backends for held in await backend.survey()]
+
+
+async def _destroy(held: Iterable[tuple[Backend, Held]], known: Collection[str]) -> int:
+    strays = [(backend, sandbox) for backend, sandbox in held if sandbox.key not in known]
+    for backend, sandbox in strays:
+        await backend.destroy(sandbox.handle)
     return len(strays)
 
 
@@ -66,8 +71,8 @@ async def sweep(engine: Engine) -> Swept:
 
 async def _destroy_strays(engine: Engine) -> int:
     """Sandboxes whose destruction failed at the time. A young one may belong to a run that is just ending."""
-    held = [s for s in await engine.backend.survey() if s.owner is Owner.RUN and s.age_s > STRAY_AFTER_S]
-    return await _destroy(engine, held, engine.active)
+    held = [(b, s) for b, s in await _survey(engine) if s.owner is Owner.RUN and s.age_s > STRAY_AFTER_S]
+    return await _destroy(held, engine.active)
 
 
 async def sweep_forever(engine: Engine) -> None:

@@ -32,6 +32,7 @@ class RunRequest:
     input_blobs: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
+    isolation: str | None = None
     idempotency_key: str | None = None
     detach: bool = False
 
@@ -48,6 +49,7 @@ class RunRequest:
             self.input_blobs,
             sorted(self.limits.items()),
             self.environment,
+            self.isolation,
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -71,6 +73,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         input_blobs=tuple(dict.fromkeys(params.get("input_blobs") or ())),
         limits=_limits(params),
         environment=params.get("environment"),
+        isolation=params.get("isolation"),
         idempotency_key=params.get("idempotency_key"),
         detach=bool(params.get("detach")),
     )

@@ -27,6 +27,8 @@ def run_object(record: RunRecord) -> dict[str, Any]:
         run["skill"] = record.skill
         run["version"] = record.version
     run["environment"] = record.environment
+    if record.isolation:
+        run["isolation"] = record.isolation
     if record.outcome is not None:
         run["outcome"] = record.outcome.value
     run["usage"] = record.usage

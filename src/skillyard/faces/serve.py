@@ -11,8 +11,10 @@ from typing import Any
 
 from skillyard.assembly import Runtime
 from skillyard.domain.errors import InvalidInput, SkillyardError
+from skillyard.domain.isolation import STRONGEST_FIRST
 from skillyard.domain.principal import Principal
-from skillyard.domain.protection import Level, Probe
+from skillyard.domain.protection import Level
+from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.methods import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
@@ -114,23 +116,25 @@ class _Process:
         data_dir = self._settings.data_dir
         async with self._runtime:
             engine = self._engine()
-            engine.check_ready()
+            offer = await engine.backends.choose()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
-            self._remark()
+            self._remark(offer)
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
-                assert engine.probe is not None
-                yield _readiness(engine.probe, self._settings)
+                yield _readiness(offer, self._settings)
 
     def _watch(self, engine: Engine) -> None:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: engine.admission.running)
         self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
 
-    def _remark(self) -> None:
+    def _remark(self, offer: Offer) -> None:
         """What the operator should know about this server before it is used."""
+        if offer.name != STRONGEST_FIRST[0]:
+            missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
+            logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")
         for note in self._settings.notes:
             logger.warning("settings: %s", note)
         if not is_loopback(self._sock.getsockname()[0]):
@@ -169,11 +173,11 @@ def _tracing() -> Iterator[Tracing | None]:
         provider.shutdown()
 
 
-def _readiness(probe: Probe, settings: Settings) -> dict[str, Any]:
-    """What ``/readyz`` shows: which backend, what may be missing, and what is."""
-    missing = sorted(name for name, p in probe.protections.items() if p.level is Level.MISSING)
+def _readiness(offer: Offer, settings: Settings) -> dict[str, Any]:
+    """What ``/readyz`` shows: which isolation runs get, what may be missing, and what is."""
+    missing = sorted(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
     return {
-        "backend": probe.backend,
+        "isolation": offer.name,
         "allow_degraded": sorted(settings.policy.allow_degraded),
         "missing": missing,
     }

@@ -12,36 +12,37 @@ import click
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.domain.protection import ADVISORY, Demand, Probe, Protection
 from skillyard.faces.cli.failures import Exit
-from skillyard.faces.cli.options import data_dir_option, json_option
+from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
 
 if TYPE_CHECKING:
+    from skillyard.engine.backends import Offer
     from skillyard.settings import Settings
 
 _COLOURS = {"kernel": "green", "supervised": "yellow", "missing": "red"}
 
 
 @click.command()
+@isolation_option("What to look at.  [default: what the settings name]")
 @json_option
 @data_dir_option
-def doctor(as_json: bool, data_dir: Path | None) -> None:
+def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     """Try every protection on this host, and say what enforces it or how to get it.
 
     A throw-away sandbox is made and looked at from inside. Levels: kernel (the kernel enforces it), supervised
     (skillyard watches and kills), missing. Exits with 1 when the settings' policy demands more than this host
-    can enforce: runs are refused then.
+    can enforce: runs are refused then. With auto, what is shown is the strongest isolation that stands here.
     """
     from skillyard.settings import load_settings
 
-    settings = load_settings(data_dir=data_dir)
-    found = _probe(settings)
-    config = settings.engine_config()
-    short = shortfall(found, Demand(config.kernel_only, config.allow_degraded))
+    settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
+    offer = _probe(settings)
+    found, short = offer.probe, shortfall(offer.probe, offer.demand)
     if as_json:
-        emit_json(report(found, short, config.allow_degraded))
+        emit_json(report(found, offer.demand, short))
     else:
         _print(found, short)
-    if short or not found.ready:
+    if offer.refusal is not None:
         click.get_current_context().exit(Exit.FAILED)
 
 
@@ -54,11 +55,11 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
     return []
 
 
-def report(found: Probe, short: Sequence[str], allow_degraded: frozenset[str]) -> dict[str, Any]:
+def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]:
     """The JSON form: ``protections`` by name with level, by, why, mend, mandatory."""
-    optional = ADVISORY | allow_degraded
+    optional = ADVISORY | demand.allow_degraded
     return {
-        "backend": found.backend,
+        "isolation": found.backend,
         "ready": found.ready,
         "mandatory_missing": list(short),
         "protections": {
@@ -69,7 +70,7 @@ def report(found: Probe, short: Sequence[str], allow_degraded: frozenset[str]) -
     }
 
 
-def _probe(settings: Settings) -> Probe:
+def _probe(settings: Settings) -> Offer:
     """Beside a server that may be running: in a directory of its own."""
     import asyncio
     import tempfile
@@ -78,21 +79,24 @@ def _probe(settings: Settings) -> Probe:
         return asyncio.run(_probe_in(settings, Path(directory)))
 
 
-async def _probe_in(settings: Settings, directory: Path) -> Probe:
-    from skillyard.assembly import native_backend
-    from skillyard.data_dir import DataDir
+async def _probe_in(settings: Settings, directory: Path) -> Offer:
+    from skillyard.backends import make_backends
+    from skillyard.engine.backends import Backends
 
-    backend = native_backend(settings, DataDir(directory))
+    backends = Backends(make_backends(settings, directory), settings.engine_config())
     try:
-        return await backend.probe()
+        await backends.start()
     finally:
-        await backend.close()
+        for backend in backends:
+            await backend.close()
+    assert backends.default is not None
+    return backends.default
 
 
 def _print(found: Probe, short: Sequence[str]) -> None:
     rows = [(name, p.level.value, _detail(p)) for name, p in found.protections.items()]
     emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
-    click.echo()
+    click.echo(f"\nisolation: {found.backend}")
     for name, value in found.facts.items():
         click.echo(f"{name}: {value}")
     if short:

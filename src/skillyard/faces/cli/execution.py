@@ -10,7 +10,7 @@ import click
 
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.inputs import ARGS_HELP, BLOB_HELP, BlobInput, parse_args, parse_limits
-from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.options import isolation_option, json_option, server_options
 
 if TYPE_CHECKING:
     from skillyard.client.run import Run
@@ -40,6 +40,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         multiple=True,
         help="memory_mb, cpus, pids or disk_mb. May repeat.",
     ),
+    isolation_option("The boundary to run behind, where policy offers a choice."),
     click.option(
         "--save",
         type=click.Path(path_type=Path, file_okay=False),
@@ -61,6 +62,7 @@ def perform(
     mount_skills: tuple[str, ...],
     timeout: float | None,
     limits: tuple[str, ...],
+    isolation: str | None,
     save: Path | None,
     as_json: bool,
 ) -> None:
@@ -75,6 +77,8 @@ def perform(
         params["timeout_ms"] = max(1, round(timeout * 1000))
     if limits:
         params["limits"] = parse_limits(limits)
+    if isolation is not None:
+        params["isolation"] = isolation
     with where.open() as target:
         params |= _with_blobs(target, args, inputs, quiet=as_json)
         with working("running", quiet=as_json):

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from skillyard.domain.isolation import CHOICES
 from skillyard.faces.cli.target import Where
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +28,11 @@ def data_dir_option(command: F) -> F:
         envvar="SKILLYARD_DATA_DIR",
         help="Where everything is kept.  [default: $XDG_DATA_HOME/skillyard; env: SKILLYARD_DATA_DIR]",
     )(command)
+
+
+def isolation_option(help_text: str) -> Callable[[F], F]:
+    """``isolation``: a backend's name, ``auto``, or None for what the settings say."""
+    return click.option("--isolation", type=click.Choice(CHOICES), help=help_text)
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from skillyard.faces.cli.options import data_dir_option
+from skillyard.faces.cli.options import data_dir_option, isolation_option
 
 
 @click.command()
@@ -22,6 +22,7 @@ from skillyard.faces.cli.options import data_dir_option
     help="A directory of skills. May repeat.",
 )
 @click.option("--no-auth", is_flag=True, help="Serve whoever reaches the port, without a token; loopback only.")
+@isolation_option("What runs get.  [default: native]")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -34,6 +35,7 @@ def serve(
     port: int | None,
     skills_dirs: tuple[Path, ...],
     no_auth: bool,
+    isolation: str | None,
     config: Path | None,
     data_dir: Path | None,
 ) -> None:
@@ -50,7 +52,10 @@ def serve(
     if config is not None:
         os.environ["SKILLYARD_CONFIG"] = str(config)
     settings = load_settings(
-        data_dir=data_dir, skills_dirs=skills_dirs or None, server=_given(host=host, port=port) or None
+        data_dir=data_dir,
+        skills_dirs=skills_dirs or None,
+        server=_given(host=host, port=port) or None,
+        policy=_given(isolation=isolation) or None,
     )
     asyncio.run(run_server(settings, no_auth=no_auth, announce=_announce))
 
