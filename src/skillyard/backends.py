@@ -1,0 +1,32 @@
+"""The backends that there are, made as the settings want them. Only this file knows them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skillyard.domain.isolation import AUTO
+
+if TYPE_CHECKING:
+    from skillyard.ports.sandbox import Backend
+    from skillyard.settings import Settings
+
+
+def make_backends(settings: Settings, run_dir: Path) -> dict[str, Backend]:
+    """Every backend that policy may give a run, by name; ``auto`` may give any of them. ``run_dir`` is where
+    they keep what belongs to running sandboxes."""
+    wanted = {settings.policy.isolation, *settings.policy.isolations}
+    return {name: make(settings, run_dir) for name, make in _MAKE.items() if name in wanted or AUTO in wanted}
+
+
+def native_backend(settings: Settings, run_dir: Path) -> Backend:
+    from skillyard.sandbox.native.backend import NativeBackend
+    from skillyard.sandbox.native.launch import KeeperOptions
+
+    return NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()))
+
+
+_MAKE: Mapping[str, Callable[[Settings, Path], Backend]] = {
+    "native": native_backend,
+}

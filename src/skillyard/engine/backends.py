@@ -1,0 +1,123 @@
+"""The backends of a runtime, what each can enforce here, and which one a run gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from skillyard.domain.errors import InvalidInput, ProtectionMissing, shape
+from skillyard.domain.isolation import AUTO, STRONGEST_FIRST, waived
+from skillyard.domain.protection import Demand, Level, Probe, Protection
+from skillyard.engine.config import EngineConfig
+from skillyard.ports.sandbox import Backend
+
+
+class Offer:
+    """A backend that was probed, and the policy's verdict on it."""
+
+    def __init__(self, backend: Backend, probe: Probe, demand: Demand) -> None:
+        self.backend = backend
+        self.probe = probe
+        self.demand = demand
+        self.refusal = _verdict(probe, demand)
+        self._seen: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return self.backend.name
+
+    def check_ready(self) -> None:
+        """Raises ProtectionMissing when the backend cannot give what policy demands."""
+        if self.refusal is not None:
+            raise ProtectionMissing(self.refusal.message, **self.refusal.details)
+
+    def check_walls(self, enforced: Mapping[str, str]) -> None:
+        """A very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
+        if enforced == self._seen:  # as the last one that was checked
+            return
+        self.demand.check({name: Protection(Level(level)) for name, level in enforced.items()})
+        self._seen = dict(enforced)
+
+
+class Backends:
+    """Each backend by its name. One is probed when it is first needed, and once."""
+
+    def __init__(self, backends: Mapping[str, Backend], config: EngineConfig) -> None:
+        """Raises InvalidInput when policy names an isolation that has no backend."""
+        self._backends = dict(backends)
+        self._config = config
+        self._offers: dict[str, Offer] = {}
+        self._probing = asyncio.Lock()
+        self._default: Offer | None = None
+        for name in (config.isolation, *config.isolations):
+            if name != AUTO and name not in backends:
+                raise InvalidInput("policy.isolation", f"there is no backend '{name}'")
+
+    def __iter__(self) -> Iterator[Backend]:
+        return iter(self._backends.values())
+
+    @property
+    def default(self) -> Offer | None:
+        """What a run gets that names no isolation; None before :meth:`start`."""
+        return self._default
+
+    @property
+    def choices(self) -> frozenset[str]:
+        """What a run may name."""
+        config = self._config
+        return config.isolations | {config.isolation} | ({self._default.name} if self._default else frozenset())
+
+    async def start(self) -> None:
+        """Probe for the default isolation, afresh. Raises SandboxFault."""
+        self._offers.clear()
+        self._default = await self._resolve(self._config.isolation)
+
+    async def choose(self, asked: str | None = None) -> Offer:
+        """What a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
+        for one that does not stand here, SandboxFault."""
+        if asked is not None and asked not in self.choices:
+            rule = f"must be one of {', '.join(sorted(self.choices))}: what policy.isolations offers"
+            raise InvalidInput("isolation", rule, shape(asked))
+        offer = self._default if asked is None else await self._resolve(asked)
+        if offer is None:
+            raise ProtectionMissing("the sandbox backend has not been probed yet")
+        offer.check_ready()
+        return offer
+
+    def admit(self, backend: Backend, probe: Probe) -> Offer:
+        """Compare what a backend offers with what policy demands, and keep the verdict."""
+        config = self._config
+        demand = Demand(config.kernel_only, config.allow_degraded | waived(backend.name))
+        offer = self._offers[backend.name] = Offer(backend, probe, demand)
+        if backend.name == config.isolation:
+            self._default = offer
+        return offer
+
+    async def _resolve(self, isolation: str) -> Offer:
+        """``auto`` is the strongest that is ready; with none, the strongest, and its refusal."""
+        if isolation != AUTO:
+            return await self._offer(self._backends[isolation])
+        offers = []
+        for backend in self._strongest_first():
+            offers.append(await self._offer(backend))
+            if offers[-1].refusal is None:
+                return offers[-1]
+        return offers[0]
+
+    def _strongest_first(self) -> list[Backend]:
+        return [self._backends[name] for name in STRONGEST_FIRST if name in self._backends]
+
+    async def _offer(self, backend: Backend) -> Offer:
+        async with self._probing:
+            return self._offers.get(backend.name) or self.admit(backend, await backend.probe())
+
+
+def _verdict(probe: Probe, demand: Demand) -> ProtectionMissing | None:
+    try:
+        if not probe.ready:
+            whys = "; ".join(dict.fromkeys(p.why for p in probe.protections.values() if p.why))
+            raise ProtectionMissing(f"the backend '{probe.backend}' is not ready: {whys or 'see doctor'}")
+        demand.check(probe.protections)
+    except ProtectionMissing as missing:
+        return missing
+    return None
