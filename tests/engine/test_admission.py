@@ -27,7 +27,7 @@ def admission(
 
 async def hold(gate: Admission, principal: str, most: int = 1000) -> list[Place]:
     """All the places that it gets at once, and its next run waits."""
-    places = []
+    places: list[Place] = []
     while len(places) < most:
         entering = asyncio.create_task(gate.enter(principal, 1))
         await settle()

@@ -47,8 +47,9 @@ class Admission:
         """Give the place back; the next in turn gets it."""
         self.running -= 1
         self.reserved_mb -= place.memory_mb
-        self._tenants.of(place.principal).leave(place, _now())
-        self._tenants.tidy(place.principal)
+        tenant = self._tenants.of(place.principal)
+        tenant.leave(place, _now())
+        self._tenants.tidy(tenant)
         if self.waiting:
             self._hand_out()
 
@@ -106,7 +107,7 @@ class Admission:
         crowds = queued > 0 and not self._leaves_enough(queued + 1, room - 1)
         if room < 1 or queued >= config.queued_each or crowds:
             after_ms = self._tenants.retry_after_ms(tenant, _now())
-            self._tenants.tidy(tenant.name)
+            self._tenants.tidy(tenant)
             raise Busy("too many runs at once; come again later", retry_after_ms=after_ms)
         waiter = Waiter(memory_mb)
         tenant.queue.append(waiter)
@@ -134,7 +135,7 @@ class Admission:
             self.waiting -= 1
             if not tenant.queue:
                 del self._turns[tenant.name]
-        self._tenants.tidy(tenant.name)
+        self._tenants.tidy(tenant)
         self._hand_out()
 
     def _hand_out(self) -> None:
