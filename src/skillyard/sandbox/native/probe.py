@@ -11,6 +11,7 @@ from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
 from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.walls import HOSTNAME
 
 if TYPE_CHECKING:
     from skillyard.sandbox.native.backend import NativeBackend
@@ -25,7 +26,8 @@ try:
 except OSError:
     written = False
 print(json.dumps({"status": {k: v.strip() for k, v in status.items()}, "spaces": spaces, "written": written,
-    "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()], "uid": os.getuid()}))
+    "processes": [int(name) for name in os.listdir("/proc") if name.isdigit()], "uid": os.getuid(),
+    "name": os.uname().nodename}))
 """
 _SPACES = {
     "user_namespace": "user",
@@ -86,6 +88,8 @@ def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]
     stands["seccomp"] = status["Seccomp"] == "2"
     walls = {wall: _by_kernel(wall, held) for wall, held in stands.items()}
     walls["landlock"] = _landlock(facts)
+    if stands["uts_namespace"] and seen["name"] != HOSTNAME:
+        walls["uts_namespace"] = Protection(Level.MISSING, why="the name of this host shows: sethostname is refused")
     walls["own_uid"] = (
         Protection(Level.KERNEL, by="a user id of its own for each sandbox")
         if facts["own_uid"]

@@ -85,7 +85,7 @@ def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
     """Turn this fresh clone (NAMESPACES) into the init of a sandbox. Raises OSError at the step that failed."""
     _join(cgroups)
     kernel.unshare(kernel.CLONE_NEWCGROUP)
-    kernel.sethostname(HOSTNAME)
+    _name()
     _loopback_up()
     _mount_box(spec)
     _mount_proc(spec)
@@ -109,6 +109,15 @@ def _join(cgroups: Sequence[int]) -> None:
     for fd in cgroups:
         os.write(fd, b"0")
         os.close(fd)
+
+
+def _name() -> None:
+    """A container's filter may refuse this one call. The name is then the container's, and the probe, which looks,
+    says that the wall is missing."""
+    try:
+        kernel.sethostname(HOSTNAME)
+    except PermissionError:
+        return
 
 
 def _loopback_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
+from skillyard.sandbox.native.keeper import namespaces
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 
 _LOCKS = "/run/skillyard-ids"
@@ -16,21 +17,14 @@ def choose(base: int, count: int) -> tuple[Ids, int]:
 
     One id only, ours, for an ordinary user and wherever too few ids are mapped to give each sandbox its own.
     """
-    if os.geteuid() != 0 or not _may_map_others():
+    if os.geteuid() != 0 or not namespaces.may_map_ids():
         return Ids(0, 1), -1
     first, mapped = _mapped()
     if mapped < count + 1:
         return Ids(0, 1), -1
-    if first + mapped <= base + count:
-        base = max(1, first + mapped - count * min(_BLOCKS, mapped // count))
+    if first + mapped <= base + count:  # a container's: its accounts are among the lower half
+        base = max(1, first + mapped - count * min(_BLOCKS, max(1, mapped // count // 2)))
     return _lock_block(base, count, first + mapped)
-
-
-def _may_map_others() -> bool:
-    """CAP_SETUID and CAP_SETGID (capabilities(7)): a container's root may lack them."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        effective = next((int(line.split()[1], 16) for line in file if line.startswith("CapEff")), 0)
-    return bool(effective >> 6 & 1 and effective >> 7 & 1)
 
 
 def _mapped() -> tuple[int, int]:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
-from skillyard.sandbox.native.keeper import ids, memory_watch
+from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
@@ -48,7 +48,7 @@ def _launch(config: dict[str, Any]) -> int:
     except BlockingIOError:
         raise OSError(0, "another keeper holds this data directory") from None
     listener = _listen(run_dir)
-    _own_namespaces()
+    namespaces.enter()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -70,16 +70,6 @@ def _listen(run_dir: str) -> socket.socket:
     listener.bind(SOCKET)
     listener.listen(8)
     return listener
-
-
-def _own_namespaces() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    if uid != 0:
-        kernel.unshare(kernel.CLONE_NEWUSER)
-        for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
 
 
 def _keep(config: dict[str, Any], listener: socket.socket, ready: int) -> None:

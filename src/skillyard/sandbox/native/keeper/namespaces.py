@@ -1,0 +1,100 @@
+"""The keeper's own namespaces, in a user namespace of its own unless it may mount without (user_namespaces(7))."""
+
+from __future__ import annotations
+
+import os
+
+from skillyard.sandbox.native import kernel
+
+_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
+_MAPPERS = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
+"""What it takes to give every id of ours to a new user namespace, our 0 among them."""
+
+
+def enter() -> None:
+    """New mount and pid namespaces; the latter begins with the next child. Raises OSError naming the step.
+
+    A container's root often lacks CAP_SYS_ADMIN. Where it may map ids, its sandboxes have ids of their own all the
+    same; else it is what an ordinary user is, who has one id to give.
+    """
+    held = capabilities() if os.geteuid() == 0 else 0
+    if not _has(held, _CAP_SYS_ADMIN):
+        if all(_has(held, needed) for needed in _MAPPERS):
+            _enter_with_all_ids()
+        else:
+            _enter_with_one_id()
+    _unshare("mount and pid namespaces", kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+
+
+def capabilities() -> int:
+    """Our effective capabilities, a bit each (proc_pid_status(5))."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff")), 0)
+
+
+def may_map_ids() -> bool:
+    """Whether another namespace's ids may be more than our own."""
+    held = capabilities()
+    return _has(held, _CAP_SETUID) and _has(held, _CAP_SETGID)
+
+
+def _has(held: int, capability: int) -> bool:
+    return bool(held >> capability & 1)
+
+
+def _unshare(what: str, flags: int) -> None:
+    try:
+        kernel.unshare(flags)
+    except OSError as error:
+        raise OSError(error.errno, f"unshare ({what}): {os.strerror(error.errno or 0)}") from None
+
+
+def _enter_with_one_id() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    _unshare("user namespace", kernel.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
+        write(f"/proc/self/{name}", text)
+
+
+def _enter_with_all_ids() -> None:
+    """A child stays behind to write the maps: only who is outside may map more than one id."""
+    maps = {name: _same(name) for name in ("gid_map", "uid_map")}
+    ours = os.getpid()
+    entered_r, entered_w = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(entered_w)
+            if os.read(entered_r, 1):
+                for name, text in maps.items():
+                    write(f"/proc/{ours}/{name}", text)
+                status = 0
+        except OSError as error:
+            status = error.errno or 1
+        finally:
+            os._exit(status)
+    os.close(entered_r)
+    try:
+        _unshare("user namespace", kernel.CLONE_NEWUSER)
+        os.write(entered_w, b"x")
+    finally:
+        os.close(entered_w)
+        failed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if failed:
+        raise OSError(failed, f"uid_map: {os.strerror(failed)}")
+
+
+def _same(name: str) -> str:
+    """Every id that our namespace knows, as itself."""
+    with open(f"/proc/self/{name}", encoding="ascii") as file:
+        return "".join(f"{first} {first} {count}\n" for first, _, count in map(str.split, file))
+
+
+def write(path: str, text: str) -> None:
+    """In one call, as the kernel wants its maps. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
