@@ -68,7 +68,8 @@ async def main(data_dir: str, port: str, method: str, when: str) -> None:
     async with Runtime(data_dir, observer=die_when_started if port == "observer" else ignore) as runtime:
         if port != "observer":
             engine: Any = runtime.engine
-            setattr(engine, port, Deadly(getattr(engine, port), method, when))
+            holder = engine.backends.default if port == "backend" else engine
+            setattr(holder, port, Deadly(getattr(holder, port), method, when))
         await runtime.run_code(CODE, idempotency_key=KEY)
     print("survived")
 
