@@ -105,7 +105,7 @@ async def no_installer(packages: tuple[str, ...], target: Path) -> None:
 
 def make_engine(rig: Rig, config: EngineConfig) -> Engine:
     ports = Ports(
-        backends={rig.backend.name: rig.backend},
+        backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
         blobs=rig.extra["blobs"],
         skills=rig.skills,
         records=rig.extra["records"],
