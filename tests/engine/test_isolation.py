@@ -15,7 +15,6 @@ from skillyard.engine.engine import Engine
 from tests.engine.conftest import Rig, make_engine
 from tests.engine.fakes import FakeBackend
 
-
 pytestmark = pytest.mark.anyio
 
 
