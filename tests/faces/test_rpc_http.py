@@ -208,17 +208,28 @@ async def test_answers_carry_security_headers_and_no_banner(http: httpx2.AsyncCl
         assert "server" not in response.headers
 
 
-async def test_bodies_together_are_bounded(http: httpx2.AsyncClient, server: Serving) -> None:
+async def test_bodies_together_are_bounded_and_one_principals_leave_room(
+    http: httpx2.AsyncClient, server: Serving
+) -> None:
     hanging = Hanging()
     server.engine.handlers["run_code"] = hanging
     padding = b" " * 1900
-    first = [asyncio.create_task(http.post("/rpc", content=call("run_code") + padding, headers=JSON)) for _ in range(2)]
+
+    def post(method: str, token: str) -> asyncio.Task[httpx2.Response]:
+        headers = {**JSON, "authorization": f"Bearer {token}"}
+        return asyncio.create_task(http.post("/rpc", content=call(method) + padding, headers=headers))
+
+    first = [post("run_code", "alice-token")]
+    await until(lambda: len(server.engine.calls) == 1)
+    too_much = await post("run_code", "alice-token")
+    assert (too_much.status_code, code(too_much), too_much.headers["retry-after"]) == (429, -32005, "1")
+    first.append(post("run_code", "bob-token"))
     await until(lambda: len(server.engine.calls) == 2)
-    full = await http.post("/rpc", content=call("list_skills") + padding, headers=JSON)
+    full = await post("list_skills", "root-token")
     assert (full.status_code, code(full)) == (503, -32005)
     hanging.released.set()
     assert [r.status_code for r in await asyncio.gather(*first)] == [200, 200]
-    again = await http.post("/rpc", content=call("list_skills") + padding, headers=JSON)
+    again = await post("run_code", "alice-token")
     assert again.status_code == 200
 
 

@@ -9,8 +9,15 @@ from types import TracebackType
 
 from starlette.types import Receive, Scope
 
+from skillyard.domain.errors import Busy
 from skillyard.faces.http.errors import BadRequest, PayloadTooLarge, SlowBody, Unavailable
 from skillyard.faces.rpc.errors import CallerGone
+from skillyard.faces.rpc.wire import MAX_VALUES
+
+_SOON_MS = 1000
+_VALUE = 64
+"""Bytes of an empty list, which three bytes of JSON make."""
+_PLAIN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +36,41 @@ DEFAULT_PACE = Pace()
 
 
 class ByteBudget:
-    """What all buffered bodies of a server may hold together."""
+    """What all buffered bodies of a server may hold together; one principal may take half of it."""
 
     def __init__(self, total: int) -> None:
         self._left = total
+        self._each = total // 2
+        self._held: dict[str, int] = {}
 
-    def take(self, count: int) -> None:
-        """Raises Unavailable when that much is not free now."""
+    def take(self, principal: str, count: int) -> None:
+        """Raises Unavailable when that much is not free now, Busy when it would be too much for one principal."""
         if count > self._left:
-            raise Unavailable("too many large requests at once", retry_after_ms=1000)
+            raise Unavailable("too many large requests at once", retry_after_ms=_SOON_MS)
+        mine = self._held.get(principal, 0) + count
+        if mine > self._each:
+            raise Busy("too many large requests of yours at once", retry_after_ms=_SOON_MS)
         self._left -= count
+        self._held[principal] = mine
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, principal: str, count: int) -> None:
         self._left += count
+        if count:
+            self._held[principal] -= count
+            if not self._held[principal]:
+                del self._held[principal]
 
 
 class Lease:
     """One request's part of a budget, given back at the end of a ``with`` block."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: ByteBudget, principal: str) -> None:
         self._budget = budget
+        self._principal = principal
         self._held = 0
 
     def take(self, count: int) -> None:
-        self._budget.take(count)
+        self._budget.take(self._principal, count)
         self._held += count
 
     def __enter__(self) -> Lease:
@@ -61,7 +79,7 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.give_back(self._held)
+        self._budget.give_back(self._principal, self._held)
 
 
 def declared_length(scope: Scope) -> int | None:
@@ -96,6 +114,13 @@ async def read(scope: Scope, receive: Receive, maximum: int, lease: Lease, pace:
         lease.take(len(piece))
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def decoded(content: bytes) -> int:
+    """Bytes that the values of a JSON text may take besides the text, at most."""
+    if len(content) <= _PLAIN:
+        return 0
+    return _VALUE * min(MAX_VALUES, sum(map(content.count, (b",", b"[", b"{"))))
 
 
 async def _next(receive: Receive, seconds: float) -> tuple[bytes, bool]:

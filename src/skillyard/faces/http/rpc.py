@@ -36,11 +36,13 @@ class RpcEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_is_json_post(scope)
-        with self._lifecycle.working(), body.Lease(self._budget) as lease:
+        principal = principal_of(scope)
+        with self._lifecycle.working(), body.Lease(self._budget, principal.name) as lease:
             content = await body.read(scope, receive, self._max_body, lease, self._pace)
+            lease.take(body.decoded(content))
             async with HttpCaller(receive, self._lifecycle) as caller:
                 try:
-                    answer = await self._dispatcher.answer(content, principal_of(scope), caller)
+                    answer = await self._dispatcher.answer(content, principal, caller)
                 except CallerGone:
                     return
             await _send(send, answer)
