@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from skillyard._version import __version__
 from skillyard.faces.cli.failures import exit_codes_help, reported
 
 _HERE = "skillyard.faces.cli"
@@ -62,6 +63,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=exit_codes_help(),
 )
+@click.version_option(__version__, "-V", "--version", prog_name="skillyard", message="%(prog)s %(version)s")
 def cli() -> None:
     """Store agent skills and blobs, and run skills and code in kernel-isolated sandboxes.
 
