@@ -44,9 +44,13 @@ class NativeBackend:
     async def probe(self) -> Probe:
         if self._probe is None:
             async with self._probing:
-                self._probe = self._probe or await probe(self)
+                self._probe = self._probe or await self.look()
                 self._enforced = self._probe.enforced()
         return self._probe
+
+    async def look(self) -> Probe:
+        """Find out by trying. Never raises: what stands in the way is in the result."""
+        return await probe(self)
 
     async def facts(self) -> dict[str, Any]:
         """What the keeper found out about the host. Raises SandboxFault."""
@@ -196,7 +200,7 @@ class NativeBackend:
             return
         assert self._probe is not None
         if not self._probe.ready:
-            raise ProtectionMissing("the native backend cannot make sandboxes here: " + self._probe.facts["why"])
+            raise ProtectionMissing(f"the {self.name} backend cannot make sandboxes here: " + self._probe.facts["why"])
         Demand(spec.kernel_only, spec.allow_degraded).check(self._probe.protections)
         self._demands_met.add((spec.kernel_only, spec.allow_degraded))
 

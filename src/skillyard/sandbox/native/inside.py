@@ -17,7 +17,7 @@ from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY
 
 _exit = os._exit  # foreign code may replace what it finds in os
-_BLOCKED = {signal.SIGCHLD, signal.SIGINT}
+BLOCKED = {signal.SIGCHLD, signal.SIGINT}
 
 
 class Init:
@@ -30,7 +30,7 @@ class Init:
         self._running: dict[int, str] = {}
         self._killed: set[int] = set()
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         self._children = kernel.signal_descriptor({signal.SIGCHLD})
         self._worker = self._fork_guest(channel, output)
         os.close(channel)
@@ -67,7 +67,7 @@ class Init:
         elif "lend" in message:
             self._lend(message["lend"], message["single"])
         elif "kill" in message:
-            self._kill(message["kill"])
+            self.end_tree(message["kill"])
         for fd in fds:
             os.close(fd)
         return True
@@ -90,7 +90,7 @@ class Init:
             return
         self._running[pid] = message["start"]
 
-    def _kill(self, id: str) -> None:
+    def end_tree(self, id: str) -> None:
         for pid, name in list(self._running.items()):
             if name == id:
                 self._killed.add(pid)
@@ -131,7 +131,7 @@ class Init:
     def _fork_guest(self, channel: int, output: int) -> int:
         pid = os.fork()
         if pid == 0:
-            self._be_child((self._devnull, output, output, channel))
+            self.be_child((self._devnull, output, output, channel))
             guest.reseed()
             guest.serve(CHANNEL_FD, CHANNEL_FD)
             _say_done()
@@ -141,15 +141,15 @@ class Init:
     def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
         pid = os.fork()
         if pid == 0:
-            self._be_child((fds[0], fds[1], fds[2]))
+            self.be_child((fds[0], fds[1], fds[2]))
             _exec(message["argv"], {**os.environ, **message["env"]}, message["cwd"])
         return pid
 
-    def _be_child(self, fds: tuple[int, ...]) -> None:
+    def be_child(self, fds: tuple[int, ...]) -> None:
         """Nothing of init's stays open, and signals are as a fresh process has them."""
         _arrange(fds)
         os.setsid()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
 
 

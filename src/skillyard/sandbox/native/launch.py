@@ -10,22 +10,23 @@ import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skillyard.domain.errors import SandboxFault
 
 _START_BOUND_S = 20.0
 _LOOK_AGAIN_S = 0.02
-_CODE = (
-    "import sys, json; sys.path.insert(0, sys.argv[1]);"
-    " from skillyard.sandbox.native.keeper.main import main; main(json.loads(sys.argv[2]))"
-)
+_CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main; main(json.loads(sys.argv[2]))"
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY."""
+    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY.
 
+    ``PROGRAM`` is the module whose ``main`` becomes the keeper; it gets all fields.
+    """
+
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.keeper.main"
     ready: int = 4
     uid_base: int = 1_900_000_000
     uid_count: int = 4096
@@ -78,7 +79,7 @@ async def _start(run_dir: Path, options: KeeperOptions) -> None:
     executable = getattr(sys, "_base_executable", "") or sys.executable
     process = await asyncio.create_subprocess_exec(
         executable,
-        *("-I", "-S", "-B", "-c", _CODE, package_root, json.dumps(config)),
+        *("-I", "-S", "-B", "-c", _CODE.format(options.PROGRAM), package_root, json.dumps(config)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,19 +87,24 @@ def _open(source: str, target: str, attributes: int, *, read_only: bool = True) 
 
 def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
     """Fill the fresh tmpfs that is the working directory, make it the root, and make it read-only."""
+    fill(binds, python, packages, modules())
+    _enter()
+
+
+def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | None]]) -> None:
+    """Make the working directory a root: ``binds`` are hung in, and ``code`` of ours is copied."""
     for path in _EMPTY_DIRECTORIES:
         os.makedirs(path, 0o755, exist_ok=True)
     for path, text in _FILES.items():
         Path(path).write_text(text)
     _link_system_directories()
     _link_devices()
-    _copy_code()
+    _copy_code(code)
     for bind in sorted(binds, key=lambda b: b.target.count("/")):
         _hang(bind)
     for path in python.masked:
         if not (packages and path == python.packages):
             kernel.mount("run/empty", path.lstrip("/"), None, kernel.MS_BIND)
-    _enter()
 
 
 def _hang(bind: Bind) -> None:
@@ -124,8 +129,8 @@ def _link_devices() -> None:
         os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")
 
 
-def _copy_code() -> None:
-    for name, source in modules():
+def _copy_code(code: Iterable[tuple[str, Path | None]]) -> None:
+    for name, source in code:
         target = f"{walls.CODE_ROOT.lstrip('/')}/{name}"
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         if source is None:

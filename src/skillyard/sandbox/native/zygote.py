@@ -23,8 +23,8 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
     """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
     sock = socket.socket(fileno=keeper)
-    _be_plain(packages)
-    failed = _preload(preload)
+    be_plain(packages)
+    failed = import_ahead(preload)
     guest.prepare()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
@@ -35,7 +35,7 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     _serve(sock, bytes.fromhex(closing))
 
 
-def _be_plain(packages: str) -> None:
+def be_plain(packages: str) -> None:
     """The interpreter as its users know it: the site builtins and the environment's packages, nothing of ours."""
     site.setquit()
     site.setcopyright()
@@ -47,7 +47,7 @@ def _be_plain(packages: str) -> None:
     sys.orig_argv = [sys.executable]
 
 
-def _preload(names: list[str]) -> dict[str, str]:
+def import_ahead(names: list[str]) -> dict[str, str]:
     """Import what most runs import; what fails here will fail in the run that asks for it, with its reason."""
     failed: dict[str, str] = {}
     os.environ.update(_ONE_THREAD)

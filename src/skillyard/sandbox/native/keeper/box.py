@@ -66,7 +66,7 @@ class Box:
         self.pidfd = -1
         self.programs: dict[str, Program] = {}
         self.dead = False
-        self.account = Account(group, shape.memory_mb)
+        self.account = self.make_account()
         self.forced: tuple[str, str] | None = None
         self.on_ready: Callable[[Box], None]
         self.on_dead: Callable[[Box, str], None]
@@ -75,12 +75,15 @@ class Box:
         self._said_ready = False
         self._given = ""
         """The program that the waiting worker was given."""
-        self._control, self.inside_control = packets.pair()
+        self.control, self.inside_control = packets.pair()
         self._channel: socket.socket | None
         self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
-        self._control.setblocking(False)
-        loop.watch(self._control.fileno(), READ, lambda _: self._hear())
+        self.control.setblocking(False)
+        loop.watch(self.control.fileno(), READ, lambda _: self._hear())
+
+    def make_account(self) -> Account:
+        return Account(self.group, self.shape.memory_mb)
 
     def descriptors(self) -> list[int]:
         """What its init gets: control, the worker's channel, the worker's output, the group's."""
@@ -118,7 +121,7 @@ class Box:
             channel, self._channel = self._channel, None
             self._given = id
             if not single:
-                packets.send(self._control, {"lend": id, "single": single})
+                packets.send(self.control, {"lend": id, "single": single})
             program.request = request if len(self.programs) > 1 else b""
             program.read_pipe(self._output, "stdout")
             program.talk(channel, request)
@@ -135,7 +138,7 @@ class Box:
             self.kill()
             return
         try:
-            packets.send(self._control, {"kill": program.id})
+            packets.send(self.control, {"kill": program.id})
         except OSError:
             self.kill()
             return
@@ -185,7 +188,7 @@ class Box:
                 ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
                 ours.append(ours_out)
                 theirs.append(theirs_out)
-            packets.send(self._control, {**self._start_message(program), **message}, theirs)
+            packets.send(self.control, {**self._start_message(program), **message}, theirs)
         except (OSError, ValueError):
             for fd in ours:
                 os.close(fd)
@@ -205,7 +208,7 @@ class Box:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            packets.send(self._control, {**self._start_message(program), "argv": None}, [theirs.fileno(), writing])
+            packets.send(self.control, {**self._start_message(program), "argv": None}, [theirs.fileno(), writing])
         except OSError:
             ours.close()
             os.close(reading)
@@ -255,11 +258,11 @@ class Box:
     def _hear(self) -> None:
         while True:
             try:
-                got = packets.receive(self._control)
+                got = packets.receive(self.control)
             except (BlockingIOError, ValueError, OSError):
                 return
             if got is None:
-                self._loop.forget(self._control.fileno())
+                self._loop.forget(self.control.fileno())
                 return
             self._told(got[0])
 
@@ -339,8 +342,8 @@ class Box:
         """Close what is still open. Its processes are gone."""
         for program in self.programs.values():
             program.drop()
-        self._loop.forget(self._control.fileno())
-        self._control.close()
+        self._loop.forget(self.control.fileno())
+        self.control.close()
         self._forget_worker()
         if self.pidfd >= 0:
             os.close(self.pidfd)

@@ -10,10 +10,12 @@ import resource
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
 from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces
+from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
@@ -26,20 +28,21 @@ LOG = "keeper.log"
 PROTOCOL = 1
 
 
-def main(config: dict[str, Any]) -> None:
+def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper] | None = None) -> None:
     """Print ``{"pid": …}`` or ``{"error": …}`` on standard output and exit; the keeper goes on in the background.
 
     ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``.
+    ``make`` makes another keeper than the native backend's.
     """
     try:
-        pid = _launch(config)
+        pid = _launch(config, make or Keeper)
     except OSError as error:
         print(json.dumps({"error": str(error.strerror if error.errno == 0 else error)}))  # noqa: T201
         sys.exit(1)
     print(json.dumps({"pid": pid}))  # noqa: T201
 
 
-def _launch(config: dict[str, Any]) -> int:
+def _launch(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper]) -> int:
     os.umask(0o077)
     run_dir = config["run_dir"]
     lock = os.open(f"{run_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,7 +56,7 @@ def _launch(config: dict[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _keep(config, listener, writing)
+        _keep(lambda: make(config, listener), config["run_dir"], writing)
     os.close(writing)
     said = os.read(reading, 4096).decode("utf-8", "replace")
     if said != "ok":
@@ -72,14 +75,14 @@ def _listen(run_dir: str) -> socket.socket:
     return listener
 
 
-def _keep(config: dict[str, Any], listener: socket.socket, ready: int) -> None:
+def _keep(make: Callable[[], Keeper], run_dir: str, ready: int) -> None:
     """pid 1 from here on; never returns."""
     try:
         os.setsid()
-        _detach(config["run_dir"])
+        _detach(run_dir)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-        keeper = Keeper(config, listener)
+        keeper = make()
     except BaseException as error:  # noqa: BLE001 - the launcher must hear of it, and this process must end
         os.write(ready, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
@@ -125,12 +128,21 @@ class Keeper:
             directories,
             run_dir,
         )
-        retirement = Retirement(config["retire_runs"], config["retire_s"])
-        self._yard = Yard(self._loop, host, config["ready"], retirement)
-        self._service = Service(self._loop, self._yard, _facts(host))
-        memory_watch.start(self._loop, self._yard)
+        self._yard = self.make_yard(self._loop, host, config)
+        self._service = Service(self._loop, self._yard, _facts(host) | self.facts())
+        memory_watch.start(self._loop, self._yard, self.check_memory)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)
+
+    def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
+        return Yard(loop, host, config["ready"], Retirement(config["retire_runs"], config["retire_s"]))
+
+    def check_memory(self, box: Box) -> None:
+        memory_watch.check(box)
+
+    def facts(self) -> dict[str, Any]:
+        """What the server is told beside what every keeper finds out."""
+        return {}
 
     def run(self) -> None:
         self._loop.run()

@@ -8,6 +8,7 @@ two looks a sandbox may pass its limit by what it can touch in that time. Each p
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -17,15 +18,15 @@ _EVERY_S = 0.05
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-def start(loop: Loop, yard: Yard) -> None:
-    """Look while anything runs; ``yard.on_lent`` starts it again."""
+def start(loop: Loop, yard: Yard, check: Callable[[Box], None]) -> None:
+    """``check`` each sandbox while anything runs; ``yard.on_lent`` starts it again."""
     looking = False
 
     def look() -> None:
         nonlocal looking
         running = [box for box in yard.survey() if not box.dead and box.running()]
         for box in running:
-            _check(box)
+            check(box)
         looking = bool(yard.survey())
         if looking:
             loop.after(_EVERY_S, look)
@@ -39,7 +40,7 @@ def start(loop: Loop, yard: Yard) -> None:
     yard.on_lent = lent
 
 
-def _check(box: Box) -> None:
+def check(box: Box) -> None:
     limit = box.shape.memory_mb * MIB
     used = box.group.own_memory() if box.group is not None else _of_tree(box.pid, limit)
     box.account.saw(used)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
@@ -54,13 +54,23 @@ class Asked:
     failed_once: bool = False
 
 
+class Maker(Protocol):
+    """What sandboxes of one environment and group come from."""
+
+    def order(self, order: Order) -> None: ...
+
+    def warm(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Yard:
     def __init__(self, loop: Loop, host: Host, ready: int, retirement: Retirement) -> None:
         self._loop = loop
         self._host = host
         self._target = ready
         self._retirement = retirement
-        self._zygotes: dict[tuple[str, str], Zygote] = {}
+        self._zygotes: dict[tuple[str, str], Maker] = {}
         self._environments: dict[str, dict[str, Any]] = {}
         self._ready: dict[Shape, deque[Box]] = {}
         self._making: dict[Shape, int] = {}
@@ -133,7 +143,7 @@ class Yard:
         for box in self._ready.pop(shape):
             box.kill()
 
-    def _zygote(self, shape: Shape) -> Zygote:
+    def _zygote(self, shape: Shape) -> Maker:
         key = (shape.environment, shape.group)
         if key not in self._zygotes:
             details = self._environments[shape.environment]
@@ -166,17 +176,23 @@ class Yard:
             self._making[shape] -= 1
             self._refuse_one(shape, f"cgroup: {error.strerror}")
             return
-        box = Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
+        box = self._new_box(handle, shape, slot, group)
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
         first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
         self._zygote(shape).order(Order(box, first + self._build(box).encode()))
 
+    def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
+        return Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
+
     def _group(self, name: str, shape: Shape) -> Group | None:
         if not self._host.cgroups.parents:
             return None
+        return self._host.cgroups.make(name, self._group_limits(shape))
+
+    def _group_limits(self, shape: Shape) -> GroupLimits:
         memory = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
-        return self._host.cgroups.make(name, GroupLimits(memory, shape.pids + 1, shape.cpus))
+        return GroupLimits(memory, shape.pids + 1, shape.cpus)
 
     def _build(self, box: Box) -> walls.Build:
         shape = box.shape
@@ -215,7 +231,7 @@ class Yard:
     def _lend(self, box: Box, asked: Asked) -> None:
         if asked.shows:
             try:
-                show(self._host.home, box.pidfd, self._host.ids.base, asked.shows)
+                self._show(box, asked.shows)
             except OSError as error:
                 box.kill()
                 asked.answer(None, f"mounting: {error.strerror or error}")
@@ -225,6 +241,9 @@ class Yard:
         self.by_key[asked.lease.key] = box
         self.on_lent()
         asked.answer(box, "")
+
+    def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
+        show(self._host.home, box.pidfd, self._host.ids.base, shows)
 
     def _failed(self, box: Box, why: str) -> None:
         """It was never cloned."""
