@@ -115,8 +115,8 @@ class Backends:
 def _verdict(probe: Probe, demand: Demand) -> ProtectionMissing | None:
     try:
         if not probe.ready:
-            whys = "; ".join(dict.fromkeys(p.why for p in probe.protections.values() if p.why))
-            raise ProtectionMissing(f"the backend '{probe.backend}' is not ready: {whys or 'see doctor'}")
+            said = dict.fromkeys(text for p in probe.protections.values() for text in (p.why, p.mend) if text)
+            raise ProtectionMissing(f"the backend '{probe.backend}' is not ready: {'; '.join(said) or 'see doctor'}")
         demand.check(probe.protections)
     except ProtectionMissing as missing:
         return missing

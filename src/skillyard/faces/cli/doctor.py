@@ -94,14 +94,16 @@ async def _probe_in(settings: Settings, directory: Path) -> Offer:
 
 
 def _print(found: Probe, short: Sequence[str]) -> None:
-    rows = [(name, p.level.value, _detail(p)) for name, p in found.protections.items()]
+    rows = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
     emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
     click.echo(f"\nisolation: {found.backend}")
     for name, value in found.facts.items():
         click.echo(f"{name}: {value}")
-    if short:
+    if not found.ready:
+        click.secho("\nNo sandbox can be made here. Runs are refused.", fg="red", err=True)
+    elif short:
         click.secho(f"\nDemanded and missing: {', '.join(short)}. Runs are refused here.", fg="red", err=True)
-    elif found.ready:
+    else:
         click.secho("\nEvery protection that is demanded is in force.", fg="green", err=True)
 
 

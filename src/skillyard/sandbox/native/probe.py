@@ -11,6 +11,8 @@ from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
 from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.mend import filter_mend, look, mend
+from skillyard.sandbox.native.surroundings import Surroundings
 from skillyard.sandbox.native.walls import HOSTNAME
 
 if TYPE_CHECKING:
@@ -51,8 +53,12 @@ async def probe(backend: NativeBackend) -> Probe:
         facts = await backend.facts()
         seen = await _look(backend)
     except SkillyardError as error:
-        return _nothing(error.message, facts)
+        return await _explained(error.message, facts)
     protections = {**_walls(seen, facts), **_limits(facts)}
+    if protections["landlock"].level is Level.MISSING:
+        protections["landlock"] = _no_landlock(await look())
+    if seen["name"] != HOSTNAME:
+        protections["uts_namespace"] = _no_name(await look())
     return Probe("native", True, protections, _texts(facts))
 
 
@@ -88,8 +94,6 @@ def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]
     stands["seccomp"] = status["Seccomp"] == "2"
     walls = {wall: _by_kernel(wall, held) for wall, held in stands.items()}
     walls["landlock"] = _landlock(facts)
-    if stands["uts_namespace"] and seen["name"] != HOSTNAME:
-        walls["uts_namespace"] = Protection(Level.MISSING, why="the name of this host shows: sethostname is refused")
     walls["own_uid"] = (
         Protection(Level.KERNEL, by="a user id of its own for each sandbox")
         if facts["own_uid"]
@@ -107,7 +111,20 @@ def _by_kernel(wall: str, held: bool) -> Protection:
 def _landlock(facts: dict[str, Any]) -> Protection:
     if facts["landlock"]:
         return Protection(Level.KERNEL, by=f"Landlock ABI {facts['landlock']}")
+    return Protection(Level.MISSING, why="this kernel has no Landlock")
+
+
+def _no_landlock(found: Surroundings | None) -> Protection:
+    """A kernel without it, one that was started without it, or a filter before it."""
+    if found is not None and "landlock" in found.modules:
+        return Protection(Level.MISSING, why="a filter of system calls keeps Landlock from us", mend=filter_mend(found))
     return Protection(Level.MISSING, why="this kernel has no Landlock", mend="add landlock to the lsm= boot option")
+
+
+def _no_name(found: Surroundings | None) -> Protection:
+    """Sandboxes can be without, so it is told here and not with what refuses them."""
+    mend = filter_mend(found) if found is not None and found.filtered else ""
+    return Protection(Level.MISSING, why="the name of this host shows: sethostname is refused", mend=mend)
 
 
 def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
@@ -140,19 +157,13 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _nothing(why: str, facts: dict[str, Any]) -> Probe:
-    missing = Protection(Level.MISSING, why=why, mend=_mend(why))
-    texts = {**(_texts(facts) if facts else {}), "why": why}
+async def _explained(why: str, facts: dict[str, Any]) -> Probe:
+    """With what we know to do about it, where we know it."""
+    found = await look()
+    return _nothing(why, facts, "" if found is None else mend(found))
+
+
+def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
+    missing = Protection(Level.MISSING, why=why, mend=mend)
+    texts = {**(_texts(facts) if facts else {}), "why": why, **({"mend": mend} if mend else {})}
     return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts)
-
-
-def _mend(why: str) -> str:
-    if "unshare" in why or "clone3" in why:
-        return (
-            "user namespaces are closed here: allow them (sysctl user.max_user_namespaces, "
-            "kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns=0), "
-            "or run the server as root"
-        )
-    if "mount" in why:
-        return "mounts are closed here: a container needs --security-opt seccomp=unconfined and systempaths=unconfined"
-    return ""

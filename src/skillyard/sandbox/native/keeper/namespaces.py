@@ -26,6 +26,12 @@ def enter() -> None:
     _unshare("mount and pid namespaces", kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
 
 
+def may_enter() -> bool:
+    """Whether :func:`enter` can be: root must be able to map itself, the one id that it has to give."""
+    held = capabilities()
+    return os.geteuid() != 0 or _has(held, _CAP_SYS_ADMIN) or _has(held, _CAP_SETFCAP)
+
+
 def capabilities() -> int:
     """Our effective capabilities, a bit each (proc_pid_status(5))."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
