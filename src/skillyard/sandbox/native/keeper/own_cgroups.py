@@ -1,0 +1,43 @@
+"""Control groups for a container's root: engines mount them read-only, and the groups below the container's own are
+still its to make. In a cgroup namespace the kernel mounts a hierarchy from there on (cgroup_namespaces(7))."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from skillyard.sandbox.native import kernel
+
+_CONTROLLERS = frozenset({"memory", "pids", "cpu"})
+_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+
+
+def mount() -> None:
+    """Over each read-only hierarchy, the same once more, where we may write it. In a mount namespace of the caller's."""
+    closed = [found for found in _mounted() if not os.access(found[0], os.W_OK)]
+    if not closed or os.geteuid() != 0:
+        return
+    try:
+        kernel.unshare(kernel.CLONE_NEWCGROUP)
+    except OSError:
+        return  # then limits are supervised, as the probe will find
+    for target, kind, controllers in closed:
+        try:
+            kernel.mount("cgroup", target, kind, _QUIET, controllers)
+        except OSError:
+            continue
+        if not os.access(target, os.W_OK):
+            kernel.umount(target)
+
+
+def _mounted() -> Iterator[tuple[str, str, str]]:
+    """Where, the file system's name, and its controllers (version 1): of those hierarchies that limits need."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = [*right.split(), "", "", ""][:3]
+            controllers = [name for name in options.split(",") if name not in ("ro", "rw", "none", "xattr")]
+            if kind == "cgroup2":
+                yield left.split()[4], kind, ""
+            elif kind == "cgroup" and not _CONTROLLERS.isdisjoint(controllers):
+                yield left.split()[4], kind, ",".join(controllers)
