@@ -94,7 +94,10 @@ class Init:
         for pid, name in list(self._running.items()):
             if name == id:
                 self._killed.add(pid)
-                _kill_tree(pid)
+                self.kill_tree(pid)
+
+    def kill_tree(self, leader: int) -> None:
+        _kill_tree(leader)
 
     def _reap(self) -> None:
         while True:
@@ -142,8 +145,12 @@ class Init:
         pid = os.fork()
         if pid == 0:
             self.be_child((fds[0], fds[1], fds[2]))
-            _exec(message["argv"], {**os.environ, **message["env"]}, message["cwd"])
+            _exec(message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
         return pid
+
+    def place(self, path: str) -> str:
+        """Where a path of the port is to be found in here."""
+        return path
 
     def be_child(self, fds: tuple[int, ...]) -> None:
         """Nothing of init's stays open, and signals are as a fresh process has them."""

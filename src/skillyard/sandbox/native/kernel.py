@@ -28,6 +28,7 @@ NR_LANDLOCK_RESTRICT_SELF = 446
 NR_PIVOT_ROOT = 155 if _X86 else 41
 NR_CAPSET = 126 if _X86 else 91
 NR_SECCOMP = 317 if _X86 else 277
+NR_CLONE = 56 if _X86 else 220
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
@@ -238,6 +239,17 @@ def clone(flags: int, *, cgroup: int = -1) -> tuple[int, int]:
     pid = _locked.syscall(ctypes.c_long(NR_CLONE3), ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
     if pid < 0:
         _fail("clone3")
+    return (0, -1) if pid == 0 else (pid, pidfd.value)
+
+
+def clone_sibling() -> tuple[int, int]:
+    """:func:`clone` with CLONE_PARENT and no namespace, by clone(2): what a container's filter leaves."""
+    pidfd = ctypes.c_int(-1)
+    flags = ctypes.c_ulong(CLONE_PARENT | CLONE_PIDFD)
+    nothing = ctypes.c_void_p(None)
+    pid = _locked.syscall(ctypes.c_long(NR_CLONE), flags, nothing, ctypes.byref(pidfd), nothing, nothing)
+    if pid < 0:
+        _fail("clone")
     return (0, -1) if pid == 0 else (pid, pidfd.value)
 
 

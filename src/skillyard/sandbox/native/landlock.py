@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import struct
 from collections.abc import Sequence
 
@@ -14,7 +15,10 @@ MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
 TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
 SCOPE_ABSTRACT_UNIX, SCOPE_SIGNAL = 1 << 0, 1 << 1
 
+NET_BIND_TCP, NET_CONNECT_TCP = 1 << 0, 1 << 1
+
 READ = EXECUTE | READ_FILE | READ_DIR
+_FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 DEVICES = READ_FILE | WRITE_FILE | READ_DIR | TRUNCATE
 
 _HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
@@ -47,20 +51,46 @@ def writable(version: int) -> int:
 
 def restrict(version: int, rules: Sequence[tuple[str, int]]) -> None:
     """Confine this thread and all it makes to ``rules``: (directory, rights beneath it)."""
-    rights = handled(version)
-    if version >= 6:
-        attr = struct.pack("QQQ", rights, 0, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)
-    else:
-        attr = struct.pack("Q", rights)
-    ruleset = kernel.call(
-        "landlock_create_ruleset",
-        kernel.NR_LANDLOCK_CREATE_RULESET,
-        attr,
-        ctypes.c_size_t(len(attr)),
+    ruleset = create(version)
+    for path, allowed in rules:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            allow(ruleset, fd, allowed & handled(version))
+        finally:
+            os.close(fd)
+    enter(ruleset)
+
+
+def create(version: int, *, tcp: bool = True) -> int:
+    """A ruleset that allows nothing with files yet; ``tcp`` false closes TCP ports too where the version can.
+    A scope, where the version has it, keeps signals and abstract sockets from leaving the domain."""
+    net = 0 if tcp else NET_BIND_TCP | NET_CONNECT_TCP
+    attr = struct.pack("QQQ", handled(version), net, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)
+    return _create(attr[: 24 if version >= 6 else 16 if version >= 4 else 8])
+
+
+def scope() -> None:
+    """Only confine signals and abstract sockets (version 6): what this thread makes, and what that makes in
+    domains of its own, can be signalled from here, and nothing else."""
+    enter(_create(struct.pack("QQQ", 0, 0, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)))
+
+
+def allow(ruleset: int, fd: int, rights: int) -> None:
+    """``rights`` beneath the directory ``fd``, or to that very file."""
+    if not stat.S_ISDIR(os.fstat(fd).st_mode):
+        rights &= _FOR_FILES
+    kernel.call(
+        "landlock_add_rule",
+        kernel.NR_LANDLOCK_ADD_RULE,
+        ctypes.c_int(ruleset),
+        ctypes.c_int(_RULE_PATH_BENEATH),
+        struct.pack("=Qi", rights, fd),
         ctypes.c_uint(0),
     )
-    for path, allowed in rules:
-        _add(ruleset, path, allowed & rights)
+
+
+def enter(ruleset: int) -> None:
+    """Confine this thread and all it makes, for good. The descriptor is closed."""
     kernel.call(
         "landlock_restrict_self",
         kernel.NR_LANDLOCK_RESTRICT_SELF,
@@ -70,16 +100,11 @@ def restrict(version: int, rules: Sequence[tuple[str, int]]) -> None:
     os.close(ruleset)
 
 
-def _add(ruleset: int, path: str, allowed: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        kernel.call(
-            "landlock_add_rule",
-            kernel.NR_LANDLOCK_ADD_RULE,
-            ctypes.c_int(ruleset),
-            ctypes.c_int(_RULE_PATH_BENEATH),
-            struct.pack("=Qi", allowed, fd),
-            ctypes.c_uint(0),
-        )
-    finally:
-        os.close(fd)
+def _create(attr: bytes) -> int:
+    return kernel.call(
+        "landlock_create_ruleset",
+        kernel.NR_LANDLOCK_CREATE_RULESET,
+        attr,
+        ctypes.c_size_t(len(attr)),
+        ctypes.c_uint(0),
+    )

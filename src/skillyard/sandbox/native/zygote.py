@@ -35,12 +35,12 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     _serve(sock, bytes.fromhex(closing))
 
 
-def be_plain(packages: str) -> None:
+def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
     """The interpreter as its users know it: the site builtins and the environment's packages, nothing of ours."""
     site.setquit()
     site.setcopyright()
     site.sethelper()
-    sys.path[:] = [path for path in sys.path if path != walls.CODE_ROOT]
+    sys.path[:] = [path for path in sys.path if path != code_root]
     if packages:
         sys.path.append(packages)
     sys.argv = [""]

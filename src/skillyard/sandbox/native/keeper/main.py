@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
-from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces
+from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces, own_cgroups
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
+from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement
 
 SOCKET = "keeper.sock"
@@ -34,15 +35,31 @@ def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket],
     ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``.
     ``make`` makes another keeper than the native backend's.
     """
+    launch(config, make or Keeper, namespaces.enter, _settle)
+
+
+def launch(
+    config: dict[str, Any],
+    make: Callable[[dict[str, Any], socket.socket], Keeper],
+    enter: Callable[[], None],
+    settle: Callable[[], None],
+) -> None:
+    """:func:`main` for a keeper that ``make`` makes. ``enter`` is called before the process is forked that becomes
+    it, ``settle`` in there."""
     try:
-        pid = _launch(config, make or Keeper)
+        pid = _launch(config, make, enter, settle)
     except OSError as error:
         print(json.dumps({"error": str(error.strerror if error.errno == 0 else error)}))  # noqa: T201
         sys.exit(1)
     print(json.dumps({"pid": pid}))  # noqa: T201
 
 
-def _launch(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper]) -> int:
+def _launch(
+    config: dict[str, Any],
+    make: Callable[[dict[str, Any], socket.socket], Keeper],
+    enter: Callable[[], None],
+    settle: Callable[[], None],
+) -> int:
     os.umask(0o077)
     run_dir = config["run_dir"]
     lock = os.open(f"{run_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -51,12 +68,12 @@ def _launch(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socke
     except BlockingIOError:
         raise OSError(0, "another keeper holds this data directory") from None
     listener = _listen(run_dir)
-    namespaces.enter()
+    enter()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _keep(lambda: make(config, listener), config["run_dir"], writing)
+        _keep(lambda: make(config, listener), settle, config["run_dir"], writing)
     os.close(writing)
     said = os.read(reading, 4096).decode("utf-8", "replace")
     if said != "ok":
@@ -75,13 +92,19 @@ def _listen(run_dir: str) -> socket.socket:
     return listener
 
 
-def _keep(make: Callable[[], Keeper], run_dir: str, ready: int) -> None:
-    """pid 1 from here on; never returns."""
+def _settle() -> None:
+    """As pid 1 of the new namespaces."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    own_cgroups.mount()
+
+
+def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, ready: int) -> None:
+    """The keeper from here on; never returns."""
     try:
         os.setsid()
         _detach(run_dir)
-        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        settle()
         keeper = make()
     except BaseException as error:  # noqa: BLE001 - the launcher must hear of it, and this process must end
         os.write(ready, f"{type(error).__name__}: {error}".encode())
@@ -113,8 +136,8 @@ class Keeper:
         run_dir = config["run_dir"]
         for name in ("root", "spool"):
             os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
-        chosen, self._id_lock = ids.choose(config["uid_base"], config["uid_count"])
-        self._groups = cgroups.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
+        chosen, self._id_lock = self.choose_ids(config)
+        self._groups = self.find_groups(run_dir)
         self._groups.sweep()
         files, directories = masked_proc()
         host = Host(
@@ -133,6 +156,13 @@ class Keeper:
         memory_watch.start(self._loop, self._yard, self.check_memory)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)
+
+    def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
+        """And the descriptor whose lock holds them."""
+        return ids.choose(config["uid_base"], config["uid_count"])
+
+    def find_groups(self, run_dir: str) -> cgroups.Cgroups:
+        return cgroups.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
 
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
         return Yard(loop, host, config["ready"], Retirement(config["retire_runs"], config["retire_s"]))

@@ -17,7 +17,7 @@ from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.zygote_process import Ids, ZygotePlan
-from skillyard.sandbox.native.keeper.zygotes import Order, Retirement, Zygote
+from skillyard.sandbox.native.keeper.zygotes import Order, Plan, Retirement, Zygote
 
 MIB = 1 << 20
 _INODES_PER_MIB = 128
@@ -146,17 +146,19 @@ class Yard:
     def _zygote(self, shape: Shape) -> Maker:
         key = (shape.environment, shape.group)
         if key not in self._zygotes:
-            details = self._environments[shape.environment]
-            plan = ZygotePlan(
-                self._host.python,
-                details["packages"],
-                tuple(details["preload"]),
-                self._host.ids,
-                f"{self._host.run_dir}/root",
-                self._host.cgroups.has("memory"),
-            )
+            plan = self._plan(self._environments[shape.environment])
             self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
         return self._zygotes[key]
+
+    def _plan(self, details: dict[str, Any]) -> Plan:
+        return ZygotePlan(
+            self._host.python,
+            details["packages"],
+            tuple(details["preload"]),
+            self._host.ids,
+            f"{self._host.run_dir}/root",
+            self._host.cgroups.has("memory"),
+        )
 
     def _make(self, shape: Shape) -> None:
         self._making[shape] = self._making.get(shape, 0) + 1
@@ -180,7 +182,7 @@ class Yard:
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
         first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
-        self._zygote(shape).order(Order(box, first + self._build(box).encode()))
+        self._zygote(shape).order(Order(box, first + self._build(box)))
 
     def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
         return Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
@@ -194,9 +196,9 @@ class Yard:
         memory = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
         return GroupLimits(memory, shape.pids + 1, shape.cpus)
 
-    def _build(self, box: Box) -> walls.Build:
+    def _build(self, box: Box) -> bytes:
         shape = box.shape
-        return walls.Build(
+        build = walls.Build(
             uid=box.slot or self._host.ids.inside,
             own_uid=box.slot > 0,
             disk_bytes=shape.disk_mb * MIB,
@@ -208,6 +210,7 @@ class Yard:
             proc_files=self._host.proc_files,
             proc_directories=self._host.proc_directories,
         )
+        return build.encode()
 
     def _affinity(self, cpus: float) -> tuple[int, ...]:
         """Without a cpu controller, as many whole processors as the limit rounds up to; in turn."""

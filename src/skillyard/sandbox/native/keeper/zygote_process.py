@@ -44,6 +44,10 @@ class ZygotePlan:
     memory_counted: bool
     """Whether a controller counts the memory of a whole sandbox."""
 
+    def start(self, sock: socket.socket, errors: int) -> int:
+        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
+        return _start(self, sock, errors)
+
 
 def environment(python: Interpreter) -> dict[str, str]:
     """The whole environment of a sandbox, before what a run adds."""
@@ -55,8 +59,7 @@ def environment(python: Interpreter) -> dict[str, str]:
     }
 
 
-def start(plan: ZygotePlan, sock: socket.socket, errors: int) -> int:
-    """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
+def _start(plan: ZygotePlan, sock: socket.socket, errors: int) -> int:
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.zygote_process import ZygotePlan, start
 
 _MAX_ERROR_TEXT = 4096
 _ASKED_AT_ONCE = 16
@@ -26,9 +26,17 @@ class Retirement:
     seconds: float = 1800.0
 
 
+class Plan(Protocol):
+    """How the process is made that becomes a zygote."""
+
+    def start(self, sock: socket.socket, errors: int) -> int:
+        """Fork and exec it; it speaks on ``sock`` and complains on ``errors``. Its pid. Raises OSError."""
+        ...
+
+
 @dataclass(slots=True)
 class Order:
-    """A sandbox to be cloned: INTO_CGROUP or PLAIN, then the fields of walls.Build as a JSON array."""
+    """A sandbox to be cloned: INTO_CGROUP or PLAIN, then the encoded Build of its walls."""
 
     box: Box
     message: bytes
@@ -37,9 +45,7 @@ class Order:
 class Zygote:
     """``on_failed(box, why)`` is called for each order that comes to nothing."""
 
-    def __init__(
-        self, loop: Loop, plan: ZygotePlan, retirement: Retirement, on_failed: Callable[[Box, str], None]
-    ) -> None:
+    def __init__(self, loop: Loop, plan: Plan, retirement: Retirement, on_failed: Callable[[Box, str], None]) -> None:
         self._loop = loop
         self._plan = plan
         self._retirement = retirement
@@ -140,7 +146,7 @@ class _Process:
     def __init__(
         self,
         loop: Loop,
-        plan: ZygotePlan,
+        plan: Plan,
         on_message: Callable[[_Process, dict[str, Any], list[int]], None],
         on_end: Callable[[_Process], None],
     ) -> None:
@@ -157,7 +163,7 @@ class _Process:
         self.sock, theirs = packets.pair()
         self._errors, errors = os.pipe2(os.O_CLOEXEC)
         try:
-            self.pid = start(plan, theirs, errors)
+            self.pid = plan.start(theirs, errors)
         except OSError:
             self.sock.close()
             os.close(self._errors)
