@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from skillyard.client.run import Run
-from tests.crash.leftovers import Footprint, gone, idle
+from skillyard.domain.sandbox import SandboxSpec
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.launch import KeeperOptions
+from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.programs import ENDLESS, QUICK
 from tests.crash.server import Callers, Server
 from tests.crash.store import contradictions
@@ -48,6 +51,23 @@ async def test_at_random_moments(tmp_path: Path, times: int) -> None:
         assert server.stop() == 0, server.log()
     gone(footprint)
     assert contradictions(data_dir) == []
+
+
+async def test_no_name_of_the_old_one_is_a_name_of_the_next(tmp_path: Path) -> None:
+    """Who still holds a handle of the old one's, to destroy it or attach to it, must not get another's sandbox."""
+    footprint, backend, handles = Footprint(tmp_path), NativeBackend(tmp_path / "run", KeeperOptions(ready=0)), []
+    try:
+        for _ in range(2):
+            handles.append((await backend.create(SandboxSpec(), "the-key")).handle)
+            footprint.kill_keeper()
+            until(lambda: not footprint.keepers(), 10, "the keeper is gone")
+        sandbox = await backend.create(SandboxSpec(), "the-key")
+        for handle in handles:
+            await backend.destroy(handle)
+        assert [held.handle for held in await backend.survey()] == [sandbox.handle]
+    finally:
+        await backend.close()
+    gone(footprint)
 
 
 async def test_its_death_while_the_server_is_idle_is_not_noticed(tmp_path: Path) -> None:

@@ -11,6 +11,13 @@ from pathlib import Path
 from skillyard.engine.environments import InstallFailed
 
 TIMEOUT_S = 900.0
+_TIED = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes a program that ends with us, however we end: PR_SET_PDEATHSIG, SIGKILL (prctl(2))."""
 _SHOWN = 1500
 
 
@@ -21,7 +28,8 @@ async def install_with_uv(packages: tuple[str, ...], target: Path) -> None:
     """
     # Copies, because sealing a hard link would change the file in uv's cache.
     process = await asyncio.create_subprocess_exec(
-        _uv(),
+        base_interpreter(),
+        *("-I", "-S", "-c", _TIED, str(os.getpid()), _uv()),
         *("pip", "install", "--target", str(target), "--python", base_interpreter()),
         *("--only-binary", ":all:", "--link-mode", "copy", "--compile-bytecode", "--no-progress"),
         *("--", *packages),

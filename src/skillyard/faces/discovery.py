@@ -53,7 +53,7 @@ async def ensure_owner_token(tokens: TokenStore, file: Path) -> None:
 
 def write_private(file: Path, text: str) -> None:
     """Make or replace a file that only we can read, whole or not at all. Raises OSError."""
-    new = file.with_name(f".{file.name}.{os.getpid()}")
+    new = file.with_name(f".{file.name}.new")
     with suppress(FileNotFoundError):
         new.unlink()
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -214,6 +214,7 @@ class NativeBackend:
 
     def _lost(self) -> None:
         sandboxes, self._sandboxes = self._sandboxes, {}
+        self._usages.clear()
         for sandbox in sandboxes.values():
             sandbox.lost()
 

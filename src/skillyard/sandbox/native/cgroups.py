@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skillyard.sandbox.native import group_parents
+
 _PERIOD_US = 100_000
 _NEEDED = ("memory", "pids", "cpu")
 _COUNTERS = {
@@ -97,6 +99,8 @@ class Cgroups:
     version: int = 0
     parents: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
+    """Parents and the descriptors that own them."""
 
     def has(self, controller: str) -> bool:
         return controller in self.parents
@@ -126,20 +130,25 @@ class Cgroups:
                 _write(f"{path}/{name}", value.lstrip("?"))
 
     def sweep(self) -> None:
-        """Remove the groups that a killed keeper left; its processes ended with it."""
-        for parent in _distinct(self.parents):
-            for entry in os.scandir(parent):
-                if entry.is_dir():
-                    with contextlib.suppress(OSError):
-                        os.rmdir(entry.path)
+        """Remove the groups that nobody is in: of this keeper, and of dead ones beside it."""
+        parents = _distinct(self.parents)
+        for parent in parents:
+            group_parents.remove_children(parent)
+        group_parents.sweep_dead(dict.fromkeys(map(os.path.dirname, parents)))
 
     def close(self) -> None:
-        """Remove the parents that ``find`` made; busy ones stay for the next keeper's sweep."""
+        """Remove the parents; busy ones stay for the next keeper's sweep."""
         for path in _distinct(self.parents):
-            try:
+            with contextlib.suppress(OSError):
                 os.rmdir(path)
-            except OSError:
-                continue
+        while self.claims:
+            os.close(self.claims.popitem()[1])
+
+    def claim(self, path: str) -> str:
+        """Make and own a parent. Raises OSError."""
+        if path not in self.claims:
+            self.claims[path] = group_parents.claim(path)
+        return path
 
 
 def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
@@ -175,17 +184,15 @@ def find(name: str) -> Cgroups:
             found.missing[controller] = "the host mounts no such controller"
             continue
         try:
-            found.parents[controller] = _make_parent(mounts[controller], own.get(controller, "/"), name)
+            found.parents[controller] = found.claim(_parent(mounts[controller], own.get(controller, "/"), name))
         except OSError as error:
             found.missing[controller] = f"cannot make a group: {error.strerror}"
     return found
 
 
-def _make_parent(mount: str, own: str, name: str) -> str:
+def _parent(mount: str, own: str, name: str) -> str:
     base = f"{mount}{own}".rstrip("/")
-    path = f"{base if os.path.isdir(base) else mount}/{name}"
-    os.makedirs(path, 0o755, exist_ok=True)
-    return path
+    return f"{base if os.path.isdir(base) else mount}/{name}"
 
 
 def _find_v2(mount: str, own: str, name: str) -> Cgroups:
@@ -210,14 +217,14 @@ def _find_v2(mount: str, own: str, name: str) -> Cgroups:
 
 def _claim_v2(base: str, name: str) -> Cgroups:
     _hand_down(base)
-    path = f"{base}/{name}"
-    os.makedirs(path, 0o755, exist_ok=True)
+    found = Cgroups(version=2)
+    found.parents = dict.fromkeys(_NEEDED, found.claim(f"{base}/{name}"))
     try:
-        _hand_down(path)
+        _hand_down(found.parents["memory"])
     except OSError:
-        os.rmdir(path)
+        found.close()
         raise
-    return Cgroups(version=2, parents=dict.fromkeys(_NEEDED, path))
+    return found
 
 
 def _hand_down(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -199,6 +200,8 @@ class Keeper:
         self._loop.run()
         self._groups.sweep()
         self._groups.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
 
     def _until_empty(self, deadline: float) -> None:
         if self._yard.empty() or time.monotonic() > deadline:

@@ -77,6 +77,8 @@ class Yard:
         self._waiting: dict[Shape, deque[Asked]] = {}
         self._free_slots = deque(range(1, host.ids.count))
         self._doomed: list[Group] = []
+        self._name = f"n{os.urandom(5).hex()}"
+        """Begins the handles: never those of an earlier keeper, which somebody may still ask after."""
         self._number = 0
         self._cpu_turn = 0
         self._failures = 0
@@ -163,7 +165,7 @@ class Yard:
     def _make(self, shape: Shape) -> None:
         self._making[shape] = self._making.get(shape, 0) + 1
         self._number += 1
-        handle = f"n{os.getpid()}-{self._host.ids.base}-{self._number}"
+        handle = f"{self._name}-{self._number}"
         slot = 0
         if self._host.ids.count > 1:
             if not self._free_slots:

@@ -103,6 +103,7 @@ def _become(
 ) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
     kernel.unshare(_NAMESPACES)
     os.write(ready, b"x")
     if not os.read(mapped, 1):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skillyard.sandbox.native import kernel, packets
+from skillyard.sandbox.native.keeper import orphans
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 
@@ -112,6 +113,7 @@ class Zygote:
             return
         box = self._asked.popleft()
         if "pid" in message:
+            process.told.add(message["pid"])
             box.cloned(message["pid"], fds[0])
         else:
             self._on_failed(box, str(message["failed"]))
@@ -129,6 +131,7 @@ class Zygote:
 
     def _ended(self, process: _Process) -> None:
         process.close()
+        orphans.end(self._loop, process.pid, process.told)
         if process is not self._current:
             if self._current is not None and self._current.replaced_by is process:
                 self._current.replaced_by = None
@@ -156,6 +159,8 @@ class _Process:
         self.ready = False
         self.failed_imports: dict[str, str] = {}
         self.runs = 0
+        self.told: set[int] = set()
+        """Pids of those that it cloned and told of."""
         self.born = time.monotonic()
         self.replaced_by: _Process | None = None
         self._text = bytearray()
