@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -21,7 +22,13 @@ WIDTH = 100
 
 def pages() -> dict[str, str]:
     """File name → text."""
-    return {"cli.md": cli_page(), "methods.md": methods_page(), "settings.md": settings_page()}
+    calls = runpy.run_path(str(HERE / "system_calls.py"))["system_calls_page"]
+    return {
+        "cli.md": cli_page(),
+        "methods.md": methods_page(),
+        "settings.md": settings_page(),
+        "system-calls.md": calls(NOTE),
+    }
 
 
 def cli_page() -> str:

@@ -53,8 +53,8 @@ syncfs:306 sendmmsg:307 setns:308 getcpu:309 process_vm_readv:310 process_vm_wri
 finit_module:313 sched_setattr:314 sched_getattr:315 renameat2:316 seccomp:317 getrandom:318
 memfd_create:319 kexec_file_load:320 bpf:321 execveat:322 userfaultfd:323 membarrier:324 mlock2:325
 copy_file_range:326 preadv2:327 pwritev2:328 pkey_mprotect:329 pkey_alloc:330 pkey_free:331
-statx:332 io_pgetevents:333 rseq:334 pidfd_send_signal:424 io_uring_setup:425 io_uring_enter:426
-io_uring_register:427 open_tree:428 move_mount:429 fsopen:430 fsconfig:431 fsmount:432 fspick:433
+statx:332 io_pgetevents:333 rseq:334 uretprobe:335 uprobe:336 pidfd_send_signal:424 io_uring_setup:425
+io_uring_enter:426 io_uring_register:427 open_tree:428 move_mount:429 fsopen:430 fsconfig:431 fsmount:432 fspick:433
 pidfd_open:434 clone3:435 close_range:436 openat2:437 pidfd_getfd:438 faccessat2:439
 process_madvise:440 epoll_pwait2:441 mount_setattr:442 quotactl_fd:443 landlock_create_ruleset:444
 landlock_add_rule:445 landlock_restrict_self:446 memfd_secret:447 process_mrelease:448
@@ -105,12 +105,7 @@ syncfs:267 setns:268 sendmmsg:269 process_vm_readv:270 process_vm_writev:271 kcm
 finit_module:273 sched_setattr:274 sched_getattr:275 renameat2:276 seccomp:277 getrandom:278
 memfd_create:279 bpf:280 execveat:281 userfaultfd:282 membarrier:283 mlock2:284 copy_file_range:285
 preadv2:286 pwritev2:287 pkey_mprotect:288 pkey_alloc:289 pkey_free:290 statx:291 io_pgetevents:292
-rseq:293 kexec_file_load:294 clock_gettime64:403 clock_settime64:404 clock_adjtime64:405
-clock_getres_time64:406 clock_nanosleep_time64:407 timer_gettime64:408 timer_settime64:409
-timerfd_gettime64:410 timerfd_settime64:411 utimensat_time64:412 pselect6_time64:413
-ppoll_time64:414 io_pgetevents_time64:416 recvmmsg_time64:417 mq_timedsend_time64:418
-mq_timedreceive_time64:419 semtimedop_time64:420 rt_sigtimedwait_time64:421 futex_time64:422
-sched_rr_get_interval_time64:423 pidfd_send_signal:424 io_uring_setup:425 io_uring_enter:426
+rseq:293 kexec_file_load:294 pidfd_send_signal:424 io_uring_setup:425 io_uring_enter:426
 io_uring_register:427 open_tree:428 move_mount:429 fsopen:430 fsconfig:431 fsmount:432 fspick:433
 pidfd_open:434 clone3:435 close_range:436 openat2:437 pidfd_getfd:438 faccessat2:439
 process_madvise:440 epoll_pwait2:441 mount_setattr:442 quotactl_fd:443 landlock_create_ruleset:444

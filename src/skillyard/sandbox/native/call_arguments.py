@@ -1,0 +1,199 @@
+"""System calls that foreign code may make with some arguments only: the rules, in words and as filter code.
+
+One table, so that the filters (:mod:`skillyard.sandbox.native.seccomp`) and ``docs/system-calls.md`` cannot differ.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from skillyard.sandbox.native import bpf, kernel
+from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, ARG3, JEQ, JSET, LOAD, Instruction, refuse
+
+REFUSED_FCNTLS: Mapping[str, int] = {"F_SETLEASE": 1024, "F_NOTIFY": 1026}
+PEER_OPTIONS: Mapping[str, int] = {"SO_PASSPIDFD": 76, "SO_PEERPIDFD": 77}
+PROTOCOL_OPTIONS: Mapping[str, int] = {"TCP_ULP": 31}
+REFUSED_IOCTLS: Mapping[str, int] = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
+
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}
+INTERNET_PROTOCOLS: Mapping[str, int] = {"default": 0, "IPPROTO_TCP": 6, "IPPROTO_UDP": 17}
+NETLINK_ROUTE = 0
+
+PRCTL_OPTIONS: Mapping[str, int] = {
+    "PR_SET_PDEATHSIG": 1,
+    "PR_GET_PDEATHSIG": 2,
+    "PR_GET_DUMPABLE": 3,
+    "PR_SET_DUMPABLE": 4,
+    "PR_SET_NAME": 15,
+    "PR_GET_NAME": 16,
+    "PR_GET_SECCOMP": 21,
+    "PR_CAPBSET_READ": 23,
+    "PR_GET_SECUREBITS": 27,
+    "PR_SET_TIMERSLACK": 29,
+    "PR_GET_TIMERSLACK": 30,
+    "PR_SET_CHILD_SUBREAPER": 36,
+    "PR_GET_CHILD_SUBREAPER": 37,
+    "PR_SET_NO_NEW_PRIVS": 38,
+    "PR_GET_NO_NEW_PRIVS": 39,
+    "PR_GET_TID_ADDRESS": 40,
+    "PR_SET_THP_DISABLE": 41,
+    "PR_GET_THP_DISABLE": 42,
+    "PR_SET_VMA": 0x53564D41,
+}
+
+NAMESPACE_FLAGS: Mapping[str, int] = {
+    "CLONE_NEWNS": kernel.CLONE_NEWNS,
+    "CLONE_NEWCGROUP": kernel.CLONE_NEWCGROUP,
+    "CLONE_NEWUTS": kernel.CLONE_NEWUTS,
+    "CLONE_NEWIPC": kernel.CLONE_NEWIPC,
+    "CLONE_NEWUSER": kernel.CLONE_NEWUSER,
+    "CLONE_NEWPID": kernel.CLONE_NEWPID,
+    "CLONE_NEWNET": kernel.CLONE_NEWNET,
+}
+NEW_NAMESPACES = sum(NAMESPACE_FLAGS.values())
+
+_SOL_SOCKET, _SOL_TCP, _MSG_OOB = 1, 6, 1
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_TYPE_MASK = 0xF
+_PER_QUERY_PERSONALITY = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``says`` which arguments of ``calls`` pass, and how the others are answered; ``body`` decides it."""
+
+    calls: tuple[str, ...]
+    says: str
+    why: str
+    body: tuple[Instruction, ...]
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in values)
+
+
+def _socket() -> list[Instruction]:
+    """By family, then type, then protocol."""
+    types, protocols = list(INTERNET_TYPES.values()), list(INTERNET_PROTOCOLS.values())
+    internet = [
+        (LOAD, 0, 0, ARG1),
+        (AND, 0, 0, _TYPE_MASK),
+        *((JEQ, len(types) - i, 0, value) for i, value in enumerate(types)),
+        refuse(errno.EPROTONOSUPPORT),
+        *bpf.one_of(ARG2, protocols, refuse(errno.EPROTONOSUPPORT)),
+    ]
+    netlink = bpf.one_of(ARG2, [NETLINK_ROUTE], refuse(errno.EPROTONOSUPPORT))
+    return [
+        (LOAD, 0, 0, ARG0),
+        (JEQ, 4, 0, AF_NETLINK),
+        (JEQ, 3 + len(netlink), 0, AF_INET),
+        (JEQ, 2 + len(netlink), 0, AF_INET6),
+        (JEQ, 1 + len(netlink) + len(internet), 0, AF_UNIX),
+        refuse(errno.EAFNOSUPPORT),
+        *netlink,
+        *internet,
+        ALLOW,
+    ]
+
+
+def _but_options(level: int, names: Iterable[int]) -> list[Instruction]:
+    """setsockopt(2) and getsockopt(2) but for these options of ``level``; falls through for other levels."""
+    body = bpf.none_of(ARG2, names)
+    return [(LOAD, 0, 0, ARG1), (JEQ, 0, len(body), level), *body]
+
+
+def _options() -> list[Instruction]:
+    peers, protocols = PEER_OPTIONS.values(), PROTOCOL_OPTIONS.values()
+    return [*_but_options(_SOL_SOCKET, peers), *_but_options(_SOL_TCP, protocols), ALLOW]
+
+
+def _no_urgent_data(call: str, argument: int) -> Rule:
+    return Rule(
+        (call,),
+        "not with `MSG_OOB` (`EOPNOTSUPP`)",
+        "urgent data is a rarely used path of the kernel that has been a way in",
+        tuple(bpf.without(argument, _MSG_OOB, refuse(errno.EOPNOTSUPP))),
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        ("socket",),
+        f"`AF_UNIX`; `AF_INET` and `AF_INET6` with {_names(INTERNET_TYPES)} and the protocols "
+        f"{_names(INTERNET_PROTOCOLS)}; `AF_NETLINK` with `NETLINK_ROUTE` (others: `EAFNOSUPPORT`, `EPROTONOSUPPORT`)",
+        "AF_VSOCK and the like know no network namespace; other families and protocols are more kernel to attack, or "
+        "have it load modules; routing netlink shows the sandbox's own addresses",
+        tuple(_socket()),
+    ),
+    Rule(
+        ("socketpair",),
+        "`AF_UNIX` (others: `EAFNOSUPPORT`)",
+        "as for socket",
+        tuple(bpf.one_of(ARG0, [AF_UNIX], refuse(errno.EAFNOSUPPORT))),
+    ),
+    Rule(
+        ("ioctl",),
+        f"any command but {_names(REFUSED_IOCTLS)}",
+        "ioctl_tty(2): putting words into a terminal's mouth, the console, line disciplines",
+        tuple(bpf.none_of(ARG1, REFUSED_IOCTLS.values())),
+    ),
+    Rule(
+        ("personality",),
+        "0 and the query 0xffffffff",
+        "others take away address randomisation or make memory executable",
+        tuple(bpf.one_of(ARG0, [0, _PER_QUERY_PERSONALITY], refuse())),
+    ),
+    Rule(
+        ("fcntl",),
+        f"any command but {_names(REFUSED_FCNTLS)}",
+        "fcntl(2): they tell of others' use of shared files, as inotify does",
+        tuple(bpf.none_of(ARG1, REFUSED_FCNTLS.values())),
+    ),
+    Rule(
+        ("setsockopt", "getsockopt"),
+        f"any option but {_names(PEER_OPTIONS)} and {_names(PROTOCOL_OPTIONS)}",
+        "unix(7): a handle on the process at the other end of the channel, which is the keeper; protocols above TCP "
+        "are modules of the kernel",
+        tuple(_options()),
+    ),
+    _no_urgent_data("sendto", ARG3),
+    _no_urgent_data("sendmsg", ARG2),
+    _no_urgent_data("sendmmsg", ARG3),
+    Rule(
+        ("clone",),
+        f"without {_names(NAMESPACE_FLAGS)}",
+        "a new user namespace would give capabilities over new namespaces, and with them much more kernel",
+        tuple(bpf.without(ARG0, NEW_NAMESPACES, refuse())),
+    ),
+)
+"""In the large filter, from the zygote on."""
+
+CLOSING_RULES: tuple[Rule, ...] = (
+    Rule(
+        ("prctl",),
+        f"{_names(PRCTL_OPTIONS)}",
+        "building the walls needs others; no further filter, no capability, no change of the memory map's borders",
+        tuple(bpf.one_of(ARG0, PRCTL_OPTIONS.values(), refuse())),
+    ),
+)
+"""In the closing filter, once the walls stand."""
+
+UNCOUNTED_RULES: tuple[Rule, ...] = (
+    Rule(
+        ("mmap",),
+        "not with `MAP_SHARED` and `MAP_ANONYMOUS` together (`ENOMEM`)",
+        "memory that no process shows as its own escapes the keeper's watch",
+        (
+            (LOAD, 0, 0, ARG3),
+            (JSET, 0, 2, _MAP_ANONYMOUS),
+            (JSET, 0, 1, _MAP_SHARED),
+            refuse(errno.ENOMEM),
+            ALLOW,
+        ),
+    ),
+    Rule(("memfd_create",), "never (`ENOSYS`)", "as for mmap", (refuse(errno.ENOSYS),)),
+)
+"""In the closing filter, where no cgroup controller counts memory."""
