@@ -6,6 +6,7 @@ the zygote hangs them into a fresh tmpfs, makes that its root, and lets go of th
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -16,18 +17,18 @@ from skillyard.sandbox.native import kernel, walls
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.zygote_code import modules
 
-_SYSTEM_DIRECTORIES = (
+SYSTEM_DIRECTORIES = (
     "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/libexec", "/usr/share",
     "/usr/include",
 )  # fmt: skip
-_LINKS_OR_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = (
+LINKS_OR_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
     "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf",
     "/etc/pki/ca-trust/extracted", "/etc/ca-certificates/extracted", "/etc/mime.types", "/etc/localtime",
     "/etc/services", "/etc/protocols", "/etc/fonts", "/etc/inputrc", "/etc/magic",
 )  # fmt: skip
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "zero", "full", "random", "urandom")
 _ATTRIBUTES = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
 
 _ID = walls.INSIDE_ID
@@ -59,20 +60,20 @@ def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list
     A shared mapping of /dev/zero is memory that no process shows as its own: without a controller it is not there.
     """
     binds: list[Bind] = []
-    for path in (*_SYSTEM_DIRECTORIES, *python.directories):
+    for path in (*SYSTEM_DIRECTORIES, *python.directories):
         if os.path.isdir(path) and not os.path.islink(path):
             binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
-    for path in _LINKS_OR_DIRECTORIES:
+    for path in LINKS_OR_DIRECTORIES:
         if os.path.isdir(path) and not os.path.islink(path):
             binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
-    for path in _ETC:
+    for path in ETC:
         if os.path.exists(path):
             binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV))
     if packages and python.packages:
         binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
     binds.extend(
         _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC, read_only=False)
-        for name in _DEVICES
+        for name in DEVICES
         if memory_counted or name != "zero"
     )
     binds.append(_open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False))
@@ -80,9 +81,21 @@ def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list
 
 
 def _open(source: str, target: str, attributes: int, *, read_only: bool = True) -> Bind:
-    fd = kernel.open_tree(source)
-    kernel.mount_setattr(fd, "", attributes | kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0))
+    fd, recursive = _detached(source)
+    attributes |= kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
+    kernel.mount_setattr(fd, "", attributes, recursive=recursive)
     return Bind(fd, target.lstrip("/"), os.path.isdir(source))
+
+
+def _detached(source: str) -> tuple[int, bool]:
+    """Without what is mounted below, where the kernel lets that be uncovered: not a container's own mounts, such as its
+    engine's init in /usr/sbin, when our user namespace is younger than they (mount_namespaces(7))."""
+    try:
+        return kernel.open_tree(source), False
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return kernel.open_tree(source, recursive=True), True
 
 
 def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
@@ -118,7 +131,7 @@ def _hang(bind: Bind) -> None:
 
 
 def _link_system_directories() -> None:
-    for path in _LINKS_OR_DIRECTORIES:
+    for path in LINKS_OR_DIRECTORIES:
         if os.path.islink(path):
             os.symlink(os.readlink(path), path.lstrip("/"))
 

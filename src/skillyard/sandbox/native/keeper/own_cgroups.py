@@ -13,7 +13,7 @@ _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def mount() -> None:
-    """Over each read-only hierarchy, the same once more, where we may write it. In a mount namespace of the caller's."""
+    """Over each read-only hierarchy, the same once more, where we may write it. For a mount namespace of one's own."""
     closed = [found for found in _mounted() if not os.access(found[0], os.W_OK)]
     if not closed or os.geteuid() != 0:
         return
@@ -22,12 +22,23 @@ def mount() -> None:
     except OSError:
         return  # then limits are supervised, as the probe will find
     for target, kind, controllers in closed:
-        try:
-            kernel.mount("cgroup", target, kind, _QUIET, controllers)
-        except OSError:
-            continue
-        if not os.access(target, os.W_OK):
-            kernel.umount(target)
+        _cover(target, kind, controllers)
+
+
+def _cover(target: str, kind: str, controllers: str) -> None:
+    """The kernel refuses to mount a file system on itself: something else goes between."""
+    try:
+        kernel.mount("between", target, "tmpfs", _QUIET, "size=4k")
+    except OSError:
+        return
+    try:
+        kernel.mount("cgroup", target, kind, _QUIET, controllers)
+        if os.access(target, os.W_OK):
+            return
+        kernel.umount(target)
+    except OSError:
+        pass
+    kernel.umount(target)
 
 
 def _mounted() -> Iterator[tuple[str, str, str]]:

@@ -54,10 +54,11 @@ class Zygote:
         self._waiting: deque[Order] = deque()
         self._asked: deque[Box] = deque()
         self._current: _Process | None = None
+        self._why = ""
 
     def order(self, order: Order) -> None:
         if self._ensure() is None:
-            self._on_failed(order.box, "the zygote cannot start")
+            self._on_failed(order.box, f"the zygote cannot start: {self._why}")
         else:
             self._waiting.append(order)
             self._hand_out()
@@ -75,7 +76,8 @@ class Zygote:
             old = self._current
             try:
                 fresh = _Process(self._loop, self._plan, self._heard, self._ended)
-            except OSError:
+            except OSError as error:
+                self._why = error.strerror or str(error)
                 return old
             if old is None:
                 self._current = fresh
