@@ -29,7 +29,9 @@ class DataDirInUse(SkillyardError):
     type = "DataDirInUse"
 
 
-_OURS = frozenset({"lock", "skillyard.db", "config.toml", "tokens.json", "secrets.sealed", "secrets.key", "skills"})
+_OURS = frozenset(
+    {"lock", "skillyard.db", "config.toml", "token", "tokens.json", "secrets.sealed", "secrets.key", "skills"}
+)
 
 
 @dataclass(frozen=True, slots=True)
