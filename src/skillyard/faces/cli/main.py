@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "secret": (f"{_HERE}.secret", "secret"),
     "token": (f"{_HERE}.token", "token"),
     "doctor": (f"{_HERE}.doctor", "doctor"),
+    "verify": (f"{_HERE}.verify", "verify"),
     "bench": (f"{_HERE}.bench", "bench"),
     "demo": (f"{_HERE}.demo", "demo"),
     "version": (f"{_HERE}.version", "version"),

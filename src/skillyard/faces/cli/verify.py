@@ -1,0 +1,55 @@
+"""``skillyard verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from skillyard.faces.cli.options import data_dir_option, isolation_option
+
+
+@click.command()
+@click.option(
+    "--url",
+    envvar="SKILLYARD_URL",
+    help="The server to attack.  [env: SKILLYARD_URL; default: none, a runtime of its own]",
+)
+@click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token; run_code is enough.  [env: SKILLYARD_TOKEN]")
+@data_dir_option
+@isolation_option("The boundary to attack.  [default: what the settings, or the server, name]")
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this family. May repeat.")
+@click.option("--only", "names", multiple=True, metavar="NAME", help="Only this program. May repeat.")
+@click.option("--canary", is_flag=True, help="Plant real targets on this machine, and hunt and watch them.")
+@click.option(
+    "--at-once", type=click.IntRange(1, 64), metavar="N", help="Programs at a time.  [default: processors, at most 4]"
+)
+@click.option("--json", "output", metavar="FILE", help="Write the report there, too; - for JSON alone on stdout.")
+@click.option("--list", "listing", is_flag=True, help="Say what each program tries and tests, and run none.")
+def verify(
+    url: str | None,
+    token: str | None,
+    data_dir: Path | None,
+    isolation: str | None,
+    families: tuple[str, ...],
+    names: tuple[str, ...],
+    canary: bool,
+    at_once: int | None,
+    output: str | None,
+    listing: bool,
+) -> None:
+    """Attack this installation, or a server, and see whether its walls hold.
+
+    Hostile programs are sent through the public API; each is contained, or ESCAPED, or broken (it did not run as it
+    should and shows nothing), or does not apply, with the reason. Ordinary programs must work. Without --url a
+    runtime of its own does the work, under the settings of this machine and in a directory that is thrown away.
+    Exits with 1 when a program escaped, is broken, or does not work.
+    """
+    from skillyard.verify.main import Asked, list_programs
+    from skillyard.verify.main import verify as attack
+
+    asked = Asked(url, token, data_dir, isolation, families, names, canary, at_once, output)
+    if listing:
+        list_programs(asked)
+    else:
+        attack(asked)

@@ -1,0 +1,278 @@
+"""Exhausting processors, time, processes, descriptors and what the host keeps of outputs."""
+
+from __future__ import annotations
+
+from skillyard.verify.attack import CONTAINED, Judgement, broken, escaped
+from skillyard.verify.judge import ending, told
+from skillyard.verify.make import Family
+from skillyard.verify.prelude import ARMED
+from skillyard.verify.yard import Yard
+
+FAMILY = Family("limits", invariants=(7,))
+
+FAMILY.program(
+    "fork",
+    "Fork until nothing is left.",
+    """
+    children = []
+    armed()
+    for n in range(200):
+        try:
+            child = os.fork()
+        except OSError:
+            break
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    must_hold(f"{len(children)} processes at once with a limit of {args['pids']}", len(children) <= args["pids"])
+    works("some were possible", lambda: len(children) >= 4)
+    """,
+    walls=("pids",),
+    ends=("processes", "ProcessLimitExceeded"),
+    limits={"pids": 24},
+    args={"pids": 24},
+)
+
+FAMILY.program(
+    "fork-bomb",
+    "Have every child fork on, so that their number doubles.",
+    """
+    counter = mmap.mmap(os.open("/tmp/counter", os.O_CREAT | os.O_RDWR), 0) if False else None
+    os.mkdir("/tmp/alive")
+    armed()
+    until = time.monotonic() + 1.5
+    parent = os.getpid()
+    while time.monotonic() < until:
+        try:
+            if os.fork() == 0:
+                open(f"/tmp/alive/{os.getpid()}", "w").close()
+        except OSError:
+            time.sleep(0.05)
+    if os.getpid() != parent:
+        time.sleep(20)
+        os._exit(0)
+    alive = [name for name in os.listdir("/proc") if name.isdigit()]
+    must_hold(f"{len(alive)} processes at once with a limit of {args['pids']}", len(alive) <= args["pids"] + 4)
+    works("it did fork", lambda: len(os.listdir("/tmp/alive")) > 3)
+    """.replace('    counter = mmap.mmap(os.open("/tmp/counter", os.O_CREAT | os.O_RDWR), 0) if False else None\n', ""),
+    walls=("pids",),
+    ends=("processes", "ProcessLimitExceeded", "timeout", "TimeoutError"),
+    limits={"pids": 32, "timeout_ms": 15_000},
+    args={"pids": 32},
+    alone=True,
+)
+
+FAMILY.program(
+    "threads",
+    "Start threads until nothing is left.",
+    """
+    import threading
+    stop, threads = threading.Event(), []
+    threading.stack_size(64 * 1024)
+    armed()
+    for n in range(200):
+        thread = threading.Thread(target=stop.wait, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            break
+        threads.append(thread)
+    stop.set()
+    must_hold(f"{len(threads)} threads at once with a limit of {args['pids']}", len(threads) <= args["pids"])
+    works("some were possible", lambda: len(threads) >= 4)
+    """,
+    walls=("pids",),
+    ends=("processes", "ProcessLimitExceeded"),
+    limits={"pids": 24},
+    args={"pids": 24},
+)
+
+_SPIN = """
+import resource
+def spin(until):
+    while time.monotonic() < until:
+        pass
+until = time.monotonic() + args["wall_s"]
+began = time.monotonic()
+children = []
+for _ in range(args["children"]):
+    child = os.fork()
+    if child == 0:
+        spin(until)
+        os._exit(0)
+    children.append(child)
+spin(until)
+for child in children:
+    os.waitpid(child, 0)
+wall = time.monotonic() - began
+used = sum(resource.getrusage(kind).ru_utime + resource.getrusage(kind).ru_stime
+           for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+return {"used": used, "wall": wall, "processors": len(os.sched_getaffinity(0))}
+"""
+
+
+async def _cpus(yard: Yard) -> Judgement:
+    """With a controller a fifth of a processor is a fifth; without one the tree is held to whole processors."""
+    run = await yard.attack(_SPIN, {"wall_s": 1.5, "children": 3}, cpus=0.2)
+    if not run.ok:
+        return broken(told(run))
+    share = run.output["used"] / run.output["wall"]
+    if yard.enforced.get("cpus") == "kernel":
+        return CONTAINED if share < 0.45 else escaped(f"used {share:.2f} processors with a limit of 0.2")
+    if run.output["processors"] > 1:
+        return escaped(f"may use {run.output['processors']} processors with a limit of 0.2")
+    return CONTAINED if share < 1.3 else escaped(f"used {share:.2f} processors, held to one")
+
+
+FAMILY.steps(
+    "cpu", "Use more of the processors than was given, with many processes.", _cpus, walls=("cpus",), alone=True
+)
+
+FAMILY.program(
+    "cpu-affinity",
+    "Take back the processors that it was kept from.",
+    """
+    before = len(os.sched_getaffinity(0))
+    call_refused("sched_setaffinity", 0, 128, ctypes.create_string_buffer(b"\\xff" * 128, 128))
+    try:
+        os.sched_setaffinity(0, range(1024))
+    except (OSError, ValueError):
+        pass
+    must_be("processors", before, len(os.sched_getaffinity(0)))
+    works("it has one", lambda: before >= 1)
+    """,
+    walls=("cpus", "seccomp"),
+)
+
+
+def _endless(name: str, tries: str, body: str) -> None:
+    """Runs for three seconds where half a one was given; comes back when nobody ended it."""
+
+    async def steps(yard: Yard) -> Judgement:
+        run = await yard.attack(f"armed()\n{body}\nreturn {{'back': True}}", timeout_ms=700)
+        if run.ok:
+            return escaped("it came to its own end, long after its time")
+        if ARMED not in run.logs_preview or "timeout" not in ending(run):
+            return broken(told(run))
+        wall = (run.raw.get("usage") or {}).get("wall_ms") or 0
+        return CONTAINED if wall < 10_000 else escaped(f"ended after {wall:.0f} ms")
+
+    FAMILY.steps(name, tries, steps, walls=("timeout",))
+
+
+_endless(
+    "time-loop",
+    "Compute past the time limit with every signal blocked and ignored.",
+    """
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    pass
+""",
+)
+_endless("time-sleep", "Sleep past the time limit.", "time.sleep(3)")
+_endless(
+    "time-handover",
+    "Hand over from child to child so that whoever is killed is not the one that works.",
+    """
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    if os.fork():
+        os.wait()
+        break
+    time.sleep(0.01)
+    if os.getpid() > 200:
+        time.sleep(max(0, until - time.monotonic()))
+        os._exit(0)
+""",
+)
+_endless(
+    "time-stop",
+    "Stop itself, so that nothing in it can end.",
+    """
+child = os.fork()
+if child == 0:
+    time.sleep(3)
+    os.kill(os.getppid(), signal.SIGCONT)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGSTOP)
+""",
+)
+
+FAMILY.program(
+    "descriptors",
+    "Open descriptors until the host's table is full.",
+    """
+    held = []
+    armed()
+    for n in range(40_000):
+        try:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            break
+    must_hold(f"{len(held)} descriptors", len(held) < 30_000)
+    for fd in held:
+        os.close(fd)
+    works("some were possible", lambda: len(held) > 100)
+    """,
+    walls=("no_capabilities", "user_namespace"),
+)
+
+FAMILY.program(
+    "pending-signals",
+    "Queue signals and arm timers without end.",
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {34})
+    count = 0
+    event = ctypes.create_string_buffer(struct.pack("iii", 34, 0, -1) + bytes(128))
+    for n in range(200_000):
+        if isinstance(raw(NR["rt_sigqueueinfo"], os.getpid(), 34, event), str):
+            break
+        count += 1
+    must_hold(f"{count} signals pending", count < 100_000)
+    works("some were possible", lambda: count > 10)
+    """,
+    walls=("user_namespace",),
+)
+
+
+def _flood(name: str, tries: str, body: str, wall: tuple[str, ...] = ("output",)) -> None:
+    FAMILY.program(
+        name, tries, body, walls=wall, alone=True,
+        ends=("output", "OutputTooLarge", "OutputNotSerializable", "SandboxError"),
+    )  # fmt: skip
+
+
+_flood(
+    "flood-stdout",
+    "Write more to standard output than the server keeps.",
+    """
+    block = b"x" * (1 << 20)
+    armed()
+    for _ in range(160):
+        at = 0
+        while at < len(block):
+            at += os.write(1, block[at:])
+    must_hold("wrote 160 MiB to the log", False)
+    """,
+)
+_flood(
+    "flood-stderr",
+    "Write more to standard error than the server keeps, from many processes.",
+    """
+    block = b"x" * (1 << 16)
+    armed()
+    for _ in range(4):
+        if os.fork() == 0:
+            while True:
+                os.write(2, block)
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        os.write(2, block)
+    must_hold("wrote for eight seconds", False)
+    """,
+)

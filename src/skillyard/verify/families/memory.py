@@ -1,0 +1,225 @@
+"""Exhausting memory, whoever holds it: processes, files, sockets, pipes, the kernel."""
+
+from __future__ import annotations
+
+from skillyard.verify.make import Family
+
+_ENDS = ("memory", "MemoryLimitExceeded", "MemoryError", "OSError", "disk", "DiskLimitExceeded", "BrokenPipeError",
+         "PermissionError", "FileNotFoundError")  # fmt: skip
+LIMIT_MB, ASKED_MB = 64, 320
+"""What a run is given, and what it tries to hold: enough to be told apart from it, and no danger to the host."""
+
+FAMILY = Family("memory", walls=("memory",), invariants=(7,))
+
+_BODY = """
+MIB = 1 << 20
+asked = args["asked"]
+block = os.urandom(4096) * 256
+held = []
+def touch(mapped):
+    for at in range(0, len(mapped), 4096):
+        mapped[at] = 1
+    return mapped
+armed()
+try:
+    total = hold()
+except (MemoryError, OSError):
+    total = 0
+tried.append("hold")
+must_hold(f"held {total} MiB with a limit of {args['limit']}", total < asked)
+"""
+
+
+def _holds(name: str, tries: str, define: str, *, walls: tuple[str, ...] = ("memory",), disk_mb: int = 32) -> None:
+    FAMILY.program(
+        name,
+        tries,
+        define.strip("\n") + "\n" + _BODY,
+        walls=walls,
+        ends=_ENDS,
+        limits={"memory_mb": LIMIT_MB, "disk_mb": disk_mb, "pids": 64},
+        args={"limit": LIMIT_MB, "asked": ASKED_MB},
+        alone=True,
+    )
+
+
+_holds(
+    "anonymous",
+    "Allocate memory piece by piece until far above the limit.",
+    """
+def hold():
+    for n in range(asked // 8):
+        held.append(bytearray(8 * MIB))
+        touch(held[-1])
+    return 8 * len(held)
+""",
+)
+_holds(
+    "private-mappings",
+    "Map private memory read-only first, make it writable later, and touch it all.",
+    """
+def hold():
+    size = 16 * MIB
+    for n in range(asked // 16):
+        at = libc.mmap(None, ctypes.c_size_t(size), 1, 0x22, -1, ctypes.c_long(0))
+        if at == 2**64 - 1 or libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(size), 3):
+            raise MemoryError
+        ctypes.memset(at, 1, size)
+        held.append(at)
+    return 16 * len(held)
+""",
+)
+_holds(
+    "copies-of-files",
+    "Map one small file privately many times and write to each copy.",
+    """
+def hold():
+    with open("/tmp/f", "wb") as file:
+        file.truncate(8 * MIB)
+    for n in range(asked // 8):
+        with open("/tmp/f", "rb") as file:
+            held.append(touch(mmap.mmap(file.fileno(), 8 * MIB, flags=mmap.MAP_PRIVATE, prot=3)))
+    return 8 * len(held)
+""",
+)
+_holds(
+    "many-processes",
+    "Spread memory over many processes, each below the limit of one.",
+    """
+def hold():
+    reading, writing = os.pipe()
+    children = []
+    for n in range(asked // 16):
+        child = os.fork()
+        if child == 0:
+            own = touch(bytearray(16 * MIB))
+            os.write(writing, b"x")
+            time.sleep(20)
+            os._exit(len(own) & 1)
+        children.append(child)
+    os.close(writing)
+    os.set_blocking(reading, False)
+    count, until = 0, time.monotonic() + 6
+    while count < len(children) and time.monotonic() < until:
+        try:
+            count += len(os.read(reading, 64))
+        except BlockingIOError:
+            time.sleep(0.02)
+    alive = sum(os.waitpid(child, os.WNOHANG)[0] == 0 for child in children)
+    for child in children:
+        try:
+            os.kill(child, 9)
+        except OSError:
+            pass
+    return 16 * min(count, alive)
+""",
+)
+_holds(
+    "memfd",
+    "Fill files that live in memory and have no name.",
+    """
+def hold():
+    for n in range(asked // 16):
+        fd = os.memfd_create(str(n))
+        for _ in range(16):
+            os.write(fd, block)
+        held.append(fd)
+    return 16 * len(held)
+""",
+)
+_holds(
+    "let-go",
+    "Fill shared mappings and let the pages go, so that no process shows them.",
+    """
+def hold():
+    for n in range(asked // 16):
+        mapped = touch(mmap.mmap(-1, 16 * MIB))
+        mapped.madvise(mmap.MADV_DONTNEED)
+        held.append(mapped)
+    return 16 * len(held)
+""",
+)
+_holds(
+    "zero-device",
+    "Fill shared mappings of /dev/zero and let the pages go.",
+    """
+def hold():
+    for n in range(asked // 16):
+        fd = os.open("/dev/zero", os.O_RDWR)
+        mapped = touch(mmap.mmap(fd, 16 * MIB))
+        mapped.madvise(mmap.MADV_DONTNEED)
+        os.close(fd)
+        held.append(mapped)
+    return 16 * len(held)
+""",
+)
+_holds(
+    "tmpfs",
+    "Use files in /dev/shm as memory, far above both limits together.",
+    """
+def hold():
+    for n in range(asked):
+        with open(f"/dev/shm/{n}", "wb", buffering=0) as file:
+            if file.write(block) != MIB:
+                raise OSError
+        held.append(n)
+    return len(held)
+""",
+    walls=("memory", "disk"),
+)
+_holds(
+    "locked",
+    "Lock memory so that it can never be taken back.",
+    """
+def hold():
+    mapped = mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    if libc.mlock(ctypes.c_void_p(at), ctypes.c_size_t(32 * MIB)) == 0 or libc.mlockall(3) == 0:
+        return asked
+    return 0
+""",
+    walls=("memory", "no_capabilities"),
+)
+FAMILY.program(
+    "kernel-memory",
+    "Fill socket buffers and pipes, which belong to the kernel and to no process.",
+    _BODY.replace(
+        "armed()",
+        """
+def hold():
+    total = 0
+    for n in range(300):
+        one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            one.setsockopt(socket.SOL_SOCKET, option, 8 * MIB)
+        held.append((one, two))
+        try:
+            while True:
+                total += one.send(block)
+        except BlockingIOError:
+            pass
+        reading, writing = os.pipe2(os.O_NONBLOCK)
+        held.append((reading, writing))
+        try:
+            import fcntl
+            fcntl.fcntl(writing, 1031, MIB)
+        except OSError:
+            pass
+        try:
+            while True:
+                total += os.write(writing, block)
+        except BlockingIOError:
+            pass
+        if total >= asked * MIB:
+            break
+    return total // MIB
+armed()
+""",
+    ),
+    walls=("memory",),
+    ends=_ENDS,
+    limits={"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64},
+    args={"limit": LIMIT_MB, "asked": 160},
+    alone=True,
+)

@@ -1,0 +1,240 @@
+"""The network in every address family."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from skillyard.client.run import Run
+from skillyard.verify.attack import CONTAINED, Judgement, broken, escaped
+from skillyard.verify.judge import told
+from skillyard.verify.make import Family
+from skillyard.verify.yard import Yard
+
+FAMILY = Family("network", walls=("net_namespace",), invariants=(5,))
+
+FAMILY.program(
+    "families",
+    "Open sockets of every address family there is, with every type.",
+    """
+    allowed = {1, 2, 10, 16}
+    for family in (*range(3, 10), *range(11, 16), *range(17, 50)):
+        for kind in (1, 2, 3, 5):
+            call_refused("socket", family, kind, 0, refused=("EAFNOSUPPORT", "EPERM"))
+            call_refused("socketpair", family, kind, 0, 0, refused=("EAFNOSUPPORT", "EPERM"))
+    works("a plain socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close())
+    """,
+    walls=("seccomp",),
+)
+
+FAMILY.program(
+    "protocols",
+    "Open raw sockets, packet sockets and transports whose modules the kernel would load: SCTP, DCCP, MPTCP.",
+    """
+    for family in (2, 10):
+        for kind, protocol in ((3, 1), (3, 255), (3, 6), (3, 58), (10, 3), (1, 132), (5, 132), (6, 33), (1, 262),
+                               (2, 136), (2, 1), (2, 58)):
+            call_refused("socket", family, kind, protocol,
+                         refused=("EPROTONOSUPPORT", "EPERM", "ESOCKTNOSUPPORT", "EACCES"))
+    works("UDP", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close())
+    """,
+    walls=("seccomp",),
+)
+
+FAMILY.program(
+    "netlink",
+    "Talk to the kernel's network machinery: firewall, audit, devices, crypto, connectors.",
+    """
+    for protocol in range(1, 23):
+        call_refused("socket", 16, 3, protocol, refused=("EPROTONOSUPPORT", "EPERM", "EAFNOSUPPORT"))
+    works("UDP", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close())
+    """,
+    walls=("seccomp",),
+)
+
+FAMILY.program(
+    "outside",
+    "Reach the world, private networks and the metadata service, by TCP and by datagrams, in both versions.",
+    """
+    for family, kind, address in (
+        (2, 1, ("1.1.1.1", 443)), (2, 1, ("10.0.0.1", 80)), (2, 1, ("192.168.0.1", 80)), (2, 1, ("172.17.0.1", 2375)),
+        (2, 1, ("169.254.169.254", 80)), (2, 2, ("8.8.8.8", 53)), (2, 2, ("255.255.255.255", 9)),
+        (2, 2, ("224.0.0.1", 9)),
+        (10, 1, ("2606:4700:4700::1111", 443)), (10, 1, ("fe80::1", 80, 0, 1)), (10, 2, ("ff02::1", 9, 0, 1)),
+        (10, 2, ("2001:4860:4860::8888", 53)),
+    ):
+        with socket.socket(family, kind) as sock:
+            sock.settimeout(2)
+            if kind == 2:
+                try:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                except OSError:
+                    pass
+                must_fail(f"send to {address[0]}", sock.sendto, b"verify", address, refused=(*REFUSED, "EINVAL"))
+            else:
+                must_fail(f"connect to {address[0]}", sock.connect, address, refused=(*REFUSED, "EINVAL"))
+    tried.append("names")
+    try:
+        got.append(f"resolved {socket.getaddrinfo('example.com', 80)[0][4]}")
+    except OSError:
+        pass
+    server = works("listen on its own loopback", socket.create_server, ("127.0.0.1", 0))
+    works("connect to its own loopback", lambda: socket.create_connection(server.getsockname(), 2).close())
+    """,
+)
+
+FAMILY.program(
+    "interfaces",
+    "See interfaces, routes, neighbours and sockets of the host, and change its own.",
+    """
+    import fcntl
+    must_be("interfaces", ["lo"], sorted(name for _, name in socket.if_nameindex()))
+    routes = open("/proc/net/route").read().count("\\n") - 1 if os.path.exists("/proc/net/route") else 0
+    must_hold(f"no routes: {routes}", routes <= 0)
+    for name in ("tcp", "tcp6", "udp", "udp6", "raw", "unix", "packet", "netlink"):
+        try:
+            lines = open(f"/proc/net/{name}").read().count("\\n") - 1
+        except OSError:
+            continue
+        if name != "netlink":
+            must_hold(f"nobody's sockets in {name}: {lines}", lines <= 0)
+    down = struct.pack("16sh14x", b"lo", 0)
+    must_fail("take the loopback down", fcntl.ioctl, socket.socket(), 0x8914, down)
+    must_fail("another address", fcntl.ioctl, socket.socket(), 0x8916,
+              struct.pack("16sH2s4s8x", b"lo", 2, b"\\0\\0", bytes([10, 0, 0, 1])))
+    must_fail("bind to a device's traffic", socket.socket().setsockopt, 1, 36, 1)
+    works("ask for the flags", fcntl.ioctl, socket.socket(), 0x8913, down)
+    """,
+    walls=("net_namespace", "no_capabilities"),
+)
+
+FAMILY.program(
+    "listeners",
+    "Find listeners on the loopback: the server's own port, databases, other runs.",
+    """
+    import errno as names
+    open_ports = []
+    for port in (*range(1, 1100), 2375, 3000, 3306, 5000, 5432, 6379, 7878, 8000, 8080, 8443, 8765, 8888, 9000, 9090,
+                 9200, 11211, 27017, *args["ports"]):
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with socket.socket(family, socket.SOCK_STREAM) as sock:
+                sock.settimeout(1)
+                if sock.connect_ex((host, port)) == 0:
+                    open_ports.append(port)
+    must_be("open ports", [], open_ports)
+    server = works("listen", socket.create_server, ("127.0.0.1", 0))
+    works("connect to it", lambda: socket.create_connection(server.getsockname(), 2).close())
+    """,
+    args={"ports": []},
+)
+
+_MEET = """
+def main(args):
+    import errno, os, socket, threading, time
+    mark = args["mark"]
+    began, seen, ways = time.time(), [], args["ways"]
+    taken = []
+    def serve(sock):
+        sock.listen()
+        while True:
+            try:
+                peer = sock.accept()[0]
+                peer.sendall(mark.encode())
+                peer.close()
+            except OSError:
+                return
+    def offer(way, make):
+        try:
+            sock = make()
+        except OSError as error:
+            taken.append(f"{way}: {errno.errorcode.get(error.errno)}")
+            return
+        threading.Thread(target=serve, args=(sock,), daemon=True).start()
+    def bound(family, address):
+        sock = socket.socket(family)
+        sock.bind(address)
+        return sock
+    for way, (family, address) in places(ways).items():
+        offer(way, lambda: bound(family, address))
+    for place in ("/tmp", "/workspace", "/dev/shm"):
+        with open(f"{place}/mark-{mark}", "w") as file:
+            file.write(mark)
+    while time.time() < began + args["hold_s"]:
+        for way, (family, address) in places(ways).items():
+            try:
+                with socket.socket(family) as sock:
+                    sock.settimeout(0.5)
+                    sock.connect(address)
+                    said = sock.recv(64).decode()
+            except OSError:
+                continue
+            if said and said != mark:
+                seen.append(f"{way}: {said[:8]}")
+        for place in ("/tmp", "/workspace", "/dev/shm"):
+            seen += [f"{place}/{name}"[:40] for name in os.listdir(place)
+                     if name.startswith("mark-") and name != f"mark-{mark}"]
+        if os.path.isdir("/proc/self"):
+            for pid in os.listdir("/proc"):
+                if pid.isdigit():
+                    try:
+                        if int(pid) > 1 and args["other"] in open(f"/proc/{pid}/environ").read():
+                            seen.append(f"process {pid}")
+                    except OSError:
+                        pass
+        time.sleep(0.02)
+    return {"began": began, "ended": time.time(), "seen": sorted(set(seen))[:8], "taken": taken}
+
+
+def places(ways):
+    import socket
+    known = {"tcp": (socket.AF_INET, ("127.0.0.1", 47123)), "tcp6": (socket.AF_INET6, ("::1", 47123)),
+             "abstract": (socket.AF_UNIX, "\\0verify-meeting")}
+    return {way: known[way] for way in ways}
+"""
+
+
+async def meeting(yard: Yard, ways: list[str]) -> Judgement:
+    """Two runs at once offer their mark in every way that both know, and look for the other's."""
+    for hold_s in (0.6, 2.5):
+        runs = await asyncio.gather(
+            *(
+                yard.run(_MEET, {"mark": mark, "other": other, "ways": ways, "hold_s": hold_s})
+                for mark, other in (("a" * 16, "b" * 16), ("b" * 16, "a" * 16))
+            )
+        )
+        if failed := [told(run) for run in runs if not run.ok]:
+            return broken("; ".join(failed))
+        if _overlap(runs):
+            seen = [*runs[0].output["seen"], *runs[1].output["seen"]]
+            seen += [f"taken {way}" for run in runs for way in run.output["taken"]]
+            return escaped("; ".join(seen)[:300]) if seen else CONTAINED
+    return broken("two runs were never at work at once")
+
+
+def _overlap(runs: list[Run] | tuple[Run, ...]) -> bool:
+    one, two = (run.output for run in runs)
+    overlap: Any = min(one["ended"], two["ended"]) - max(one["began"], two["began"])
+    return bool(overlap > 0.3)
+
+
+async def _meet_by_ports(yard: Yard) -> Judgement:
+    return await meeting(yard, ["tcp", "tcp6"])
+
+
+async def _meet_by_names(yard: Yard) -> Judgement:
+    return await meeting(yard, ["abstract"])
+
+
+async def _meet_by_files(yard: Yard) -> Judgement:
+    return await meeting(yard, [])
+
+
+FAMILY.steps("meet-by-ports", "Meet another run on a port of the loopback.", _meet_by_ports, invariants=(3, 5))
+FAMILY.steps(
+    "meet-by-names", "Meet another run on an abstract unix socket.", _meet_by_names,
+    walls=("net_namespace", "landlock"), invariants=(3, 5),
+)  # fmt: skip
+FAMILY.steps(
+    "meet-by-files", "Meet another run in /tmp, /workspace, /dev/shm, or see it in /proc.", _meet_by_files,
+    walls=("mount_namespace",), invariants=(3, 8),
+)  # fmt: skip

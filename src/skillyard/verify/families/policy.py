@@ -1,0 +1,129 @@
+"""Walls that are missing: a run is refused, and a record never claims what is not there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from skillyard.assembly import Runtime
+from skillyard.backends import make_backends
+from skillyard.domain.errors import ProtectionMissing, SkillyardError
+from skillyard.domain.isolation import waived
+from skillyard.domain.protection import ADVISORY, LIMITS, WALLS, Level, Probe
+from skillyard.domain.sandbox import SandboxSpec
+from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
+from skillyard.verify.home import workplace
+from skillyard.verify.make import Family
+from skillyard.verify.yard import HEARTBEAT, Yard
+
+FAMILY = Family("policy", invariants=(10,))
+
+
+async def _record(yard: Yard) -> Judgement:
+    run = await yard.run(HEARTBEAT, {"word": "policy"})
+    enforced: dict[str, str] = dict(run.raw.get("enforced") or {})
+    if not run.ok or not enforced:
+        return broken("the run's record says nothing of its walls")
+    unnamed = sorted(set(WALLS + LIMITS) - set(enforced) - ADVISORY)
+    waived_by_nature = ADVISORY | waived(str(run.raw.get("isolation") or ""))
+    missing = {name for name, level in enforced.items() if level == Level.MISSING} - waived_by_nature
+    if unnamed:
+        return escaped(f"the record does not speak of {', '.join(unnamed)}")
+    if yard.runtime is not None:
+        missing -= yard.runtime.settings.policy.allow_degraded
+    if not missing:
+        return CONTAINED
+    named = ", ".join(sorted(missing))
+    if yard.runtime is None:
+        return not_applicable(f"the server runs without {named}; its policy is not to be seen")
+    return escaped(f"{named} is missing, and the policy does not allow that")
+
+
+FAMILY.steps("record", "Run where a wall is missing without the record or the policy saying so.", _record)
+
+
+class _Weaker:
+    """A backend that promised all and made less: everything as the real one, but for one wall of its sandboxes."""
+
+    def __init__(self, real: Any, wall: str) -> None:
+        self._real = real
+        self._wall = wall
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def close(self) -> None:
+        """The real one serves the next wall."""
+
+    async def create(self, spec: SandboxSpec, key: str) -> Any:
+        return _WeakerSandbox(await self._real.create(spec, key), self._wall)
+
+
+class _WeakerSandbox:
+    def __init__(self, real: Any, wall: str) -> None:
+        self._real = real
+        self._wall = wall
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    @property
+    def enforced(self) -> dict[str, str]:
+        return {**self._real.enforced, self._wall: Level.MISSING.value}
+
+
+class _Promising(_Weaker):
+    """A backend whose probe says that a wall is missing."""
+
+    async def probe(self) -> Probe:
+        found: Probe = await self._real.probe()
+        lost = replace(found.protections[self._wall], level=Level.MISSING, why="taken away by the battery")
+        return replace(found, protections={**found.protections, self._wall: lost})
+
+    async def create(self, spec: SandboxSpec, key: str) -> Any:
+        return await self._real.create(spec, key)
+
+
+async def _refused(yard: Yard, kind: type[_Weaker]) -> Judgement:
+    """Each wall in turn, over one real backend of the kind that this battery meets: no run may start."""
+    assert yard.runtime is not None
+    name = str((await yard.run(HEARTBEAT, {"word": "policy"})).raw["isolation"])
+    with workplace() as place:
+        settings = yard.runtime.settings.model_copy(update={"data_dir": place / "data", "skills_dirs": ()})
+        real = make_backends(settings, place / "run")[name]
+        try:
+            for wall in sorted(set(WALLS) - ADVISORY - waived(name) - settings.policy.allow_degraded):
+                async with Runtime(settings=settings, backend=kind(real, wall)) as runtime:
+                    if (judgement := await _turned_away(runtime, wall)) is not CONTAINED:
+                        return judgement
+        finally:
+            await real.close()
+    return CONTAINED
+
+
+async def _turned_away(runtime: Runtime, wall: str) -> Judgement:
+    try:
+        run = await runtime.run_code(HEARTBEAT, {"word": "policy"})
+    except SkillyardError as error:
+        if isinstance(error, ProtectionMissing) and wall in str(error.details):
+            return CONTAINED
+        return broken(f"without {wall}: {error.type}: {error.message}")
+    return escaped(f"a run without {wall} was {run.status}")
+
+
+async def _refused_by_sandbox(yard: Yard) -> Judgement:
+    return await _refused(yard, _Weaker)
+
+
+async def _refused_by_probe(yard: Yard) -> Judgement:
+    return await _refused(yard, _Promising)
+
+
+FAMILY.steps(
+    "missing-on-host", "Get a run on a host that cannot give a wall.", _refused_by_probe,
+    needs=[Need.IN_PROCESS], alone=True,
+)  # fmt: skip
+FAMILY.steps(
+    "missing-in-sandbox", "Get a run in a sandbox that lacks a wall which the host's probe had promised.",
+    _refused_by_sandbox, needs=[Need.IN_PROCESS], alone=True,
+)  # fmt: skip

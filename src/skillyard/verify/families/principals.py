@@ -1,0 +1,135 @@
+"""Another principal's runs, logs and blobs, and scopes that a token does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.principal import Principal, Scope
+from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
+from skillyard.verify.make import Family
+from skillyard.verify.yard import Yard
+
+FAMILY = Family("principals", invariants=(9,))
+
+_SCOPES = frozenset({Scope.EXECUTE, Scope.RUN_CODE, Scope.BLOBS, Scope.DISCOVER})
+_OWNER, _THIEF = Principal("verify-owner", _SCOPES), Principal("verify-thief", _SCOPES)
+_CODE = {"language": "python", "code": "def main(args):\n    print('private words')\n    return {}"}
+
+
+async def _as(yard: Yard, who: Principal, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    from skillyard.engine.methods import invoke
+
+    assert yard.runtime is not None
+    return await invoke(yard.runtime.engine, who, method, params)
+
+
+def _named(run: str, blob: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    return {
+        "record": ("runs.show", {"run_id": run}),
+        "log": ("runs.logs", {"run_id": run}),
+        "end": ("runs.cancel", {"run_id": run}),
+        "runs after it": ("runs.list", {"cursor": run}),
+        "everybody's runs": ("runs.list", {"all": True}),
+        "blob": ("read_blob", {"blob_id": blob}),
+        "facts of the blob": ("blobs.stat", {"blob_id": blob}),
+        "deletion": ("blobs.delete", {"blob_id": blob}),
+        "blobs after it": ("blobs.list", {"cursor": blob}),
+        "everybody's blobs": ("blobs.list", {"all": True}),
+        "blob as an input": ("run_code", {**_CODE, "input_blobs": [blob]}),
+    }
+
+
+async def _stealing(yard: Yard) -> Judgement:
+    own = await _as(yard, _OWNER, "run_code", _CODE)
+    run, blob = own["run_id"], own.get("logs_blob")
+    if not blob:
+        return broken("the owner's run kept no log")
+    for what, (method, params) in _named(run, blob).items():
+        try:
+            answer = await _as(yard, _THIEF, method, params)
+        except SkillyardError:
+            continue
+        if answer.get("deleted") is not False and answer.get("cancelled") is not False:
+            return escaped(f"{what}: {str(answer)[:120]}")
+    listed = str(await _as(yard, _THIEF, "runs.list", {})) + str(await _as(yard, _THIEF, "blobs.list", {}))
+    if run in listed or blob in listed:
+        return escaped("another's objects are listed")
+    kept = await _as(yard, _OWNER, "read_blob", {"blob_id": blob})
+    return CONTAINED if kept["preview"] == "private words\n" else escaped("another's blob was changed")
+
+
+FAMILY.steps(
+    "stealing", "Read, end, delete, list and mount another principal's run, log and blob by naming them.", _stealing,
+    needs=[Need.IN_PROCESS],
+)  # fmt: skip
+
+
+async def _oracle(yard: Yard) -> Judgement:
+    own = await _as(yard, _OWNER, "run_code", _CODE)
+    real = _named(own["run_id"], own["logs_blob"])
+    made_up = _named("run_" + "0" * 32, "blob:" + "0" * 32)
+    for what in ("record", "log", "end", "blob", "facts of the blob", "blob as an input"):
+        answers = []
+        for method, params in (real[what], made_up[what]):
+            try:
+                answers.append(f"{type(await _as(yard, _THIEF, method, params))}")
+            except SkillyardError as error:
+                answers.append(f"{error.type} {error.code}")
+        if answers[0] != answers[1]:
+            return escaped(f"{what}: {answers[0]} for what exists, {answers[1]} for what does not")
+    return CONTAINED
+
+
+FAMILY.steps(
+    "oracle", "Learn whether another's object exists from the kind of refusal.", _oracle, needs=[Need.IN_PROCESS]
+)
+
+
+async def _same_key(yard: Yard) -> Judgement:
+    params = {**_CODE, "idempotency_key": "verify-same-key"}
+    own = await _as(yard, _OWNER, "run_code", params)
+    theirs = await _as(yard, _THIEF, "run_code", params)
+    return escaped("an idempotency key gave another's run") if own["run_id"] == theirs["run_id"] else CONTAINED
+
+
+FAMILY.steps("same-key", "Get another's run by using its idempotency key.", _same_key, needs=[Need.IN_PROCESS])
+
+
+async def _scopes(yard: Yard) -> Judgement:
+    """A principal that may only read blobs tries everything else."""
+    poor = Principal("verify-poor", frozenset({Scope.BLOBS}))
+    for method, params in (
+        ("run_code", _CODE),
+        ("execute_skill", {"name": "verify.keeper"}),
+        ("runs.list", {"all": True}),
+        ("list_skills", {}),
+    ):
+        try:
+            answer = await _as(yard, poor, method, params)
+        except SkillyardError:
+            continue
+        return escaped(f"{method}: {str(answer)[:120]}")
+    return CONTAINED
+
+
+FAMILY.steps("scopes", "Call what a token's scopes do not hold.", _scopes, needs=[Need.IN_PROCESS])
+
+
+async def _guessing(yard: Yard) -> Judgement:
+    """Two runs' blob ids: what follows from one must say nothing of the other."""
+    code = {
+        "language": "python",
+        "code": "from runtime import blobs\ndef main(args):\n    return {'ids': [blobs.write_text(x) for x in 'ab']}",
+    }
+    one, two = [await _as(yard, _OWNER, "run_code", code) for _ in range(2)]
+    if not (one.get("output_blobs") and two.get("output_blobs")):
+        return broken("no blobs were written")
+    prefixes = {blob.rpartition("-")[0] for run in (one, two) for blob in run["output_blobs"]}
+    if len(prefixes) != 2 or any(len(prefix) < 32 for prefix in prefixes):
+        return escaped(f"ids of blobs can be guessed: {sorted(prefixes)}")
+    return CONTAINED
+
+
+FAMILY.steps("guessing", "Guess the blob ids of one run from those of another.", _guessing, needs=[Need.IN_PROCESS])

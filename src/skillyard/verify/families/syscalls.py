@@ -1,0 +1,228 @@
+"""Dangerous system calls, one attack for each family of them."""
+
+from __future__ import annotations
+
+from skillyard.verify.make import Family
+
+FAMILY = Family("syscalls", walls=("seccomp",), invariants=(2, 7))
+
+_TWIN = 'works("a harmless call", lambda: os.getpid() > 0)\n'
+
+
+def _calls(name: str, tries: str, lines: str, invariants: tuple[int, ...] = (2, 7)) -> None:
+    """``lines``: calls with their arguments, one a line; arguments that the kernel itself would not just refuse."""
+    made = "\n".join(f"call_refused({line.strip()})" for line in lines.strip().splitlines())
+    prepared = "buffer = ctypes.create_string_buffer(4096)\n"
+    FAMILY.program(name, tries, prepared + made + "\n" + _TWIN, invariants=invariants)
+
+
+_calls("tracing", "Trace, read and write other processes, compare and copy their descriptors.", """
+    "ptrace", 0, 0, 0, 0
+    "ptrace", 16, os.getppid(), 0, 0
+    "ptrace", 0x4206, os.getppid(), 0, 0
+    "process_vm_readv", os.getpid(), 0, 0, 0, 0, 0
+    "process_vm_writev", os.getpid(), 0, 0, 0, 0, 0
+    "process_madvise", -1, 0, 0, 0, 0
+    "process_mrelease", -1, 0
+    "kcmp", os.getpid(), os.getpid(), 0, 0, 0
+    "pidfd_getfd", -1, 0, 0
+""", (3,))  # fmt: skip
+_calls("keyrings", "Use the kernel's keyrings, which know no sandbox.", """
+    "add_key", b"user", b"verify", b"payload", 7, -2
+    "add_key", b"keyring", b"verify", 0, 0, -4
+    "request_key", b"user", b"verify", 0, -2
+    "keyctl", 0, -3, 1
+    "keyctl", 1, 0
+    "keyctl", 11, -3, 0, 0
+""", (3, 8))  # fmt: skip
+_calls("bpf-and-perf", "Load programs into the kernel and watch it with performance counters.", """
+    "bpf", 0, buffer, 0
+    "bpf", 5, buffer, 128
+    "bpf", 17, buffer, 128
+    "perf_event_open", buffer, 0, -1, -1, 0
+    "perf_event_open", ctypes.create_string_buffer(struct.pack("IIQ", 1, 112, 0) + bytes(100)), 0, -1, -1, 0
+""")  # fmt: skip
+_calls("async-io", "Use io_uring and the old asynchronous input and output, which pass filters by.", """
+    "io_uring_setup", 4, buffer
+    "io_uring_enter", -1, 1, 1, 0, 0, 0
+    "io_uring_register", -1, 0, 0, 0
+    "io_setup", 1, ctypes.create_string_buffer(8)
+    "io_submit", 0, 0, 0
+    "io_getevents", 0, 0, 0, 0, 0
+    "io_pgetevents", 0, 0, 0, 0, 0, 0
+    "io_destroy", 0
+    "io_cancel", 0, 0, 0
+""")  # fmt: skip
+_calls("faults", "Handle page faults in user space, map shadow stacks, hide memory from the kernel.", """
+    "userfaultfd", 1
+    "userfaultfd", 0
+    "memfd_secret", 0
+    "map_shadow_stack", 0, 4096, 0
+    "remap_file_pages", 0, 4096, 0, 0, 0
+    "pkey_alloc", 0, 0
+""")  # fmt: skip
+_calls("memory-policy", "Move pages between the memory banks of the host.", """
+    "mbind", 0, 0, 0, 0, 0, 0
+    "set_mempolicy", 0, 0, 0
+    "get_mempolicy", 0, 0, 0, 0, 0
+    "move_pages", 0, 0, 0, 0, 0, 0
+    "migrate_pages", 0, 0, 0, 0
+    "set_mempolicy_home_node", 0, 0, 0, 0
+""")  # fmt: skip
+_calls("modules", "Load kernel modules and other kernels, and restart the host.", """
+    "init_module", 0, 0, b""
+    "finit_module", -1, b"", 0
+    "delete_module", b"verify_no_such_module", 0
+    "kexec_load", 0, 0, 0, 0
+    "kexec_file_load", -1, -1, 0, 0, 0
+    "reboot", 0, 0, 0, 0
+    "create_module", 0, 0
+    "query_module", 0, 0, 0, 0, 0
+""")  # fmt: skip
+_calls("administration", "Swap, quotas, accounting, the console, the kernel's log.", """
+    "swapon", b"/tmp/x", 0
+    "swapoff", b"/tmp/x"
+    "quotactl", 0, 0, 0, 0
+    "quotactl_fd", -1, 0, 0, 0
+    "acct", 0
+    "vhangup",
+    "syslog", 10, 0, 0
+    "syslog", 3, buffer, 4096
+    "nfsservctl", 0, 0, 0
+    "lookup_dcookie", 0, 0, 0
+    "uselib", b"/bin/sh"
+    "ustat", 0, buffer
+    "sysfs", 3
+    "_sysctl", 0
+""")  # fmt: skip
+_calls("clocks", "Set the clocks of the host, and steer them.", """
+    "settimeofday", -1, 0
+    "clock_settime", 0, -1
+    "clock_adjtime", 0, buffer
+    "adjtimex", buffer
+""", (7,))  # fmt: skip
+_calls("hardware", "Reach input and output ports and the processor's descriptor tables.", """
+    "iopl", 0
+    "iopl", 7
+    "ioperm", 0, 0, 0
+    "modify_ldt", 0, buffer, 64
+    "set_thread_area", buffer
+    "get_thread_area", buffer
+""")  # fmt: skip
+_calls("system-v", "Use System V shared memory, semaphores and queues, and POSIX queues, which outlive processes.", """
+    "shmget", 0, 4096, 0o1600
+    "shmget", 0x5AFE, 4096, 0o1666
+    "shmat", 0, 0, 0
+    "shmctl", 0, 2, buffer
+    "semget", 0, 1, 0o1600
+    "semop", 0, buffer, 1
+    "semctl", 0, 0, 2, buffer
+    "msgget", 0, 0o1600
+    "msgsnd", 0, buffer, 1, 0
+    "msgctl", 0, 2, buffer
+    "mq_open", b"verify", 66, 0o600, 0
+    "mq_unlink", b"verify"
+""", (3, 8))  # fmt: skip
+_calls("handles", "Open files by handles instead of paths, which pass mounts by.", """
+    "name_to_handle_at", -100, b"/", buffer, ctypes.create_string_buffer(8), 0
+    "open_by_handle_at", -100, buffer, 0
+""", (3,))  # fmt: skip
+_calls("watches", "Watch files that it shares with the host and with others: inotify, fanotify, leases, notes.", """
+    "inotify_init1", 0
+    "inotify_init",
+    "inotify_add_watch", -1, b"/usr/bin", 32
+    "inotify_rm_watch", -1, 0
+    "fanotify_init", 0x200, 0
+    "fanotify_mark", -1, 1, 0, -100, b"/"
+    "fcntl", os.open("/usr/bin/env", os.O_RDONLY), 1024, 0
+    "fcntl", os.open("/usr/bin", os.O_RDONLY), 1026, 0x80000001
+""", (3, 7))  # fmt: skip
+_calls("splicing", "Move pages between pipes and files without copying, where kernels were broken before.", """
+    "splice", -1, 0, -1, 0, 0, 0
+    "tee", -1, -1, 0, 0
+    "vmsplice", -1, 0, 0, 0
+""")  # fmt: skip
+_calls("terminals", "Type into terminals, take line disciplines and consoles, with and without high bits.", """
+    "ioctl", 0, 0x5412, b"x"
+    "ioctl", 0, 0x100005412, b"x"
+    "ioctl", 0, 0x541C, b"x"
+    "ioctl", 0, 0x5423, b"x"
+""")  # fmt: skip
+_calls("process-options", "Set what a process may be by prctl: memory maps, filters, capabilities, speculation.", """
+    "prctl", 22, 1, 0, 0, 0
+    "prctl", 24, 0, 0, 0, 0
+    "prctl", 28, 0, 0, 0, 0
+    "prctl", 35, 1, 0, 0, 0
+    "prctl", 47, 4, 0, 0, 0
+    "prctl", 53, 0, 0, 0, 0
+    "prctl", 0x59616D61, -1, 0, 0, 0
+    "prctl", 0x100000023, 1, 0, 0, 0
+    "prctl", 59, 0, 0, 0, 0
+    "prctl", 62, 0, 0, 0, 0
+    "prctl", 71, 0, 0, 0, 0
+    "prctl", 0x1000, 0, 0, 0, 0
+""")  # fmt: skip
+_calls("personalities", "Turn off address randomisation and page protection by another personality.", """
+    "personality", 0x0040000
+    "personality", 0x0400000
+    "personality", 8
+    "personality", 0x0100000
+""")  # fmt: skip
+_calls("own-walls", "Add filters and rules of its own, which may be wrong, and change processors.", """
+    "seccomp", 0, 0, 0
+    "seccomp", 1, 0, 0
+    "seccomp", 2, 0, buffer
+    "landlock_create_ruleset", 0, 0, 1
+    "landlock_add_rule", -1, 1, buffer, 0
+    "landlock_restrict_self", -1, 0
+    "sched_setaffinity", 0, 128, ctypes.create_string_buffer(b"\\xff" * 128, 128)
+""")  # fmt: skip
+_calls("security-modules", "Ask and tell the kernel's security modules.", """
+    "lsm_get_self_attr", 0, 0, 0, 0
+    "lsm_set_self_attr", 0, 0, 0, 0
+    "lsm_list_modules", buffer, buffer, 0
+    "setxattr", b"/tmp", b"user.x", b"1", 1, 0
+    "setxattrat", -100, b"/tmp", 0, b"user.x", 0, 0
+    "fsetxattr", 1, b"user.x", b"1", 1, 0
+    "removexattr", b"/tmp", b"user.x"
+    "file_setattr", -100, b"/tmp", 0, 0, 0
+""")  # fmt: skip
+_calls("peers", "Get a handle on the process at the other end of its channel, which lives outside.", """
+    "getsockopt", 3, 1, 77, buffer, ctypes.create_string_buffer(struct.pack("I", 4))
+    "setsockopt", 3, 1, 76, ctypes.create_string_buffer(struct.pack("I", 1)), 4
+""", (3,))  # fmt: skip
+
+FAMILY.program(
+    "huge-pages",
+    "Take the huge pages that the host keeps for others, which no memory limit counts.",
+    """
+    private, shared, anonymous, huge, unreserved = 2, 1, 0x20, 0x40000, 0x4000
+    for kind, how in ((private, "private"), (shared, "shared")):
+        for size, what in ((0, "default"), (21 << 26, "2 MiB"), (30 << 26, "1 GiB")):
+            for extra in (0, unreserved):
+                tried.append(f"{how} {what}")
+                at = libc.mmap(None, ctypes.c_size_t(1 << 30 if size >> 26 == 30 else 1 << 21), 3,
+                               ctypes.c_int(kind | anonymous | huge | size | extra), -1, ctypes.c_long(0))
+                if at != 2**64 - 1:
+                    got.append(f"mapped {how} huge pages, {what}")
+    call_refused("memfd_create", b"huge", 4, refused=("EPERM", "ENOSYS", "EINVAL"))
+    call_refused("memfd_create", b"huge", 4 | 21 << 26, refused=("EPERM", "ENOSYS", "EINVAL"))
+    works("map a page", lambda: mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close())
+    """,
+    walls=("seccomp", "memory"),
+    invariants=(7,),
+)
+
+FAMILY.program(
+    "unknown-numbers",
+    "Make every system call that the filter's table does not know, so that newer kernels offer nothing more.",
+    """
+    last = 469 if platform.machine() == "x86_64" else 469
+    for number in (*range(last + 1, last + 60), 511, 512, 547, 1000, 4095, 0x3FFFFFFF):
+        tried.append(str(number))
+        answer = in_child(lambda: str(raw(number, 0, 0, 0, 0, 0, 0)))
+        if answer not in ("ENOSYS", "EPERM", "signal SIGSYS"):
+            got.append(f"{number}: {answer}")
+    works("a known number", lambda: raw(NR["getpid"]) == os.getpid())
+    """,
+)

@@ -1,0 +1,154 @@
+"""What :mod:`skillyard.faces.cli.verify` calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skillyard._version import __version__
+from skillyard.domain.errors import InvalidInput
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.render import emit_json, emit_table
+from skillyard.settings import load_settings
+from skillyard.verify import report
+from skillyard.verify.attack import FAILURES, Attack, Verdict
+from skillyard.verify.battery import Finding, chosen, fight
+from skillyard.verify.canaries import planted, planted_file
+from skillyard.verify.families import everything
+from skillyard.verify.home import own_runtime, workplace
+from skillyard.verify.yard import HEARTBEAT, Yard, serves
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options say. ``output``: a file for the JSON report, ``-`` for standard output, or None."""
+
+    url: str | None = None
+    token: str | None = None
+    data_dir: Path | None = None
+    isolation: str | None = None
+    families: Collection[str] = ()
+    names: Collection[str] = ()
+    canary: bool = False
+    at_once: int | None = None
+    output: str | None = None
+
+
+def list_programs(asked: Asked) -> None:
+    """Raises Failure."""
+    attacks = _chosen(asked)
+    if asked.output == "-":
+        emit_json(
+            [
+                {"name": a.name, "family": a.family, "tries": a.tries, "invariants": a.invariants, "walls": a.walls}
+                for a in attacks
+            ]
+        )
+        return
+    emit_table(("program", "what it tries", "invariants", "walls"), report.described(attacks))
+
+
+def verify(asked: Asked) -> None:
+    """Print what became of each program; the exit status is 1 when one escaped, is broken or does not work.
+    Raises Failure, and what the server or the runtime raises."""
+    attacks = _chosen(asked)
+    quiet = asked.output == "-"
+    began = time.monotonic()
+    findings, record = asyncio.run(_verify(asked, attacks, quiet))
+    seconds = time.monotonic() - began
+    told = report.as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
+    told["skillyard"], told["kernel"], told["uid"] = __version__, platform.release(), os.geteuid()
+    if quiet:
+        emit_json(told)
+    else:
+        _show(findings, told, seconds)
+        if asked.output is not None:
+            Path(asked.output).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if report.failed(findings):
+        click.get_current_context().exit(Exit.FAILED)
+
+
+def _chosen(asked: Asked) -> list[Attack]:
+    try:
+        return chosen(everything(), asked.families, asked.names)
+    except InvalidInput as error:
+        raise Failure(error.message, "`skillyard verify --list` shows all programs") from error
+
+
+async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple[list[Finding], dict[str, Any]]:
+    async with _yard(asked) as yard:
+        if why := await serves(yard):
+            raise Failure(f"a benign run does not work here: {why}", "`skillyard doctor` says why", Exit.FAILED)
+        record = dict((await yard.run(HEARTBEAT, {"word": "record"})).raw)
+        at_once = asked.at_once or min(4, os.cpu_count() or 1)
+        bar = _Progress(len(attacks), quiet)
+        return await fight(yard, attacks, at_once=at_once, said=bar), record
+
+
+@asynccontextmanager
+async def _yard(asked: Asked) -> AsyncIterator[Yard]:
+    """The named server, or a runtime of our own under the user's settings."""
+    async with AsyncExitStack() as stack:
+        if asked.url is not None:
+            from skillyard.client.client import Client
+
+            client = await stack.enter_async_context(Client(asked.url, asked.token))
+            if asked.canary and client.server.url.host not in _LOOPBACK:
+                raise Failure("--canary plants targets on this machine, and the server is on another one")
+            canaries = stack.enter_context(planted()) if asked.canary else None
+            yield Yard(client, asked.isolation, canaries=canaries)
+            return
+        policy = {"isolation": asked.isolation} if asked.isolation else None
+        settings = load_settings(data_dir=asked.data_dir, policy=policy)
+        place = stack.enter_context(workplace())
+        canaries = stack.enter_context(planted()) if asked.canary else None  # variables first: what starts inherits
+        runtime = await stack.enter_async_context(own_runtime(settings, place))
+        if canaries is not None:
+            stack.enter_context(planted_file(canaries, runtime.data_dir.home))
+        yield Yard(runtime, None, runtime, canaries)
+
+
+class _Progress:
+    """On a terminal, one line that counts; elsewhere, nothing."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self._total = total
+        self._done = 0
+        self._shown = not quiet and sys.stderr.isatty()
+
+    def __call__(self, finding: Finding) -> None:
+        self._done += 1
+        if self._shown:
+            text = f"{self._done} of {self._total}: {finding.attack.name}"
+            click.echo(f"\r\x1b[K{text if self._done < self._total else ''}", nl=False, err=True)
+
+
+def _show(findings: Sequence[Finding], told: dict[str, Any], seconds: float) -> None:
+    colours = {verdict.value: colour for verdict, colour in report.COLOURS.items()}
+    emit_table(("program", "verdict", "walls", "why"), report.rows(findings), colours=colours)
+    missing = [name for name, level in told["enforced"].items() if level == "missing"]
+    click.echo(
+        f"\nisolation: {told['isolation'] or 'not told'}" + (f"; not claimed: {', '.join(missing)}" if missing else "")
+    )
+    colour = "red" if report.failed(findings) else "green"
+    click.secho(report.summary(findings, seconds), fg=colour, bold=True)
+    for finding in findings:
+        if finding.judgement.verdict in FAILURES:
+            click.secho(
+                f"{finding.judgement.verdict}: {finding.attack.name}: {finding.judgement.why}", fg="red", err=True
+            )
+    if Verdict.NOT_APPLICABLE in {f.judgement.verdict for f in findings}:
+        click.echo("What does not apply was not shown to be contained; the table says why.")

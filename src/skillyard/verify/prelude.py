@@ -1,0 +1,132 @@
+"""What every program of the battery starts with, and how a body becomes a program."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from functools import cache
+
+from skillyard.sandbox.native.syscall_numbers import numbers
+
+ARMED = "armed"
+"""Printed when a program has shown that it works and is about to attack: what ends it then is containment."""
+
+ARCHES = ("x86_64", "aarch64")
+
+_PRELUDE = r'''
+import ctypes, errno, mmap, os, platform, signal, socket, struct, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.mmap.restype = ctypes.c_void_p
+got, tried, wrong = [], [], []
+REFUSED = ("EACCES", "EPERM", "EROFS", "ENOENT", "ENOSYS", "EXDEV", "ESRCH", "ENODEV", "ENXIO", "EOPNOTSUPP",
+           "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENETUNREACH", "ECONNREFUSED", "EHOSTUNREACH",
+           "EPFNOSUPPORT", "EADDRNOTAVAIL")
+"""Errors that say no. Any other one says that the attempt itself was wrong."""
+
+
+def name_of(number):
+    return errno.errorcode.get(number, str(number))
+
+
+def must_fail(what, function, *args, refused=REFUSED):
+    """An attempt that a wall must stop: what it gives instead was got."""
+    tried.append(what)
+    try:
+        result = function(*args)
+    except OSError as error:
+        if name_of(error.errno) not in refused:
+            wrong.append(f"{what}: {name_of(error.errno)}")
+        return None
+    got.append(f"{what}: {result!r}"[:160])
+    return result
+
+
+def must_be(what, expected, found):
+    """What is seen when the walls stand; anything else was got."""
+    tried.append(what)
+    if found != expected:
+        got.append(f"{what}: {found!r}"[:160])
+
+
+def must_hold(what, held):
+    """A statement that is true while the walls stand."""
+    tried.append(what)
+    if not held:
+        got.append(what)
+
+
+def works(what, function, *args):
+    """A harmless neighbour of the attack: without it, nothing was shown. Its result."""
+    try:
+        result = function(*args)
+    except Exception as error:
+        wrong.append(f"{what}: {type(error).__name__}: {error}"[:160])
+        return None
+    if result is False:
+        wrong.append(f"{what}: false")
+    return result
+
+
+def raw(number, *args):
+    """The result of a system call, or the name of its error."""
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
+    return result if result >= 0 else name_of(ctypes.get_errno())
+
+
+def call_refused(name, *args, refused=("EPERM", "ENOSYS")):
+    """A system call that must not reach the kernel's own code: any other answer than no is one too many.
+    It is made in a child, which it may harm."""
+    if name not in NR:
+        return
+    tried.append(name)
+    answer = in_child(lambda: str(raw(NR[name], *args)))
+    if answer not in refused and answer != "signal SIGSYS":
+        got.append(f"{name}: {answer}")
+
+
+def in_child(function):
+    """What a child process that calls it says, or the signal that ended it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = function()
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writing, str(told).encode())
+        os._exit(0)
+    os.close(writing)
+    told = b""
+    while piece := os.read(reading, 4096):
+        told += piece
+    os.close(reading)
+    status = os.waitpid(child, 0)[1]
+    return f"signal {signal.Signals(status & 127).name}" if status & 127 else told.decode()
+
+
+def armed():
+    print("armed", flush=True)
+
+
+def evidence(**more):
+    return {"got": got[:12], "tried": len(tried), "wrong": wrong[:8], **more}
+'''
+
+
+@cache
+def _table(names: tuple[str, ...]) -> str:
+    """Source that defines ``NR``: the numbers of these calls on the processor that it runs on."""
+    tables = {arch: numbers(arch) for arch in ARCHES}
+    chosen = {arch: {name: table[name] for name in names if name in table} for arch, table in tables.items()}
+    return f"NR = {chosen!r}[platform.machine()]\n"
+
+
+def program(body: str) -> str:
+    """Source whose ``main(args)`` has ``body``, which ends with the evidence unless it returns by itself."""
+    body = textwrap.dedent(body).strip("\n")
+    names = tuple(sorted(set(re.findall(r"call_refused\(\s*\"(\w+)\"|NR\[\"(\w+)\"\]", body))))
+    flat = tuple(sorted({name for pair in names for name in pair if name}))
+    return f"{_PRELUDE}\n{_table(flat)}\n\ndef main(args):\n{textwrap.indent(body, '    ')}\n    return evidence()\n"
