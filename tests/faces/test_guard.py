@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from skillyard.faces.http import Hosts, is_loopback
 from skillyard.faces.http.protocol import MAX_CONNECTIONS
-from tests.faces.support import Serving, serving, within
+from tests.faces.support import Hanging, Serving, call, head, post, serving, within
 from tests.faces.test_connections import Wire
 
 
@@ -41,15 +42,40 @@ def test_loopback(host: str, loopback: bool) -> None:
 
 
 @pytest.mark.anyio
-async def test_connections_beyond_the_limit_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beyond_the_limit_the_connection_that_waited_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skillyard.faces.http.protocol.MAX_CONNECTIONS", 2)
     async with serving() as server:
-        wires = [await _wire(server) for _ in range(3)]
-        assert (await wires[2].response())[0] == 503
-        for wire in wires:
-            wire.writer.close()
-            await wire.writer.wait_closed()
+        first, second, third = [await _wire(server) for _ in range(3)]
+        assert await first.closed()
+        for wire in (second, third):
+            await wire.send(head("GET", "/healthz"))
+            assert (await wire.response())[0] == 200
+        await _close(first, second, third)
     assert MAX_CONNECTIONS > 2
+
+
+@pytest.mark.anyio
+async def test_beyond_the_limit_of_those_at_work_newcomers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skillyard.faces.http.protocol.MAX_CONNECTIONS", 2)
+    async with serving() as server:
+        hanging = server.engine.handlers["run_code"] = Hanging()
+        working = [await _wire(server) for _ in range(2)]
+        for wire in working:
+            hanging.started.clear()
+            await wire.send(post(call("run_code")))
+            await within(hanging.started.wait())
+        late = await _wire(server)
+        assert (await late.response())[0] == 503
+        hanging.released.set()
+        assert [(await wire.response())[0] for wire in working] == [200, 200]
+        await _close(*working, late)
+
+
+async def _close(*wires: Wire) -> None:
+    for wire in wires:
+        wire.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await wire.writer.wait_closed()
 
 
 async def _wire(server: Serving) -> Wire:

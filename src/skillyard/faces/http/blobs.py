@@ -76,7 +76,8 @@ class BlobEndpoint:
             raise MethodNotAllowed("PUT")
         _refuse_query(scope)
         headers = Headers(scope=scope)
-        if "content-range" in headers or headers.get("content-encoding", "identity") != "identity":
+        encodings = set(headers.getlist("content-encoding"))
+        if "content-range" in headers or not encodings <= {"identity"}:
             raise BadRequest("Content-Range and Content-Encoding: send the whole content as it is")
         kind = headers.get("content-type") or DEFAULT_KIND
         async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:

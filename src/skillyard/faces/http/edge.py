@@ -14,7 +14,7 @@ Count = Callable[[str, int], None]
 
 CLIENT_GONE = 499
 
-SECURITY_HEADERS = (
+SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
     (b"cross-origin-resource-policy", b"same-origin"),

@@ -85,6 +85,26 @@ class Misdirected(HttpRefusal):
     status = 421
 
 
+class HeadTooLarge(HttpRefusal):
+    type = "HeadTooLarge"
+    status = 431
+
+
+class NotImplementedHere(HttpRefusal):
+    """A transfer coding that we do not know (RFC 9112 §6.1)."""
+
+    type = "NotImplemented"
+    status = 501
+
+
+class VersionNotSupported(HttpRefusal):
+    type = "VersionNotSupported"
+    status = 505
+
+    def headers(self) -> Mapping[str, str]:
+        return {"connection": "close"}
+
+
 class Unavailable(Busy):
     """The server as a whole cannot take this now: it starts, it stops, or it is full."""
 

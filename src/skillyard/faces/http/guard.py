@@ -1,4 +1,5 @@
-"""Who may even talk to this server: Host and Origin, against pages that a browser was lured to.
+"""Who may even talk to this server, and how: Host and Origin, against pages that a browser was lured to; heads that
+another server on the way may have read otherwise.
 
 DNS rebinding makes a browser call us under an attacker's name, so a name in ``Host`` must be ours; an address
 cannot be rebound and is taken as it is. No cross-origin answer is ever given: there are no CORS headers.
@@ -13,10 +14,16 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skillyard.domain.errors import Forbidden
-from skillyard.faces.http.errors import Misdirected
+from skillyard.faces.http.errors import BadRequest, HeadTooLarge, Misdirected, VersionNotSupported
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - recognised, not bound
+
+MAX_HEADERS = 100
+HEAD_BYTES = 32 * 1024
+"""Names and values of one request's headers."""
+
+VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Hosts:
@@ -35,7 +42,7 @@ class Hosts:
 
 
 class Guard:
-    """ASGI middleware. Raises Misdirected and Forbidden."""
+    """ASGI middleware. Raises Misdirected, Forbidden, BadRequest, HeadTooLarge and VersionNotSupported."""
 
     def __init__(self, app: ASGIApp, hosts: Hosts) -> None:
         self._app = app
@@ -46,16 +53,35 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        host = origin = None
-        for name, value in scope["headers"]:
+        headers, size = scope["headers"], 0
+        host, origins, framed = None, [], set()
+        for name, value in headers:
+            size += len(name) + len(value)
             if name == b"host":
                 host = value.decode("latin-1").lower()
             elif name == b"origin":
-                origin = value.decode("latin-1").lower()
+                origins.append(value.decode("latin-1").lower())
+            elif name in _FRAMING:
+                framed.add(name)
+        if size > HEAD_BYTES or len(headers) > MAX_HEADERS:
+            raise HeadTooLarge(f"a request has at most {MAX_HEADERS} headers with {HEAD_BYTES} bytes together")
+        _check_framing(scope["http_version"], framed)
         if host is None or _name_of(f"//{host}") not in self._hosts:
             raise Misdirected("Host: is none of this server's names; see the setting allowed_hosts")
-        if origin is not None and origin != f"{scope['scheme']}://{host}":
+        if any(origin != f"{scope['scheme']}://{host}" for origin in origins):
             raise Forbidden("Origin: other sites may not call this server")
+
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+def _check_framing(version: str, framed: set[bytes]) -> None:
+    """Where two servers may disagree on where a request ends, what follows it could be smuggled past one of them
+    (RFC 9112 §6.1, §6.3)."""
+    if version not in VERSIONS:
+        raise VersionNotSupported("this server speaks HTTP/1.1")
+    if b"transfer-encoding" in framed and (len(framed) > 1 or version == "1.0"):
+        raise BadRequest("Transfer-Encoding: neither with Content-Length nor in HTTP/1.0")
 
 
 def is_loopback(host: str) -> bool:

@@ -2,12 +2,16 @@
 
 uvicorn waits for ever for a request's head, for a peer that does not read the end of an answer, and takes any
 number of connections; and while a pipelined request waits behind a running one it does not notice that the
-client has gone.
+client has gone. What is no HTTP it answers as plain text and always with 400, and stumbles when it comes behind an
+answer that was begun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Iterable
+from http import HTTPStatus
 from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any, cast
 
@@ -16,7 +20,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-HEAD_BYTES = 32 * 1024
+from skillyard.faces.http.edge import SECURITY_HEADERS
+from skillyard.faces.http.errors import BadRequest, HeadTooLarge, HttpRefusal, NotImplementedHere
+from skillyard.faces.http.guard import HEAD_BYTES
+from skillyard.faces.http.replies import refusal
+
 HEAD_PATIENCE_S = 15.0
 CLOSE_PATIENCE_S = 15.0
 READ_PATIENCE_S = 30.0
@@ -44,7 +52,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS and not _make_room(_all(self.server_state), self):
             transport.write(_FULL)
             transport.close()
 
@@ -64,8 +72,23 @@ class Connection(H11Protocol):
             return now - self.since > CLOSE_PATIENCE_S
         if self.stalled is not None and now - self.stalled > READ_PATIENCE_S:
             return True
-        waiting_for_head = self.cycle is None or self.cycle.response_complete
-        return waiting_for_head and now - self.since > max(HEAD_PATIENCE_S, self.timeout_keep_alive)
+        return self.waits_for_head and now - self.since > max(HEAD_PATIENCE_S, self.timeout_keep_alive)
+
+    @property
+    def waits_for_head(self) -> bool:
+        """Nothing is in work for its client."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; ours says more
+        """Called where h11 could not go on reading. An application that is at work is told that its client is gone:
+        after this the connection takes no other answer."""
+        cycle = None if self.waits_for_head else self.cycle
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or not cycle.response_started:
+            self._refuse(_refusal_of(sys.exception()), with_body=cycle is None or cycle.scope["method"] != "HEAD")
+        self.transport.close()
 
     def pause_writing(self) -> None:
         self.stalled = self.loop.time()
@@ -79,6 +102,19 @@ class Connection(H11Protocol):
         self.since = self.loop.time()
         super().shutdown()
 
+    def _refuse(self, exc: HttpRefusal, *, with_body: bool) -> None:
+        status, headers, body = refusal(exc)
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw += [*SECURITY_HEADERS, (b"connection", b"close")]
+        reason = HTTPStatus(status).phrase.encode()
+        head = h11.Response(status_code=status, headers=raw, reason=reason)
+        for event in (head, h11.Data(data=body if with_body else b""), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _should_upgrade(self) -> bool:
+        """Never, and not worth a line in the log: the request is answered as if it had not asked (RFC 9110 §7.8)."""
+        return False
+
     def _keep_listening(self) -> None:
         """A request that came too early is kept aside; the end of the connection must still be seen."""
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIPELINE_BYTES:
@@ -87,7 +123,32 @@ class Connection(H11Protocol):
 
 def abort_overdue(state: ServerState, now: float) -> int:
     """Cut the connections whose clients are overdue; how many."""
-    late = [c for c in cast("set[Connection]", state.connections.copy()) if c.overdue(now)]
+    late = [c for c in _all(state) if c.overdue(now)]
     for connection in late:
         connection.transport.abort()
     return len(late)
+
+
+def _all(state: ServerState) -> set[Connection]:
+    return cast("set[Connection]", state.connections.copy())
+
+
+def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
+    """Cut the one that has waited longest without asking for anything, so that nobody holds the door by standing in
+    it; False when all are at work."""
+    idle = [c for c in connections if c is not newcomer and c.waits_for_head and not c.transport.is_closing()]
+    if not idle:
+        return False
+    min(idle, key=lambda connection: connection.since).transport.abort()
+    return True
+
+
+def _refusal_of(error: BaseException | None) -> HttpRefusal:
+    """By the status that h11 thinks fit."""
+    match getattr(error, "error_status_hint", 400):
+        case 431:
+            return HeadTooLarge(f"the head of a request has at most {HEAD_BYTES} bytes")
+        case 501:
+            return NotImplementedHere("Transfer-Encoding: only 'chunked' is taken")
+        case _:
+            return BadRequest("this is not HTTP/1.1")

@@ -44,13 +44,18 @@ async def piece(send: Send, data: bytes) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+def refusal(exc: Exception) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to a request that is refused with ``exc``: its JSON-RPC form."""
+    body = dumps({"jsonrpc": "2.0", "id": None, "error": error_object(exc)})
+    return status_of(exc), {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}, body
+
+
 async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception) -> None:
     """Answer a request with the JSON-RPC form of ``exc`` and close, whatever of its body is still to come."""
-    body = dumps({"jsonrpc": "2.0", "id": None, "error": error_object(exc)})
-    headers = {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}
+    status, headers, body = refusal(exc)
     if _has_body(scope):
         headers["connection"] = "close"
-    await start(send, status_of(exc), headers)
+    await start(send, status, headers)
     await piece(send, body)
     if _has_body(scope):
         await _read_away(receive)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
-from skillyard.faces.http.protocol import HEAD_BYTES, Connection, abort_overdue
+from skillyard.faces.http.guard import HEAD_BYTES
+from skillyard.faces.http.protocol import Connection, abort_overdue
 
 KEEP_ALIVE_S = 30
 SWEEP_S = 5
