@@ -92,8 +92,12 @@ class NativeBackend:
         handle = answer["handle"]
         held = self._sandboxes.get(handle)
         if held is None:
-            held = self._sandboxes[handle] = NativeSandbox(link, handle, self._enforced)
+            held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
         return held
+
+    def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> NativeSandbox:
+        """What stands for a sandbox that the keeper made."""
+        return NativeSandbox(link, handle, enforced)
 
     async def attach(self, handle: str) -> NativeSandbox:
         known = self._sandboxes.get(handle)
@@ -102,7 +106,7 @@ class NativeBackend:
         link = await self._linked()
         await self.probe()
         await link.answer({"op": "attach", "handle": handle})
-        return self._sandboxes.setdefault(handle, NativeSandbox(link, handle, self._enforced))
+        return self._sandboxes.setdefault(handle, self.hold(link, handle, self._enforced))
 
     async def survey(self) -> Sequence[Held]:
         if self._link is None and not keeper_lives(self._run_dir):

@@ -116,7 +116,7 @@ class Init:
     def _ended(self, pid: int, status: int) -> None:
         id = self._running.pop(pid)
         if not self._running:
-            _end_all_others()
+            end_all_others()
             self._worker = -1
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         packets.send(
@@ -192,7 +192,7 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
         os._exit(126 if isinstance(error, PermissionError) else 127)
 
 
-def _end_all_others() -> None:
+def end_all_others() -> None:
     """From pid 1, kill(-1) reaches every process of the sandbox but pid 1 itself."""
     while True:
         try:

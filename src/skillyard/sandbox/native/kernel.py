@@ -66,6 +66,7 @@ MOUNT_ATTR_NOEXEC = 0x8
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
@@ -192,6 +193,20 @@ def drop_capabilities() -> None:
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
     call("capset", NR_CAPSET, header, bytes(24))
+
+
+def drop_all_held() -> None:
+    """Empty the effective, permitted, inheritable and ambient sets of this thread (capabilities(7))."""
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    hold_only()
+
+
+def hold_only(*capabilities: int) -> None:
+    """Make these the effective, permitted and inheritable capabilities of this thread."""
+    mask = sum(1 << number for number in capabilities)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = struct.pack("Ii", 0x20080522, 0)
+    call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
 
 
 def keep_capabilities() -> None:

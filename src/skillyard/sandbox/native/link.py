@@ -37,6 +37,11 @@ class Link:
         """What the keeper says of its host. Raises SandboxFault when it turns us away, SandboxGone when it ended."""
         return await asyncio.shield(self._hello)
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """:meth:`facts`, once they have come."""
+        return self._hello.result()
+
     def ask(self, header: Header, body: bytes = b"") -> asyncio.Future[tuple[Header, bytes]]:
         """The answer, to be awaited through :meth:`answer`."""
         number = next(self._numbers)

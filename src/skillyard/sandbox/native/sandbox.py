@@ -40,7 +40,7 @@ class NativeSandbox:
     ) -> NativeProcess:
         if id in self.processes:
             return self.processes[id]
-        header, body = _message(program)
+        header, body = self.message(program)
         header.update(
             op="start",
             handle=self._handle,
@@ -84,8 +84,15 @@ class NativeSandbox:
 
     async def _start_files(self, arguments: Sequence[str], stdin: bool) -> NativeProcess:
         self._files += 1
-        program = Argv((*FILES, *arguments), stdin=stdin)
+        program = Argv((*self.files_program(), *arguments), stdin=stdin)
         return await self.start(program, id=f".files-{self._files}", timeout_ms=None, streams=DEFAULT_STREAMS)
+
+    def message(self, program: Program) -> tuple[dict[str, Any], bytes]:
+        """What the keeper is told of ``program``: a header and a guest's request."""
+        return _message(program)
+
+    def files_program(self) -> tuple[str, ...]:
+        return FILES
 
     def lost(self) -> None:
         for process in self.processes.values():

@@ -25,7 +25,7 @@ X32_BIT = 0x40000000
 def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     """For the zygote: the allow-list, and for the while of building, what builds the walls."""
     nr = numbers(arch)
-    program = _head(arch) + _rules(RULES, nr)
+    program = head(arch) + _rules(RULES, nr)
     for name in ABSENT:
         if name not in BUILDING:
             program += bpf.when(nr[name], [refuse(errno.ENOSYS)])
@@ -39,7 +39,7 @@ def closing_filter(arch: str = kernel.ARCH, *, memory_counted: bool = True) -> l
     """For a sandbox whose walls stand: what built them is refused from here on. Where no controller counts memory,
     so is memory that no process shows as its own."""
     nr = numbers(arch)
-    program = _head(arch)
+    program = head(arch)
     if not memory_counted:
         program += _rules(UNCOUNTED_RULES, nr)
     program += _rules(CLOSING_RULES, nr)
@@ -53,7 +53,7 @@ def assemble(program: list[Instruction]) -> bytes:
     return bpf.assemble(program)
 
 
-def _head(arch: str) -> list[Instruction]:
+def head(arch: str) -> list[Instruction]:
     """Another architecture's entry, or x32's, ends the process: its numbers mean other calls."""
     head: list[Instruction] = [
         (LOAD, 0, 0, bpf.ARCH),

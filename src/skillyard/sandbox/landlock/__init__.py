@@ -1,0 +1,1 @@
+"""The landlock backend: warm interpreters forked behind Landlock, seccomp and user ids, where namespaces are closed."""

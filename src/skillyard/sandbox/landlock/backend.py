@@ -1,0 +1,32 @@
+"""The landlock backend: the native one's keeper and zygotes, behind the walls that a plain container leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from skillyard.domain.protection import Probe
+from skillyard.sandbox.landlock.options import LandlockOptions
+from skillyard.sandbox.landlock.probe import probe
+from skillyard.sandbox.landlock.sandbox import LandlockSandbox
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.link import Link
+
+_DEFAULT_OPTIONS = LandlockOptions()
+
+
+class LandlockBackend(NativeBackend):
+    """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it) and, where each is a
+    user of its own, below a directory that every user can enter."""
+
+    def __init__(self, run_dir: Path, options: LandlockOptions = _DEFAULT_OPTIONS) -> None:
+        super().__init__(run_dir, options)
+
+    @property
+    def name(self) -> str:
+        return "landlock"
+
+    async def look(self) -> Probe:
+        return await probe(self)
+
+    def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> LandlockSandbox:
+        return LandlockSandbox(link, handle, enforced)

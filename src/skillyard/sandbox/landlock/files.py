@@ -1,0 +1,15 @@
+"""The files program of a sandbox without a root of its own: paths of the port, found where they are."""
+
+from __future__ import annotations
+
+import os
+
+from skillyard.guest import files
+from skillyard.sandbox.landlock.places import ROOT, real
+
+
+def main(arguments: list[str]) -> int:
+    """As :func:`skillyard.guest.files.main`."""
+    if len(arguments) > 1:
+        arguments[1] = real(os.environ[ROOT], arguments[1])
+    return files.main(arguments)

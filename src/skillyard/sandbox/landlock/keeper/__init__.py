@@ -1,0 +1,1 @@
+"""The process that owns the sandboxes of the landlock backend."""

@@ -1,0 +1,82 @@
+"""How a landlock keeper comes to be: exec'd by a server like the native one, without a namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from skillyard.sandbox.landlock import area, support
+from skillyard.sandbox.landlock.keeper import python
+from skillyard.sandbox.landlock.keeper.box import LandlockBox
+from skillyard.sandbox.landlock.keeper.yard import Ground, LandlockYard
+from skillyard.sandbox.native import cgroups, kernel, landlock
+from skillyard.sandbox.native.keeper import ids
+from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.main import Keeper, launch
+from skillyard.sandbox.native.keeper.service import Service
+from skillyard.sandbox.native.keeper.yard import Host, Yard
+from skillyard.sandbox.native.keeper.zygote_process import Ids
+from skillyard.sandbox.native.keeper.zygotes import Retirement
+
+
+def main(config: dict[str, Any]) -> None:
+    """As :func:`skillyard.sandbox.native.keeper.main.main`."""
+    launch(config, LandlockKeeper, support.check, _settle)
+
+
+def _settle() -> None:
+    """Whatever an init that was killed leaves comes to us. Nobody of our own user may look into us."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    os.umask(0o022)
+
+
+class LandlockKeeper(Keeper):
+    def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
+        self._run_dir = config["run_dir"]
+        self._given = Ids(0, 1)
+        super().__init__(config, listener)
+
+    def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
+        """The yard below gives them out itself, so it is told of none."""
+        self._given, lock = ids.choose(config["uid_base"], config["uid_count"])
+        support.check_identity(own_ids=self._given.count > 1, version=landlock.abi())
+        return Ids(0, 1), lock
+
+    def find_groups(self, run_dir: str) -> cgroups.Cgroups:
+        return cgroups.Cgroups()
+
+    def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
+        own_ids = self._given.count > 1
+        self._area = area.make(host.run_dir, own_uids=own_ids)
+        ground = Ground(self._area, python.find(self._area, everybody=own_ids), self._given)
+        retirement = Retirement(config["retire_runs"], config["retire_s"])
+        self._landlock_yard = LandlockYard(loop, host, config["ready"], retirement, ground)
+        return self._landlock_yard
+
+    def check_memory(self, box: Box) -> None:
+        assert isinstance(box, LandlockBox)
+        self._landlock_yard.watch.check(box)
+
+    def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
+        own = {
+            "own_uid": self._given.count > 1,
+            "uids": [self._given.base, self._given.count],
+            "homes": self._area.homes,
+            "secret": self._area.secret,
+            "code": self._area.code,
+            "executable": self._area.executable,
+        }
+        return super().make_service(loop, yard, facts | own)
+
+    def _end(self) -> None:
+        super()._end()
+        self._loop.running = True
+        self._landlock_yard.end_stragglers(self._stop)
+        self._loop.run()
+        area.discard(self._run_dir)
+
+    def _stop(self) -> None:
+        self._loop.running = False

@@ -1,0 +1,118 @@
+"""What no namespace and no cgroup limits here: memory, processes and files of each sandbox are looked at often, and
+the one that takes more is ended. Between two looks it may take more by what it can in that time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+from skillyard.sandbox.landlock.keeper import look
+from skillyard.sandbox.landlock.keeper.box import LandlockBox
+from skillyard.sandbox.landlock.tree import Sum, measuring
+from skillyard.sandbox.landlock.work import work
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.yard import MIB
+
+INODES_PER_MIB = 128
+LEAST_INODES = 4096
+_TORN_IN_A_ROW = 40
+_REST = 8
+"""After a count of files, this many times its own time passes until the next."""
+_MAPPINGS_EVERY = 10
+
+
+class DiskWatch:
+    """Of one sandbox: counts its files, a little at a time."""
+
+    def __init__(self, loop: Loop, box: LandlockBox) -> None:
+        self._loop = loop
+        self._box = box
+        self._device = os.stat(box.root).st_dev
+        self._counting = False
+        self._next_at = 0.0
+        self._torn = 0
+        self._turns = 0
+        self._hidden = 0
+
+    def see(self, tree: list[int]) -> None:
+        """With the eyes of the sandbox's user."""
+        self._hidden = self._removed(tree)
+
+    def count(self) -> None:
+        now = time.monotonic()
+        if not self._counting and now >= self._next_at:
+            self._counting = True
+            total = Sum()
+            work(self._loop, self._all(total), lambda error: self._counted(now, total, error))
+
+    def _all(self, total: Sum) -> Iterator[None]:
+        for name in ("workspace", "tmp", "dev/shm"):
+            yield from measuring(f"{self._box.root}/{name}", total)
+
+    def _counted(self, began: float, total: Sum, error: OSError | None) -> None:
+        self._counting = False
+        now = time.monotonic()
+        self._next_at = now + _REST * (now - began)
+        box = self._box
+        if box.dead or box.forced is not None or error is not None:
+            return
+        self._torn = self._torn + 1 if total.torn else 0
+        limit = box.shape.disk_mb * MIB
+        if total.bytes + self._hidden > limit:
+            box.end_for("disk", f"over the disk limit of {box.shape.disk_mb} MiB")
+        elif total.names > max(LEAST_INODES, box.shape.disk_mb * INODES_PER_MIB):
+            box.end_for("disk", f"more files than go with a disk limit of {box.shape.disk_mb} MiB")
+        elif self._torn > _TORN_IN_A_ROW:
+            box.end_for("disk", "its files were moved about too fast to be counted")
+
+    def _removed(self, tree: list[int]) -> int:
+        """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
+        largest that a file may be."""
+        self._turns += 1
+        held: dict[int, int] = {}
+        for pid in tree:
+            held.update(look.removed_files(pid, self._device))
+        if self._turns % _MAPPINGS_EVERY == 0:
+            largest = self._box.shape.disk_mb * MIB
+            for pid in tree:
+                for inode in look.removed_mappings(pid, self._box.root):
+                    held.setdefault(inode, largest)
+        return sum(held.values())
+
+
+class Watch:
+    """``processes`` says whether it counts those too: where no limit of the kernel does."""
+
+    def __init__(self, loop: Loop, *, processes: bool) -> None:
+        self._loop = loop
+        self._processes = processes
+        self._disks: dict[str, DiskWatch] = {}
+
+    def check(self, box: LandlockBox) -> None:
+        tree = look.tree(box.pid)
+        with look.eyes_of(box.uid):
+            self._check_memory(box, tree)
+            self._disk(box).see(tree)
+        self._disk(box).count()
+        if self._processes and box.forced is None:
+            count = sum(len(look.threads(pid)) for pid in tree)
+            if count > box.shape.pids:
+                box.end_for("processes", f"over the limit of {box.shape.pids} processes and threads")
+
+    def forget(self, box: LandlockBox) -> None:
+        self._disks.pop(box.handle, None)
+
+    def _disk(self, box: LandlockBox) -> DiskWatch:
+        if box.handle not in self._disks:
+            self._disks[box.handle] = DiskWatch(self._loop, box)
+        return self._disks[box.handle]
+
+    def _check_memory(self, box: LandlockBox, tree: list[int]) -> None:
+        limit = box.shape.memory_mb * MIB
+        used = sum(look.resident(pid) for pid in tree)
+        if used > limit:
+            used = sum(look.proportional(pid) for pid in tree)
+        box.account.saw(used)
+        if used > limit and box.forced is None:
+            box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")

@@ -1,0 +1,208 @@
+"""The sandboxes of a landlock keeper: made by zygotes as the native ones, each with a directory and, where there are
+any to give, two ids of its own."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skillyard.sandbox.landlock import area as areas
+from skillyard.sandbox.landlock.area import Area
+from skillyard.sandbox.landlock.keeper.box import LandlockBox
+from skillyard.sandbox.landlock.keeper.python import Python
+from skillyard.sandbox.landlock.keeper.stragglers import Stragglers
+from skillyard.sandbox.landlock.keeper.watch import Watch
+from skillyard.sandbox.landlock.keeper.zygote_process import Block, ZygotePlan
+from skillyard.sandbox.landlock.places import root_of
+from skillyard.sandbox.landlock.tree import removal
+from skillyard.sandbox.landlock.walls import Build
+from skillyard.sandbox.landlock.work import work
+from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.mounts import Show
+from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
+from skillyard.sandbox.native.keeper.zygote_process import Ids
+from skillyard.sandbox.native.keeper.zygotes import Retirement, Zygote
+
+_BLOCK = 512
+"""Ids of one zygote: one is its own, each sandbox takes two."""
+
+
+@dataclass(slots=True)
+class Pairs:
+    """The free ids of one zygote's block, by twos: a sandbox's user and its init's."""
+
+    block: Block
+    free: deque[tuple[int, int]] = field(default_factory=deque)
+
+    @classmethod
+    def of(cls, first: int) -> Pairs:
+        ids = range(first + 1, first + _BLOCK - 1, 2)
+        return cls(Block(first, _BLOCK), deque((uid, uid + 1) for uid in ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a landlock keeper has beside its :class:`Host`. ``ids`` of count 1 are the server's own."""
+
+    area: Area
+    python: Python
+    ids: Ids
+
+
+class LandlockYard(Yard):
+    def __init__(self, loop: Loop, host: Host, ready: int, retirement: Retirement, ground: Ground) -> None:
+        super().__init__(loop, host, ready, retirement)
+        self._ground = ground
+        self._own_ids = ground.ids.count > 1
+        self._free_blocks = deque(range(ground.ids.base, ground.ids.base + ground.ids.count - _BLOCK + 1, _BLOCK))
+        self._pairs: dict[tuple[str, str], Pairs] = {}
+        self._made: dict[str, tuple[int, int]] = {}
+        self._removing = 0
+        self._homes = os.open(ground.area.homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._stragglers = Stragglers(loop, lambda: {box.pid for box in self.boxes.values()})
+        self.watch = Watch(loop, processes=not self._own_ids)
+
+    def empty(self) -> bool:
+        return super().empty() and not self._removing
+
+    def end_stragglers(self, done: Callable[[], None]) -> None:
+        self._stragglers.end(0, 0, done)
+
+    def discard(self, box: Box) -> None:
+        super().discard(box)
+        assert isinstance(box, LandlockBox)
+        self.watch.forget(box)
+        if not box.removed:
+            self._remove(box, lambda: None)
+        if box.uid:
+            self._pairs[_key(box.shape)].free.append((box.uid, box.warden))
+
+    def _zygote(self, shape: Shape) -> Maker:
+        key = _key(shape)
+        if key not in self._zygotes:
+            details = self._environments[shape.environment]
+            plan = Plan(self._plan_of(key, details), self._stragglers)
+            self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
+        return self._zygotes[key]
+
+    def _plan_of(self, key: tuple[str, str], details: dict[str, Any]) -> ZygotePlan:
+        ground = self._ground
+        block = self._pairs[key].block if self._own_ids else Block()
+        packages, preload = details["packages"], tuple(details["preload"])
+        return ZygotePlan(ground.python, packages, preload, block, ground.area, self._host.landlock, self._own_ids)
+
+    def _make(self, shape: Shape) -> None:
+        if self._own_ids and not self._has_ids(_key(shape)):
+            self._refuse_one(shape, "all user ids for sandboxes are in use")
+        else:
+            super()._make(shape)
+
+    def prepare(self, shape: Shape) -> None:
+        if not self._own_ids or self._has_ids(_key(shape)):
+            super().prepare(shape)
+
+    def _has_ids(self, key: tuple[str, str]) -> bool:
+        if key not in self._pairs and self._free_blocks:
+            self._pairs[key] = Pairs.of(self._free_blocks.popleft())
+        return key in self._pairs and bool(self._pairs[key].free)
+
+    def _group(self, name: str, shape: Shape) -> Group | None:
+        """No group; what may fail of a new sandbox is made here."""
+        pair = self._pairs[_key(shape)].free.popleft() if self._own_ids else (0, 0)
+        try:
+            areas.make_home(self._root(name), pair[0])
+        except OSError:
+            if self._own_ids:
+                self._pairs[_key(shape)].free.appendleft(pair)
+            raise
+        self._made[name] = pair
+        return None
+
+    def _root(self, handle: str) -> str:
+        return root_of(self._ground.area.homes, self._ground.area.secret, handle)
+
+    def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
+        spool = f"{self._host.run_dir}/spool"
+        box = LandlockBox(self._loop, handle, shape, spool, self._root(handle), *self._made.pop(handle))
+        box.on_init_gone = self._init_gone
+        return box
+
+    def _build(self, box: Box) -> bytes:
+        assert isinstance(box, LandlockBox)
+        shape = box.shape
+        build = Build(
+            root=box.root,
+            uid=box.uid,
+            warden=box.warden,
+            disk_bytes=shape.disk_mb * MIB,
+            processes=shape.pids,
+            data_bytes=shape.memory_mb * MIB,
+            cpus=list(self._affinity(shape.cpus)),
+        )
+        return build.encode()
+
+    def _lend(self, box: Box, asked: Asked) -> None:
+        if not asked.shows:
+            super()._lend(box, asked)
+            return
+        assert isinstance(box, LandlockBox)
+
+        def shown(error: OSError | None) -> None:
+            if error is not None:
+                box.kill()
+                asked.answer(None, f"showing: {error.strerror or error}: {error.filename}")
+            elif box.dead:
+                self._waiting.setdefault(box.shape, deque()).appendleft(asked)
+                self._make(box.shape)
+            else:
+                super(LandlockYard, self)._lend(box, replace(asked, shows=()))
+
+        work(self._loop, _showing(box.root, asked.shows), shown)
+
+    def _init_gone(self, box: LandlockBox, whole: bool, then: Callable[[], None]) -> None:
+        def alone() -> None:
+            self._remove(box, then)
+
+        if whole:
+            alone()
+        else:
+            self._stragglers.end(box.uid, box.warden, alone)
+
+    def _remove(self, box: LandlockBox, then: Callable[[], None]) -> None:
+        box.removed = True
+        self._removing += 1
+
+        def done(error: OSError | None) -> None:
+            self._removing -= 1
+            if error is not None:
+                os.write(2, f"{box.root} cannot be removed: {error}\n".encode())
+            then()
+
+        work(self._loop, removal(self._homes, os.path.basename(box.root)), done)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan whose processes are known not to be left over."""
+
+    plan: ZygotePlan
+    stragglers: Stragglers
+
+    def start(self, sock: Any, errors: int) -> int:
+        pid = self.plan.start(sock, errors)
+        self.stragglers.meet_zygote(pid)
+        return pid
+
+
+def _key(shape: Shape) -> tuple[str, str]:
+    return shape.environment, shape.group
+
+
+def _showing(root: str, shows: tuple[Show, ...]) -> Iterator[None]:
+    for item in shows:
+        yield from areas.showing(root, item.source, item.target, item.aliases)

@@ -1,0 +1,215 @@
+"""Trees of files, worked on a little at a time: the keeper has one thread. Generators; each step is short."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+
+_PIECE = 1 << 20
+_BUSY = (errno.ENOTEMPTY, errno.EEXIST)
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def removal(parent: int, name: str) -> Iterator[None]:
+    """Remove what ``name`` below the directory ``parent`` is, whatever hostile code made of it: directories of any
+    depth are moved up before they are emptied, modes are no obstacle, links are not followed. Nothing may run
+    any more that could change it."""
+    pending = [name]
+    number = 0
+    while pending:
+        at = pending.pop()
+        if _drop(parent, at):
+            continue
+        with _opened(parent, at) as fd:
+            for entry in os.listdir(fd):
+                if not _drop(fd, entry):
+                    number += 1
+                    fresh = f"{name}.{number}"
+                    _move(fd, entry, parent, fresh)
+                    pending.append(fresh)
+                yield
+        os.rmdir(at, dir_fd=parent)
+        yield
+
+
+def _drop(parent: int, name: str) -> bool:
+    """Whether it is gone; a directory with something in it is not."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except (IsADirectoryError, PermissionError):
+        try:
+            os.rmdir(name, dir_fd=parent)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            raise
+    return True
+
+
+class _opened:
+    def __init__(self, parent: int, name: str) -> None:
+        try:
+            self._fd = os.open(name, _FLAGS, dir_fd=parent)
+            if os.fstat(self._fd).st_mode & 0o700 != 0o700:
+                os.fchmod(self._fd, 0o700)
+        except PermissionError:
+            os.chmod(name, 0o700, dir_fd=parent)
+            self._fd = os.open(name, _FLAGS, dir_fd=parent)
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _move(fd: int, entry: str, parent: int, fresh: str) -> None:
+    try:
+        os.rename(entry, fresh, src_dir_fd=fd, dst_dir_fd=parent)
+    except PermissionError:
+        os.chmod(entry, 0o700, dir_fd=fd)
+        os.rename(entry, fresh, src_dir_fd=fd, dst_dir_fd=parent)
+
+
+def placing(source: str, target: str, skip: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Show ``source`` at ``target``, which is not there yet: hard links where the kernel makes them, else copies.
+    What is placed can be read by everybody, directories are entered by everybody, and it is ours.
+
+    Raises OSError naming the path."""
+    about = os.stat(source)
+    if not stat.S_ISDIR(about.st_mode):
+        yield from _place_file(source, target, about)
+        return
+    pending = [(source, target)]
+    while pending:
+        at, to = pending.pop()
+        os.mkdir(to, 0o755)
+        for entry in os.scandir(at):
+            if entry.path in skip:
+                continue
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), f"{to}/{entry.name}")
+            elif entry.is_dir():
+                pending.append((entry.path, f"{to}/{entry.name}"))
+            elif entry.is_file():
+                yield from _place_file(entry.path, f"{to}/{entry.name}", entry.stat())
+        yield
+
+
+def _place_file(source: str, target: str, about: os.stat_result) -> Iterator[None]:
+    if about.st_mode & 0o004:
+        with suppress(OSError):  # another file system, or one that has no links
+            os.link(source, target)
+            yield
+            return
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            while os.sendfile(writing, reading, None, _PIECE):  # from where it stands
+                yield
+            os.utime(writing, ns=(about.st_atime_ns, about.st_mtime_ns))  # what was compiled names it
+            os.fchmod(writing, 0o444 | about.st_mode & 0o111)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+class Sum:
+    """What a tree holds: ``bytes`` on the disk and ``names``. ``torn`` when it was moved about meanwhile, and
+    some of it may have been missed."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.names = 0
+        self.torn = False
+
+
+def measuring(path: str, into: Sum) -> Iterator[None]:
+    """Add up a tree that hostile code changes meanwhile: no link is followed, no depth is too deep, and a directory
+    that its owner has shut is opened again. A file with several names counts once for each."""
+    walk = _Walk(path, into)
+    try:
+        yield from walk.steps()
+    finally:
+        walk.close()
+
+
+class _Walk:
+    """Down and up again with one descriptor: a path may be longer than the kernel takes, a tree deeper than there
+    are descriptors."""
+
+    def __init__(self, path: str, into: Sum) -> None:
+        self._fd = os.open(path, _FLAGS)
+        self._into = into
+        self._way: list[tuple[tuple[int, int], list[str]]] = []
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def steps(self) -> Iterator[None]:
+        yield from self._enter()
+        while self._way:
+            names = self._way[-1][1]
+            if not names:
+                if not self._up():
+                    return
+            elif self._down(names.pop()):
+                yield from self._enter()
+
+    def _enter(self) -> Iterator[None]:
+        inner: list[str] = []
+        self._way.append((_identity(self._fd), inner))
+        with suppress(OSError), os.scandir(self._fd) as listing:
+            for entry in listing:
+                self._into.names += 1
+                with suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    self._into.bytes += about.st_blocks * 512
+                    if stat.S_ISDIR(about.st_mode):
+                        inner.append(entry.name)
+                yield
+
+    def _down(self, name: str) -> bool:
+        try:
+            fd = _open_anyway(self._fd, name)
+        except OSError:
+            return False  # it is gone
+        os.close(self._fd)
+        self._fd = fd
+        return True
+
+    def _up(self) -> bool:
+        self._way.pop()
+        if not self._way:
+            return False
+        fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
+        os.close(self._fd)
+        self._fd = fd
+        if _identity(fd) != self._way[-1][0]:
+            self._into.torn = True
+            return False
+        return True
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+def _open_anyway(parent: int, name: str) -> int:
+    try:
+        return os.open(name, _FLAGS, dir_fd=parent)
+    except PermissionError:
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
+        return os.open(name, _FLAGS, dir_fd=parent)

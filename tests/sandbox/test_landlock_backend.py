@@ -1,0 +1,36 @@
+"""The landlock backend passes the conformance suite, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from skillyard.sandbox.landlock.backend import LandlockBackend
+from skillyard.testing.sandbox_suite import Check, Ground
+from tests.sandbox.conftest import Hold
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    base = tmp_path_factory.mktemp("landlock")
+    backend = LandlockBackend(base / "run")
+    probe = await backend.probe()
+    if not probe.ready:
+        pytest.skip(probe.facts["why"])
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), _reopen(tmp_path_factory.mktemp("again")))
+    await backend.close()
+
+
+def _reopen(run_dir: Path) -> Callable[[], Awaitable[LandlockBackend]]:
+    async def reopen() -> LandlockBackend:
+        return LandlockBackend(run_dir)
+
+    return reopen
+
+
+async def test_conformance(check: Check, ground: Ground, hold: Hold) -> None:
+    await hold(check, ground)
