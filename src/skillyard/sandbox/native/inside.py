@@ -68,9 +68,14 @@ class Init:
             self._lend(message["lend"], message["single"])
         elif "kill" in message:
             self.end_tree(message["kill"])
+        else:
+            self.heard(message)
         for fd in fds:
             os.close(fd)
         return True
+
+    def heard(self, message: dict[str, Any]) -> None:
+        """What another backend's init understands besides."""
 
     def _lend(self, id: str, single: bool) -> None:
         """The worker that waits is about to be given its one request, unless it ended with an earlier program."""

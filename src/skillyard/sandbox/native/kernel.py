@@ -281,7 +281,8 @@ def pidfd_kill(fd: int, signal: int = 9) -> bool:
 
 
 def close_from(first: int) -> None:
-    call("close_range", NR_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), ctypes.c_uint(0))
+    """Up to the largest number that a descriptor can have, and not beyond: older gVisors refuse that."""
+    call("close_range", NR_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0x7FFFFFFF), ctypes.c_uint(0))
 
 
 def install_filter(assembled: bytes) -> None:

@@ -36,13 +36,15 @@ class Ground:
     """``scratch`` is an empty directory of the host, for mount sources and canaries. ``hidden`` are further paths
     of the host that nothing inside may see (the data directory). ``reopen`` gives a backend over a state
     apart from ``backend``'s and the same at every call, as a server has it that is started again; None where
-    sandboxes die with the server that made them.
+    sandboxes die with the server that made them. ``witness`` gives the processes of the host that a sandbox is made
+    of, by its handle, where its programs are none themselves (a kernel of its own).
     """
 
     backend: Backend
     scratch: Path
     hidden: Sequence[Path] = ()
     reopen: Callable[[], Awaitable[Backend]] | None = None
+    witness: Callable[[str], Awaitable[list[int]]] | None = None
 
     async def spec(self, limits: Limits | None = None, **options: Any) -> SandboxSpec:
         """A spec that accepts what the probe calls missing: each wall has its own check."""

@@ -153,7 +153,7 @@ class Keeper:
             run_dir,
         )
         self._yard = self.make_yard(self._loop, host, config)
-        self._service = Service(self._loop, self._yard, _facts(host) | self.facts())
+        self._service = self.make_service(self._loop, self._yard, _facts(host))
         memory_watch.start(self._loop, self._yard, self.check_memory)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)
@@ -171,9 +171,8 @@ class Keeper:
     def check_memory(self, box: Box) -> None:
         memory_watch.check(box)
 
-    def facts(self) -> dict[str, Any]:
-        """What the server is told beside what every keeper finds out."""
-        return {}
+    def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
+        return Service(loop, yard, facts)
 
     def run(self) -> None:
         self._loop.run()

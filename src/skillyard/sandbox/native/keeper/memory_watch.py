@@ -49,12 +49,12 @@ def check(box: Box) -> None:
 
 
 def _of_tree(root: int, limit: int) -> int:
-    tree = _tree(root)
+    tree = tree_of(root)
     used = sum(_resident(pid) for pid in tree)
     return used if used <= limit else sum(_proportional(pid) for pid in tree)
 
 
-def _tree(pid: int) -> list[int]:
+def tree_of(pid: int) -> list[int]:
     """``pid`` and all below it: orphans of a sandbox come back to its init, so the tree is whole."""
     seen: list[int] = []
     queue = [pid]

@@ -1,0 +1,42 @@
+"""The gVisor backend: the sandbox port over a keeper of runsc sandboxes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.protection import Probe
+from skillyard.sandbox.gvisor import runsc
+from skillyard.sandbox.gvisor.options import GvisorOptions
+from skillyard.sandbox.gvisor.probe import absent, probe
+from skillyard.sandbox.native.backend import NativeBackend
+
+_DEFAULT_OPTIONS = GvisorOptions()
+
+
+class GvisorBackend(NativeBackend):
+    """Sandboxes with a user-space kernel each, below ``run_dir`` (made 0700; one backend at a time holds it).
+
+    All that the server and its keeper say to each other is the native backend's.
+    """
+
+    def __init__(self, run_dir: Path, options: GvisorOptions = _DEFAULT_OPTIONS) -> None:
+        self._program = runsc.locate(options.runsc)
+        super().__init__(run_dir, dataclasses.replace(options, runsc=self._program))
+        self._named = options.runsc
+
+    @property
+    def name(self) -> str:
+        return "gvisor"
+
+    async def look(self) -> Probe:
+        if not self._program:
+            return absent(f"there is no {self._named or 'runsc on PATH'}", {}, mend=runsc.MEND)
+        return await probe(self)
+
+    async def outside(self, handle: str) -> dict[str, Any]:
+        """What a sandbox is on the host: ``platform``; of its sentry ``status`` and ``spaces`` (/proc/PID/status and
+        ns); ``uids`` of all its processes, as the keeper counts them. Raises SandboxGone."""
+        answer, _ = await (await self._linked()).answer({"op": "outside", "handle": handle})
+        return answer
