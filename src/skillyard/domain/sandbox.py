@@ -46,7 +46,8 @@ class EnvironmentRef:
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
-    share one (a principal's name where policy says so). ``single`` says that one program will be started: the
+    share one (a principal's name where policy says so). ``tenant`` is whose sandbox it is: where a backend shares
+    the host out, it does so between tenants. ``single`` says that one program will be started: the
     sandbox may end with it, which is faster; it must still be destroyed."""
 
     limits: Limits = field(default_factory=Limits)
@@ -54,6 +55,7 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     owner: Owner = Owner.RUN
     group: str = ""
+    tenant: str = ""
     single: bool = False
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()

@@ -142,6 +142,7 @@ def make_spec(
     environment: EnvironmentRef,
     mounts: tuple[Mount, ...] = (),
     group: str = "",
+    tenant: str = "",
 ) -> SandboxSpec:
     """A sandbox for one program under the operator's policy."""
     return SandboxSpec(
@@ -149,6 +150,7 @@ def make_spec(
         environment=environment,
         mounts=mounts,
         group=group,
+        tenant=tenant,
         single=True,
         kernel_only=offer.demand.kernel_only,
         allow_degraded=offer.demand.allow_degraded,
@@ -158,7 +160,7 @@ def make_spec(
 def _spec(config: EngineConfig, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
     mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
     group = plan.principal.name if config.separate_principals else ""
-    return make_spec(plan.offer, plan.limits, environment, mounts, group)
+    return make_spec(plan.offer, plan.limits, environment, mounts, group, plan.principal.name)
 
 
 def _skill_mount(skill: Skill) -> Mount:

@@ -76,6 +76,7 @@ class NativeBackend:
                 "owner": spec.owner.value,
                 "single": spec.single,
                 "timeout_ms": spec.limits.timeout_ms,
+                "tenant": spec.tenant,
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
             }

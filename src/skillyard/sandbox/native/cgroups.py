@@ -8,13 +8,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skillyard.sandbox.native import group_parents
 
 _PERIOD_US = 100_000
 _NEEDED = ("memory", "pids", "cpu")
+_WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
+"""File, what a fresh group has, the least."""
+_UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
+    1: lambda path: (f"{path}/cpu.cfs_quota_us", "-1"),
+    2: lambda path: (f"{path}/cpu.max", "max"),
+}
 _COUNTERS = {
     1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events"),
     2: ("memory.events", "memory.peak", "pids.events"),
@@ -55,10 +61,31 @@ class Group:
     def refused_forks(self) -> int:
         return self._counter("pids.events", "max")
 
+    def processes(self) -> int:
+        """Processes and threads that are in it now."""
+        text = _read(f"{self._path('pids')}/pids.current").strip()
+        return int(text) if text.isdigit() else 0
+
+    def hurry(self) -> None:
+        """Let those that were told to end do so without a quota: what they still have to do is little, and others
+        wait for the locks that they hold."""
+        with contextlib.suppress(OSError):
+            if path := self._path("cpu"):
+                _write(*_UNBOUND[self.version](path))
+
     def own_memory(self) -> int:
         """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
         key = "anon" if self.version == 2 else "total_rss"
         return _counter(_read(f"{self._path('memory')}/memory.stat"), key)
+
+    def weigh(self, level: int) -> bool:
+        """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
+        path = self._path("cpu")
+        if path is None:
+            return False
+        name, whole, least = _WEIGHTS[self.version]
+        _write(f"{path}/{name}", str(max(least, whole >> level)))
+        return True
 
     def peak_memory(self) -> int | None:
         text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()
@@ -128,6 +155,14 @@ class Cgroups:
             path = group.directories.get("" if self.version == 2 else controller)
             if path and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
                 _write(f"{path}/{name}", value.lstrip("?"))
+
+    def stand_back(self) -> None:
+        """All sandboxes together weigh half of what one process of the server does, when both want to work."""
+        path = self.parents.get("cpu")
+        if path is not None:
+            name, whole, _ = _WEIGHTS[self.version]
+            with contextlib.suppress(OSError):
+                _write(f"{path}/{name}", str(whole // 2))
 
     def sweep(self) -> None:
         """Remove the groups that nobody is in: of this keeper, and of dead ones beside it."""

@@ -21,7 +21,8 @@ _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main;
 
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
-    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY.
+    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY. ``tenant_pids``
+    bounds the processes of all sandboxes of one tenant; 0: by the host's processors.
 
     ``PROGRAM`` is the module whose ``main`` becomes the keeper; it gets all fields.
     """
@@ -32,6 +33,7 @@ class KeeperOptions:
     uid_count: int = 4096
     retire_runs: int = 2000
     retire_s: float = 1800.0
+    tenant_pids: int = 0
 
 
 async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socket.socket, bool]:

@@ -23,21 +23,22 @@ class Account:
         self._cpu_seconds: float | None = None
         self._peak_rss = 0
         self._peak_seen = 0
-        self._worker = 0
+        self.worker = 0
+        """The process that waits for work, once it is known."""
         self._seen_seconds = 0.0
 
     def meet(self, init: int) -> None:
         """Learn which process waits for work: the one child that init has before it is lent."""
         path = f"/proc/{init}/task/{init}/children"
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            self._worker = int(file.read())
+            self.worker = int(file.read())
 
     def look(self) -> None:
         """What the worker has used so far. A pid namespace that is ended reaps its processes by itself, and what
         they used is then told to nobody: so this comes before the end."""
         with contextlib.suppress(OSError, ValueError):
-            own = time.clock_gettime(~self._worker << 3 | _PROCESS_CLOCK)
-            with open(f"/proc/{self._worker}/stat", encoding="utf-8", errors="replace") as file:
+            own = time.clock_gettime(~self.worker << 3 | _PROCESS_CLOCK)
+            with open(f"/proc/{self.worker}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
             children = (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
             self._seen_seconds = max(self._seen_seconds, own + children)

@@ -32,12 +32,14 @@ class Shape:
 
 @dataclass(slots=True)
 class Lease:
-    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own."""
+    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own;
+    ``tenant`` is whose share of the host it uses."""
 
     key: str
     owner: str
     single: bool
     timeout_ms: int
+    tenant: str = ""
     at: float = field(default_factory=time.monotonic)
 
 
@@ -135,6 +137,7 @@ class Box:
             return
         program.forced = (outcome, reason)
         if self.lease is not None and self.lease.single:
+            self._hurry()
             self.kill()
             return
         try:
@@ -166,7 +169,12 @@ class Box:
         for program in self.programs.values():
             if program.ending is None and program.forced is None:
                 program.forced = self.forced
+        self._hurry()
         self.kill()
+
+    def _hurry(self) -> None:
+        if self.group is not None:
+            self.group.hurry()
 
     def kill(self) -> None:
         if self.pidfd >= 0 and not self.dead:

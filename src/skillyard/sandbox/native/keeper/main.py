@@ -18,6 +18,7 @@ from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
 from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces, own_cgroups
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
@@ -140,6 +141,7 @@ class Keeper:
         chosen, self._id_lock = self.choose_ids(config)
         self._groups = self.find_groups(run_dir)
         self._groups.sweep()
+        self._groups.stand_back()
         files, directories = masked_proc()
         host = Host(
             interpreter.describe(),
@@ -154,7 +156,8 @@ class Keeper:
         )
         self._yard = self.make_yard(self._loop, host, config)
         self._service = self.make_service(self._loop, self._yard, _facts(host))
-        memory_watch.start(self._loop, self._yard, self.check_memory)
+        crowd = Crowd(config["tenant_pids"] or default_crowd(), memory_watch.tree_of)
+        memory_watch.start(self._loop, self._yard, self.check_memory, crowd.look)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)
 

@@ -8,7 +8,7 @@ two looks a sandbox may pass its limit by what it can touch in that time. Each p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -18,8 +18,10 @@ _EVERY_S = 0.05
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-def start(loop: Loop, yard: Yard, check: Callable[[Box], None]) -> None:
-    """``check`` each sandbox while anything runs; ``yard.on_lent`` starts it again."""
+def start(
+    loop: Loop, yard: Yard, check: Callable[[Box], None], together: Callable[[Sequence[Box]], None] = lambda _: None
+) -> None:
+    """``check`` each sandbox while anything runs, and all of them ``together``; ``yard.on_lent`` starts it again."""
     looking = False
 
     def look() -> None:
@@ -27,6 +29,7 @@ def start(loop: Loop, yard: Yard, check: Callable[[Box], None]) -> None:
         running = [box for box in yard.survey() if not box.dead and box.running()]
         for box in running:
             check(box)
+        together(running)
         looking = bool(yard.survey())
         if looking:
             loop.after(_EVERY_S, look)

@@ -18,6 +18,8 @@ _PIECES_A_TURN = 16
 _PIECES_AT_END = 64
 """More than a pipe or a socket holds; a writer that is left behind may go on for ever."""
 STDIN_BUFFER = 1 << 20
+UNREAD = 64 << 20
+"""Bytes of the channel that wait for the server; with more, the guest waits for the server in its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class Program:
         }
         self._readers: dict[int, str] = {}
         self._channel: socket.socket | None = None
+        self._taken = 0
+        self._paused = False
         self._stdin = -1
         self._pending = bytearray()
         self._finish_input = False
@@ -56,6 +60,15 @@ class Program:
         self.forced: tuple[str, str] | None = None
         """(outcome, reason) of whoever ended it before it ended by itself."""
         self.ending: dict[str, Any] | None = None
+
+    def taken(self, stream: str, offset: int) -> None:
+        """The server has all of ``stream`` before ``offset``."""
+        if stream != "channel":
+            return
+        self._taken = max(self._taken, offset)
+        if self._paused and self._unread() <= UNREAD // 2:
+            self._paused = False
+            self._watch_channel()
 
     def read_pipe(self, fd: int, stream: str) -> None:
         os.set_blocking(fd, False)
@@ -139,9 +152,17 @@ class Program:
         for call in ready:
             call()
 
+    def _unread(self) -> int:
+        return self.spools["channel"].length - self._taken
+
+    def _watch_channel(self) -> None:
+        """One that is paused is not watched at all: its end would be told again and again."""
+        if self._channel is not None and not self._paused:
+            self._loop.watch(self._channel.fileno(), READ | (WRITE if self._pending else 0), self._channel_ready)
+
     def _watch_input(self, fd: int, wanted: bool) -> None:
         if self._channel is not None:
-            self._loop.watch(fd, READ | (WRITE if wanted else 0), self._channel_ready)
+            self._watch_channel()
         elif self._stdin >= 0:
             self._loop.watch(fd, WRITE if wanted else 0, self._push)
 
@@ -150,6 +171,9 @@ class Program:
             self._push()
         if self._channel is not None and events & ~WRITE:
             self._drain(self._channel.fileno(), "channel", _PIECES_A_TURN)
+        if self._channel is not None and self._unread() > UNREAD:
+            self._paused = True
+            self._loop.forget(self._channel.fileno())
 
     def _close_stdin(self) -> None:
         if self._channel is not None:

@@ -120,7 +120,7 @@ class Service:
             if box is not None and not askers:
                 self._destroy(box, lambda: None)
 
-        lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"])
+        lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
         self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer))
 
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:
@@ -143,6 +143,7 @@ class Service:
         box, program = self._program(header)
         spool = program.spools[header["stream"]]
         offset, most = header["offset"], min(header["most"], MOST_READ)
+        program.taken(header["stream"], offset)
         since = time.monotonic()
 
         def attempt() -> bool:

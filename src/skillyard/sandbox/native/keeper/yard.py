@@ -16,6 +16,7 @@ from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
+from skillyard.sandbox.native.keeper.shares import Shares
 from skillyard.sandbox.native.keeper.zygote_process import Ids, ZygotePlan
 from skillyard.sandbox.native.keeper.zygotes import Order, Plan, Retirement, Zygote
 
@@ -84,6 +85,7 @@ class Yard:
         self._failures = 0
         self._refilling = False
         self._lent_at = 0.0
+        self._shares = Shares()
         self.boxes: dict[str, Box] = {}
         self.by_key: dict[str, Box] = {}
         self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
@@ -242,6 +244,7 @@ class Yard:
                 asked.answer(None, f"mounting: {error.strerror or error}")
                 return
         box.lease = asked.lease
+        self._shares.lent(box, asked.lease.tenant)
         self._lent_at = time.monotonic()
         self.by_key[asked.lease.key] = box
         self.on_lent()
@@ -261,6 +264,8 @@ class Yard:
             self._try_again(box.shape, why)
         if box in self._ready.get(box.shape, ()):
             self._ready[box.shape].remove(box)
+        if box.lease is not None:
+            self._shares.ended(box, box.lease.tenant)
         if box.lease is None:
             self.discard(box)
             self.refill()

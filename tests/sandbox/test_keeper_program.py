@@ -1,0 +1,90 @@
+"""How much of what a guest writes the keeper takes before the server has read it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from skillyard.sandbox.native.inside_protocol import DONE
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.program import UNREAD, Caps, Program
+
+MIB = 1 << 20
+SLACK = 8 * MIB
+
+
+def turn(loop: Loop, until: Callable[[], bool]) -> None:
+    """Let the loop work until something is so; it must become so within ten seconds."""
+    out_of_time: list[bool] = []
+    bound = loop.after(10, lambda: out_of_time.append(True))
+
+    def look() -> None:
+        loop.running = not until() and not out_of_time
+        if loop.running:
+            loop.after(0.001, look)
+
+    loop.running = True
+    look()
+    loop.run()
+    bound.cancel()
+    assert not out_of_time, "it did not happen"
+
+
+def test_a_guest_waits_for_a_server_that_does_not_read(tmp_path: Path) -> None:
+    loop = Loop()
+    program = Program(loop, "p", str(tmp_path / "p"), Caps(MIB, 4 << 30), lambda _, why: None)
+    ours, theirs = socket.socketpair()
+    total = 2 * UNREAD
+    written = threading.Event()
+
+    def flood() -> None:
+        piece = b"x" * MIB
+        for _ in range(total // MIB):
+            theirs.sendall(piece)
+        theirs.sendall(DONE)
+        theirs.close()
+        written.set()
+
+    program.talk(ours, b"")
+    guest = threading.Thread(target=flood)
+    guest.start()
+    spool = program.spools["channel"]
+    turn(loop, lambda: spool.length >= UNREAD)
+    idle = threading.Event()
+    loop.after(0.3, idle.set)
+    turn(loop, idle.is_set)
+    assert spool.length <= UNREAD + SLACK
+    assert not written.is_set()
+
+    program.taken("channel", spool.length)
+    turn(loop, lambda: spool.length > UNREAD + SLACK)
+    program.taken("channel", spool.length)
+    turn(loop, lambda: spool.closed)
+    guest.join(10)
+    assert spool.length == total
+    program.drop()
+
+
+def test_what_was_written_before_the_end_is_whole_though_nobody_read(tmp_path: Path) -> None:
+    loop = Loop()
+    program = Program(loop, "p", str(tmp_path / "p"), Caps(MIB, 4 << 30), lambda _, why: None)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    program.talk(ours, b"")
+    sent = 0
+
+    def write() -> bool:
+        nonlocal sent
+        try:
+            sent += theirs.send(b"x" * MIB)
+        except BlockingIOError:
+            return program.spools["channel"].length > UNREAD
+        return False
+
+    turn(loop, write)
+    theirs.close()
+    program.end_of_output()
+    assert program.spools["channel"].length == sent
+    program.drop()
