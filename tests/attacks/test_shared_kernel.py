@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 from collections.abc import Callable
 
 import pytest
@@ -93,3 +94,44 @@ def test_memory_that_no_process_shows_is_bounded_too(name: str, attack: Attack) 
     )
     assert run.logs_preview.startswith("twin")
     assert run["status"] == "failed", dict(run)
+
+
+def test_devices_keep_their_times(attack: Attack) -> None:
+    run = attack("""
+        open("/tmp/own", "w").close()
+        paths = [f"/dev/{name}" for name in ("null", "full", "random", "urandom")]
+        return {"refused": sorted({refusal(os.utime, path) for path in paths}), "twin": refusal(os.utime, "/tmp/own"),
+                "written": os.write(os.open("/dev/null", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), b"x")}
+    """)
+    assert run.output == {"refused": ["EROFS"], "twin": "", "written": 1}
+
+
+HUGE = {
+    "a private mapping": "mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000 | 0x4000)",
+    "a shared mapping": "mmap.mmap(-1, 2 << 20, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | 0x40000 | 0x4000)",
+    "a nameless file": "os.memfd_create('m', os.MFD_HUGETLB)",
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_pages_of_the_host_are_not_taken(name: str, attack: Attack) -> None:
+    run = attack(f"""
+        twin = mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+        return {{"attack": refusal(lambda: {HUGE[name]}), "twin": len(twin)}}
+    """)
+    assert run.output["attack"] in ("ENOMEM", "EINVAL", "ENOSYS")
+    assert run.output["twin"] == 2 << 20
+
+
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="nobody here may have the limit that is looked for"
+)
+def test_a_crash_is_not_handed_to_the_hosts_handler(attack: Attack) -> None:
+    run = attack("""
+        twin = status_of(lambda: os.kill(os.getpid(), signal.SIGABRT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        return {"limit": resource.getrlimit(resource.RLIMIT_CORE), "twin": os.WTERMSIG(twin),
+                "dumped": os.WCOREDUMP(twin),
+                "other": refusal(resource.prlimit, os.getpid(), resource.RLIMIT_CORE, (0, 0))}
+    """)
+    assert run.output == {"limit": [1, 1], "dumped": False, "twin": 6, "other": "EPERM"}

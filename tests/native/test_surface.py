@@ -39,6 +39,7 @@ GOOD: dict[str, list[int]] = {
     "clone": [SIGCHLD, 0, 0, 0, 0],
     "prctl": [3],
     "mmap": [0, 4096, 0, 0x22, -1, 0],
+    "memfd_create": [-1, 1],
     "ioctl": [-1, 0x5413],
     "fcntl": [-1, 3],
     "setsockopt": [-1, 1, 2],

@@ -49,6 +49,17 @@ def without(argument: int, flags: int, otherwise: Instruction) -> list[Instructi
     return [(LOAD, 0, 0, argument), (JSET, 0, 1, flags), otherwise, ALLOW]
 
 
+def unless_null(argument: int, body: Sequence[Instruction]) -> list[Instruction]:
+    """``body`` decides when a pointer is given, of which both halves count; else it goes on behind it."""
+    return [
+        (LOAD, 0, 0, argument),
+        (JEQ, 0, 2, 0),
+        (LOAD, 0, 0, argument + 4),
+        (JEQ, len(body), 0, 0),
+        *body,
+    ]
+
+
 def search(values: Iterable[int]) -> list[Instruction]:
     """Allows exactly ``values`` and refuses all else: a binary search over the edges of ranges."""
     return _search([edge for pair in _ranges(values) for edge in pair], inside=False)

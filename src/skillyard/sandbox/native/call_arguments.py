@@ -56,7 +56,9 @@ NAMESPACE_FLAGS: Mapping[str, int] = {
 NEW_NAMESPACES = sum(NAMESPACE_FLAGS.values())
 
 _SOL_SOCKET, _SOL_TCP, _MSG_OOB = 1, 6, 1
-_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+_MFD_HUGETLB = 0x4
+_RLIMIT_CORE = 4
 _TYPE_MASK = 0xF
 _PER_QUERY_PERSONALITY = 0xFFFFFFFF
 
@@ -119,6 +121,21 @@ def _no_urgent_data(call: str, argument: int) -> Rule:
     )
 
 
+_CORE_STAYS = (
+    "core(5): with the limit 0 a crash is still piped into the host's core dump handler, which runs as root; with 1 it "
+    "is not. Programs that keep secrets set 0 and give up when they may not"
+)
+
+
+def _core_stays(kind: int, given: int, asked: int | None = None) -> list[Instruction]:
+    """Of setrlimit(2) and prlimit(2): ``given`` and ``asked`` are pointers, to what is to be set and to where the old
+    value is wanted, which nobody would write."""
+    done = [refuse(0)]
+    if asked is not None:
+        done = [*bpf.unless_null(asked, [refuse(errno.EPERM)]), refuse(0)]
+    return [(LOAD, 0, 0, kind), (JEQ, 1, 0, _RLIMIT_CORE), ALLOW, *bpf.unless_null(given, done), ALLOW]
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         ("socket",),
@@ -168,6 +185,18 @@ RULES: tuple[Rule, ...] = (
         "a new user namespace would give capabilities over new namespaces, and with them much more kernel",
         tuple(bpf.without(ARG0, NEW_NAMESPACES, refuse())),
     ),
+    Rule(
+        ("mmap",),
+        "not with `MAP_HUGETLB` (`ENOMEM`)",
+        "huge pages are a pool that the host keeps for others, and no memory limit counts them",
+        tuple(bpf.without(ARG3, _MAP_HUGETLB, refuse(errno.ENOMEM))),
+    ),
+    Rule(
+        ("memfd_create",),
+        "not with `MFD_HUGETLB` (`EINVAL`)",
+        "as for mmap",
+        tuple(bpf.without(ARG1, _MFD_HUGETLB, refuse(errno.EINVAL))),
+    ),
 )
 """In the large filter, from the zygote on."""
 
@@ -178,6 +207,14 @@ CLOSING_RULES: tuple[Rule, ...] = (
         "building the walls needs others; no further filter, no capability, no change of the memory map's borders",
         tuple(bpf.one_of(ARG0, PRCTL_OPTIONS.values(), refuse())),
     ),
+    Rule(
+        ("prlimit64",),
+        "any limit; `RLIMIT_CORE` can be read, and setting it is answered as done and does nothing (`EPERM` where the old "
+        "value is wanted too)",
+        _CORE_STAYS,
+        tuple(_core_stays(ARG1, ARG2, ARG3)),
+    ),
+    Rule(("setrlimit",), "as prlimit64", _CORE_STAYS, tuple(_core_stays(ARG0, ARG1))),
 )
 """In the closing filter, once the walls stand."""
 

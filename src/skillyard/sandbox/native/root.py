@@ -72,7 +72,7 @@ def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list
     if packages and python.packages:
         binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
     binds.extend(
-        _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC, read_only=False)
+        _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC)
         for name in DEVICES
         if memory_counted or name != "zero"
     )
@@ -118,6 +118,7 @@ def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[t
     for path in python.masked:
         if not (packages and path == python.packages):
             kernel.mount("run/empty", path.lstrip("/"), None, kernel.MS_BIND)
+            kernel.mount_setattr(kernel.AT_FDCWD, path.lstrip("/"), _ATTRIBUTES)
 
 
 def _hang(bind: Bind) -> None:

@@ -177,13 +177,20 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
+def core_limit() -> int:
+    """1 keeps the kernel from handing a crash to the host's core dump handler, which runs as root out there; 0 only
+    keeps it from writing a file (core(5)). Nobody may raise a limit that the server itself was given as 0."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    return 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+
+
 def _limit(spec: Build) -> None:
     """RLIMIT_NPROC counts per user namespace when it is set inside one (Linux 5.14)."""
     for kind, value in (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, core_limit()),
         (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_MSGQUEUE, 0),
