@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from skillyard.domain.protection import Level
+from skillyard.verify.attack import Judgement, Verdict, not_applicable
+from skillyard.verify.judge import judged
 from skillyard.verify.make import Family
+from skillyard.verify.yard import Yard
 
 _ENDS = ("memory", "MemoryLimitExceeded", "MemoryError", "OSError", "disk", "DiskLimitExceeded", "BrokenPipeError",
          "PermissionError", "FileNotFoundError")  # fmt: skip
@@ -180,12 +184,9 @@ def hold():
 """,
     walls=("memory", "no_capabilities"),
 )
-FAMILY.program(
-    "kernel-memory",
-    "Fill socket buffers and pipes, which belong to the kernel and to no process.",
-    _BODY.replace(
-        "armed()",
-        """
+_KERNEL_BODY = _BODY.replace(
+    "armed()",
+    """
 def hold():
     total = 0
     for n in range(300):
@@ -216,10 +217,19 @@ def hold():
     return total // MIB
 armed()
 """,
-    ),
-    walls=("memory",),
-    ends=_ENDS,
-    limits={"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64},
-    args={"limit": LIMIT_MB, "asked": 160},
-    alone=True,
 )
+
+
+async def _kernel_memory(yard: Yard) -> Judgement:
+    """Where nobody but a watch counts, SECURITY.md says so: the watch sees processes."""
+    limits = {"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64}
+    judgement = judged(await yard.attack(_KERNEL_BODY, {"limit": LIMIT_MB, "asked": 160}, **limits), _ENDS)
+    if judgement.verdict is Verdict.ESCAPED and yard.enforced.get("memory") == Level.SUPERVISED:
+        return not_applicable(f"memory is only watched here, and the watch sees processes: {judgement.why}")
+    return judgement
+
+
+FAMILY.steps(
+    "kernel-memory", "Fill socket buffers and pipes, which belong to the kernel and to no process.", _kernel_memory,
+    alone=True,
+)  # fmt: skip
