@@ -163,7 +163,7 @@ async def test_every_outcome_has_its_error_type(rig: Rig, ending: Ending, type_:
             "ProcessLimitExceeded",
             Outcome.PROCESSES,
         ),
-        (raises("MemoryError", ""), "MemoryError", Outcome.EXIT),
+        (raises("MemoryError", ""), "MemoryLimitExceeded", Outcome.MEMORY),
         (raises("ImportError", "skill not mounted"), "ImportError", Outcome.EXIT),
         (raises("no name!", "x"), "Exception", Outcome.EXIT),
     ],

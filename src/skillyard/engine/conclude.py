@@ -14,6 +14,9 @@ from skillyard.engine.text import clean
 
 _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
+_FULL = (errno.ENOSPC, errno.EFBIG)
+_NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
+"""The built-in one, and numpy's, which is a subclass."""
 
 
 def ended_by(ending: Ending, limits: Limits) -> Failure:
@@ -24,18 +27,23 @@ def ended_by(ending: Ending, limits: Limits) -> Failure:
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
 
 
-def raised(error: Raised, hits: frozenset[str]) -> Failure:
+def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
     """The failure that the guest reports."""
     limit = _limit_behind(error, hits)
     if limit is not None:
-        return Failure(ERROR_TYPES[limit], error.message, limit, error.traceback)
+        own = _MESSAGES[limit](Ending(limit), limits)
+        message = f"{own}: {error.message}" if error.message else own
+        return Failure(ERROR_TYPES[limit], message, limit, error.traceback)
     return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
 
 
 def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
-    """A full disk and a full process table reach the code as exceptions, and are limits all the same."""
-    if error.errno == errno.ENOSPC:
+    """A full disk, a full process table and no more memory reach the code as exceptions, and are limits all the same.
+    What the code catches is its own business."""
+    if error.errno in _FULL:
         return Outcome.DISK
+    if error.type in _NO_MEMORY or error.errno == errno.ENOMEM or "memory" in hits:
+        return Outcome.MEMORY
     if error.message.startswith(_NO_FORK) and (error.type in _FORK_ERRORS or "pids" in hits):
         return Outcome.PROCESSES
     return None

@@ -147,7 +147,7 @@ class Execution:
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None
-            return raised(self._channel.final, ending.hits)
+            return raised(self._channel.final, ending.hits, self._plan.limits)
         return ended_by(ending, self._plan.limits)
 
     async def _log(self, process: Process) -> Log:

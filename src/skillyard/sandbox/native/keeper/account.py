@@ -80,11 +80,12 @@ class Account:
         return found
 
     def ending(self, status: int) -> dict[str, Any]:
-        """How a program ended whose wait status is ``status``."""
+        """How a program ended whose wait status is ``status``. Where the kernel ended any of its processes for want
+        of memory, that is what ended it, whatever the others made of it."""
+        if self._out_of_memory() and status:
+            return self._memory()
         if not os.WIFSIGNALED(status):
             return {"outcome": "exit", "code": os.WEXITSTATUS(status), "reason": ""}
-        if self._out_of_memory():
-            return self._memory()
         number = os.WTERMSIG(status)
         return {"outcome": "signal", "signal": number, "reason": f"ended by signal {number}"}
 
