@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,14 @@ _BY_TYPE = {
     "CannotListen": Exit.BAD_INPUT,
     "DataDirUnusable": Exit.BAD_INPUT,
     "DataDirInUse": Exit.BUSY,
+}
+
+_SHORT = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.ENFILE: "the host has no descriptor left: raise fs.file-max",
+    errno.EAGAIN: "no further process or thread may be started: raise ulimit -u, or end some",
+    errno.ENOMEM: "there is no memory left",
+    errno.ENOSPC: "a disk is full",
 }
 
 _MENDS = {
@@ -114,6 +123,10 @@ def explain(error: Exception) -> tuple[str, str, Exit]:
             return error.message, "", Exit.NO_ACCESS
         case OSError() if error.filename:
             return f"{error.filename}: {error.strerror}", "", Exit.BAD_INPUT
+        case OSError() if error.errno in _SHORT:
+            return f"{error.strerror}", _SHORT[error.errno], Exit.FAILED
+        case RuntimeError() if "start new thread" in str(error):
+            return str(error), _SHORT[errno.EAGAIN], Exit.FAILED
         case _:
             return f"internal error: {type(error).__name__}: {error}", "SKILLYARD_DEBUG=1 shows where", Exit.INTERNAL
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,18 @@ _UNIT_PROC = (
     "parts of /proc are covered, so that no fresh one can be mounted; in a systemd unit: ProtectKernelTunables=no, "
     "ProtectKernelLogs=no, ProtectProc=default"
 )
+_UNIT_IDS = (
+    "let it map ids: CAP_SETUID, CAP_SETGID and CAP_SETFCAP in a unit's CapabilityBoundingSet=, or an ordinary User="
+)
+_SHORT = {
+    os.strerror(errno.EMFILE): "raise the limit of open files (ulimit -n; a unit's LimitNOFILE=; --ulimit nofile=)",
+    "raise maximum limit": "raise the hard limit of open files to 1024 (ulimit -Hn; LimitNOFILE=; --ulimit nofile=)",
+    os.strerror(errno.EAGAIN): "allow more processes (ulimit -u; a unit's TasksMax=; --pids-limit), or end some",
+    os.strerror(errno.ENOMEM): "give the host or the container more memory",
+    os.strerror(errno.ENOSPC): "free some space on the disk of the data directory",
+    os.strerror(errno.EROFS): "name a data directory that can be written, with --data-dir or SKILLYARD_DATA_DIR",
+    os.strerror(errno.ENOSYS): "Linux 5.14 or newer is needed, with user namespaces and filters of system calls",
+}
 
 
 async def look() -> Surroundings | None:
@@ -57,10 +71,13 @@ async def look() -> Surroundings | None:
     return surroundings.read(out)
 
 
-def mend(found: Surroundings) -> str:
-    """What to change, all of it in one line; empty when nothing that we know of stands in the way."""
-    parts = [*_of_the_host(found), *(_of_the_container(found) if found.engine else _of_the_service(found))]
-    return "; ".join(parts)
+def mend(found: Surroundings | None, why: str) -> str:
+    """What to change, all of it in one line; ``why`` is what was said when it failed. Empty when nothing that we know
+    of stands in the way."""
+    parts: list[str] = []
+    if found is not None:
+        parts = [*_of_the_host(found), *(_of_the_container(found) if found.engine else _of_the_service(found))]
+    return "; ".join(parts or [text for said, text in _SHORT.items() if said in why])
 
 
 def filter_mend(found: Surroundings) -> str:
@@ -107,5 +124,7 @@ def _of_the_service(found: Surroundings) -> Iterator[str]:
         yield _UNIT_FILTER
     if found.masked and surroundings.PROC in found.refused:
         yield _UNIT_PROC
+    if found.unmapped_root:
+        yield _UNIT_IDS
     if found.confined and found.refused:
         yield f"the AppArmor profile '{found.confined}' is enforced on this process: let it make user namespaces"

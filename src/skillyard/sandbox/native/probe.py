@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox import Argv, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native import kernel
 from skillyard.sandbox.native.mend import filter_mend, look, mend
 from skillyard.sandbox.native.surroundings import Surroundings
@@ -40,6 +41,7 @@ _SPACES = {
     "uts_namespace": "uts",
     "cgroup_namespace": "cgroup",
 }
+_IDS_MEND = {False: "run the server as root", True: "let the server keep CAP_SETUID and CAP_SETGID"}
 _BOUND_MS = 15_000
 _CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
 
@@ -64,7 +66,8 @@ async def probe(backend: NativeBackend) -> Probe:
 
 async def _look(backend: NativeBackend) -> dict[str, Any]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
-    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
+    shown = Mount(Path(__file__).resolve().parent, "/skills/probe")
+    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16), mounts=(shown,)), key)
     try:
         process = await sandbox.start(Argv(("python3", "-I", "-S", "-c", _LOOK)), id="look", timeout_ms=_BOUND_MS)
         text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
@@ -97,7 +100,7 @@ def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]
     walls["own_uid"] = (
         Protection(Level.KERNEL, by="a user id of its own for each sandbox")
         if facts["own_uid"]
-        else Protection(Level.MISSING, why="only our own user id can be given", mend="run the server as root")
+        else Protection(Level.MISSING, why="only our own user id can be given", mend=_IDS_MEND[os.geteuid() == 0])
     )
     return {wall: walls[wall] for wall in WALLS}
 
@@ -118,6 +121,9 @@ def _no_landlock(found: Surroundings | None) -> Protection:
     """A kernel without it, one that was started without it, or a filter before it."""
     if found is not None and "landlock" in found.modules:
         return Protection(Level.MISSING, why="a filter of system calls keeps Landlock from us", mend=filter_mend(found))
+    if found is not None and found.filtered and not found.modules:
+        why = "this kernel has no Landlock, or a filter of system calls keeps it from us"
+        return Protection(Level.MISSING, why=why, mend=filter_mend(found))
     return Protection(Level.MISSING, why="this kernel has no Landlock", mend="add landlock to the lsm= boot option")
 
 
@@ -159,8 +165,7 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
 
 async def _explained(why: str, facts: dict[str, Any]) -> Probe:
     """With what we know to do about it, where we know it."""
-    found = await look()
-    return _nothing(why, facts, "" if found is None else mend(found))
+    return _nothing(why, facts, mend(await look(), why))
 
 
 def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:

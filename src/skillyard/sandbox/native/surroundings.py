@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native import bpf, kernel
 from skillyard.sandbox.native.keeper import namespaces
 
 SWITCHES = {
@@ -29,6 +29,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 PROC = "mount /proc"
 """The step that a covered /proc refuses."""
 NAME = "sethostname"
+FILTER = "seccomp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,14 @@ def _try_all() -> dict[str, str]:
         return step not in refused
 
     tried("clone3", _clone3)
+    tried("pidfd_open", lambda: os.close(kernel.pidfd_open(os.getpid())))
     if not tried("namespaces", namespaces.enter):
         return refused
     tried("network namespace", lambda: kernel.unshare(kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC))
     tried("cgroup namespace", lambda: kernel.unshare(kernel.CLONE_NEWCGROUP))
     if tried("uts namespace", lambda: kernel.unshare(kernel.CLONE_NEWUTS)):
         tried(NAME, lambda: kernel.sethostname("sandbox"))
+    tried("setns", _set_own_namespace)
     if tried("mount", _mount_tmpfs):
         tried("open_tree", _move_a_mount)
         refused.update(_in_pid_namespace())
@@ -115,6 +118,20 @@ def _clone3() -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+
+
+def _set_own_namespace() -> None:
+    own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(own, kernel.CLONE_NEWNS)
+    finally:
+        os.close(own)
+
+
+def _install_filter() -> None:
+    """One that allows everything."""
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_filter(bpf.assemble([bpf.ALLOW]))
 
 
 def _mount_tmpfs() -> None:
@@ -134,6 +151,8 @@ def _in_pid_namespace() -> dict[str, str]:
     steps: tuple[tuple[str, Callable[[], object]], ...] = (
         (PROC, lambda: kernel.mount("proc", "/usr", "proc", kernel.MS_NOSUID)),
         ("pivot_root", _pivot),
+        ("user namespace of a sandbox", lambda: kernel.unshare(kernel.CLONE_NEWUSER)),
+        (FILTER, _install_filter),
     )
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

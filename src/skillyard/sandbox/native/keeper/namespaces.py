@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from skillyard.sandbox.native import kernel
@@ -23,7 +24,7 @@ def enter() -> None:
             _enter_with_all_ids()
         else:
             _enter_with_one_id()
-    _unshare("mount and pid namespaces", kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+    unshare("mount and pid namespaces", kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
 
 
 def may_enter() -> bool:
@@ -48,16 +49,18 @@ def _has(held: int, capability: int) -> bool:
     return bool(held >> capability & 1)
 
 
-def _unshare(what: str, flags: int) -> None:
+def unshare(what: str, flags: int) -> None:
+    """Raises OSError naming ``what``. A limit that is reached reads as a full disk otherwise."""
     try:
         kernel.unshare(flags)
     except OSError as error:
-        raise OSError(error.errno, f"unshare ({what}): {os.strerror(error.errno or 0)}") from None
+        why = "a limit of namespaces is reached" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"unshare ({what}): {why}") from None
 
 
 def _enter_with_one_id() -> None:
     uid, gid = os.geteuid(), os.getegid()
-    _unshare("user namespace", kernel.CLONE_NEWUSER)
+    unshare("user namespace", kernel.CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("gid_map", f"0 {gid} 1"), ("uid_map", f"0 {uid} 1")):
         write(f"/proc/self/{name}", text)
 
@@ -82,7 +85,7 @@ def _enter_with_all_ids() -> None:
             os._exit(status)
     os.close(entered_r)
     try:
-        _unshare("user namespace", kernel.CLONE_NEWUSER)
+        unshare("user namespace", kernel.CLONE_NEWUSER)
         os.write(entered_w, b"x")
     finally:
         os.close(entered_w)
@@ -102,5 +105,7 @@ def write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"{path}: {error.strerror}") from None
     finally:
         os.close(fd)

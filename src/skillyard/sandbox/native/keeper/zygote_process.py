@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native import kernel, root, seccomp
 from skillyard.sandbox.native.interpreter import Interpreter
+from skillyard.sandbox.native.keeper import namespaces
 from skillyard.sandbox.native.zygote_code import START
 
 _NAMESPACES = (
@@ -104,7 +105,7 @@ def _become(
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
-    kernel.unshare(_NAMESPACES)
+    namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
     os.write(ready, b"x")
     if not os.read(mapped, 1):
         raise OSError(0, "the keeper could not map ids")

@@ -190,7 +190,8 @@ class _Process:
         return self.runs >= retirement.runs or time.monotonic() - self.born > retirement.seconds
 
     def complaint(self) -> str:
-        return self._text.decode("utf-8", "replace").strip()[-500:]
+        """Its last line: of a traceback the one that says what was wrong."""
+        return self._text.decode("utf-8", "replace").strip().rpartition("\n")[2][-500:]
 
     def close(self) -> None:
         if not self._open:
