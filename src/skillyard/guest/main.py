@@ -45,6 +45,7 @@ def prepare() -> None:
     process.remember_warm()
     process.open_stdio()
     process.reset_signals()
+    process.size_threads()
     _warm.append(_Guest())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import io
 import os
@@ -21,6 +22,9 @@ _OTHERWISE: dict[signal.Signals, Handler] = {
     signal.SIGPIPE: signal.SIG_IGN,
     signal.SIGXFSZ: signal.SIG_IGN,
 }
+_THREAD_STACK = 2 << 20
+"""RLIMIT_DATA counts the whole of a stack however little of it is touched (getrlimit(2)), and the usual 8 MiB would
+let no more than sixty threads start in 512 MiB."""
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -62,6 +66,11 @@ def reset_signals() -> None:
         if number not in _UNCATCHABLE:
             signal.signal(number, _OTHERWISE.get(number, signal.SIG_DFL))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def size_threads() -> None:
+    """Of the threads that code starts, unless it calls ``threading.stack_size`` itself."""
+    _thread.stack_size(_THREAD_STACK)
 
 
 def our_modules() -> list[str]:
