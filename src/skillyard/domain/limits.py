@@ -62,5 +62,5 @@ class LimitFamily:
             raise InvalidInput(path, "must be an integer", shape(value))
         low, high = getattr(MINIMUM, name), getattr(self.maxima, name)
         if not low <= value <= high:
-            raise InvalidInput(path, f"must be from {low} to {high}", str(value)[:32], limit=name, maximum=high)
+            raise InvalidInput(path, f"must be from {low} to {high}", shape(value), limit=name, maximum=high)
         return float(value) if name == "cpus" else value

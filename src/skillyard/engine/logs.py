@@ -17,6 +17,8 @@ FIRST_S = 0.5
 """How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
 IDLE_S = 0.05
 """How long it waits for more once it has something."""
+PAGE_S = 2.0
+"""How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
 
 
 async def read_logs(engine: Engine, record: RunRecord, offset: int, max_bytes: int) -> dict[str, Any]:
@@ -58,9 +60,11 @@ async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
     redactor = active.redactor()
     kept, seen = bytearray(), 0
     source = active.process.output(Stream.STDOUT)
+    clock = asyncio.get_running_loop().time
+    end = clock() + PAGE_S
     try:
         while len(kept) < max_bytes:
-            async with asyncio.timeout(IDLE_S if kept else FIRST_S):
+            async with asyncio.timeout_at(min(end, clock() + (IDLE_S if kept else FIRST_S))):
                 piece = redactor.feed(await anext(source))
             start = max(0, offset - seen)
             kept += piece[start:]

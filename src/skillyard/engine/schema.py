@@ -83,7 +83,7 @@ def _minimum(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if value is not None and not value >= low:
-            raise InvalidInput(path, f"must be at least {low}", str(value)[:32], minimum=low)
+            raise InvalidInput(path, f"must be at least {low}", shape(value), minimum=low)
 
     return check
 
@@ -93,7 +93,7 @@ def _maximum(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if value is not None and not value <= high:
-            raise InvalidInput(path, f"must be at most {high}", str(value)[:32], maximum=high)
+            raise InvalidInput(path, f"must be at most {high}", shape(value), maximum=high)
 
     return check
 
