@@ -27,6 +27,26 @@ def native_backend(settings: Settings, run_dir: Path) -> Backend:
     return NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()))
 
 
+def landlock_backend(settings: Settings, run_dir: Path) -> Backend:
+    """Its keeper stands beside the native one; its user ids are apart from those."""
+    from skillyard.sandbox.landlock.backend import LandlockBackend
+    from skillyard.sandbox.landlock.options import LandlockOptions
+
+    options = LandlockOptions(**settings.native.model_dump(exclude={"uid_base", "uid_count"}))
+    return LandlockBackend(run_dir / "landlock", options)
+
+
+def gvisor_backend(settings: Settings, run_dir: Path) -> Backend:
+    """Its keeper stands beside the native one, and takes a block of user ids of its own from the same range."""
+    from skillyard.sandbox.gvisor.backend import GvisorBackend
+    from skillyard.sandbox.gvisor.options import GvisorOptions
+
+    options = GvisorOptions(**{**settings.native.model_dump(), **settings.gvisor.model_dump()})
+    return GvisorBackend(run_dir / "gvisor", options)
+
+
 _MAKE: Mapping[str, Callable[[Settings, Path], Backend]] = {
     "native": native_backend,
+    "gvisor": gvisor_backend,
+    "landlock": landlock_backend,
 }

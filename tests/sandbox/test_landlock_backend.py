@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from skillyard.testing.sandbox_suite import Check, Ground
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
+VARIABLES = frozenset({"SKILLYARD_ROOT", "LD_LIBRARY_PATH"})
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,14 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
     probe = await backend.probe()
     if not probe.ready:
         pytest.skip(probe.facts["why"])
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), _reopen(tmp_path_factory.mktemp("again")))
+    yield Ground(
+        backend,
+        tmp_path_factory.mktemp("scratch"),
+        (base,),
+        _reopen(tmp_path_factory.mktemp("again")),
+        variables=VARIABLES,
+        keeps_bounding_set=os.geteuid() != 0,
+    )
     await backend.close()
 
 

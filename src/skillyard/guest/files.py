@@ -105,12 +105,15 @@ def write(path: str, mode: str = "644") -> None:
 
 
 def _receive(part: str, permissions: int) -> int:
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    usual = os.umask(0)
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+    finally:
+        os.umask(usual)
     size = 0
     while data := os.read(0, _PIECE):
         size += len(data)
         _write_all(fd, data)
-    os.fchmod(fd, permissions)
     os.close(fd)
     return size
 

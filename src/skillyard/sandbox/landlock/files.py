@@ -9,7 +9,10 @@ from skillyard.sandbox.landlock.places import ROOT, real
 
 
 def main(arguments: list[str]) -> int:
-    """As :func:`skillyard.guest.files.main`."""
+    """As :func:`skillyard.guest.files.main`. What lies outside and may not be read is, for a sandbox, not there."""
+    outside = False
     if len(arguments) > 1:
-        arguments[1] = real(os.environ[ROOT], arguments[1])
-    return files.main(arguments)
+        plain, arguments[1] = arguments[1], real(os.environ[ROOT], arguments[1])
+        outside = arguments[0] != "write" and plain == arguments[1]
+    status = files.main(arguments)
+    return files.MISSING if outside and status == files.REFUSED else status

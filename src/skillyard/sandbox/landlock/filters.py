@@ -32,12 +32,15 @@ _ABOUT_OTHERS = {
 }
 """Calls that name a process, and where: only oneself, 0. Neither Landlock nor a shared uid stands before them."""
 
-_BY_PATH = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime", "utimes",
-    "utimensat", "futimesat",
+_MODES_AND_TIMES = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
 )  # fmt: skip
-"""Landlock does not know them: who is the owner of a file may do them wherever it lies. Closed where the sandbox is
-the same user as the server; with a user of its own it owns nothing else."""
+"""Landlock does not know them: the owner of a file may do them wherever it lies. Where the sandbox is the same user as
+the server they change nothing, and say that all is well, as on a file system that has no modes: what copies files
+would fail otherwise. A file keeps the mode that it was made with. With a user of its own it owns nothing else."""
+_OWNERS = ("chown", "fchown", "lchown", "fchownat")
+_DONE = 0
+"""Answered in place of an error's number: success."""
 
 _IDENTITIES = ("setuid", "setgid", "setreuid", "setregid", "setfsuid", "setfsgid")
 _SETRES = ("setresuid", "setresgid")
@@ -62,7 +65,7 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
     nr = numbers(arch)
     closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS]
     if ids is None:
-        closed += _BY_PATH
+        closed += _OWNERS
     if version < _TRUNCATES:
         closed.append("truncate")
     program = seccomp.head(arch)
@@ -72,6 +75,8 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
         program += bpf.when(nr[name], bpf.one_of(argument, [0], refuse()))
     if ids is not None:
         program += _identities(nr, *ids)
+    else:
+        program += _closed(nr, _MODES_AND_TIMES, _DONE)
     program += _closed(nr, closed)
     return bpf.assemble([*program, ALLOW])
 
@@ -82,11 +87,9 @@ def closing_filter(arch: str = kernel.ARCH) -> bytes:
     return bpf.assemble([*native[:-1], *_closed(numbers(arch), _MESSAGES), ALLOW])
 
 
-def _closed(nr: Mapping[str, int], names: Iterable[str]) -> list[Instruction]:
+def _closed(nr: Mapping[str, int], names: Iterable[str], answer: int = errno.EPERM) -> list[Instruction]:
     answers = {"clone3": errno.ENOSYS}
-    return [
-        step for name in names if name in nr for step in bpf.when(nr[name], [refuse(answers.get(name, errno.EPERM))])
-    ]
+    return [step for name in names if name in nr for step in bpf.when(nr[name], [refuse(answers.get(name, answer))])]
 
 
 def _pair() -> list[Instruction]:

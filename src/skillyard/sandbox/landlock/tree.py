@@ -14,25 +14,36 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def removal(parent: int, name: str) -> Iterator[None]:
-    """Remove what ``name`` below the directory ``parent`` is, whatever hostile code made of it: directories of any
-    depth are moved up before they are emptied, modes are no obstacle, links are not followed. Nothing may run
-    any more that could change it."""
-    pending = [name]
-    number = 0
-    while pending:
-        at = pending.pop()
-        if _drop(parent, at):
-            continue
-        with _opened(parent, at) as fd:
-            for entry in os.listdir(fd):
+    """Remove what ``name`` below the directory ``parent`` is, whatever hostile code made of it: no depth and no mode
+    is an obstacle, links are not followed. Nothing may run any more that could change it."""
+    if _drop(parent, name):
+        return
+    fd = _opened(parent, name)
+    way = [(name, os.listdir(fd))]
+    try:
+        while way:
+            at, entries = way[-1]
+            if entries:
+                entry = entries.pop()
                 if not _drop(fd, entry):
-                    number += 1
-                    fresh = f"{name}.{number}"
-                    _move(fd, entry, parent, fresh)
-                    pending.append(fresh)
-                yield
-        os.rmdir(at, dir_fd=parent)
-        yield
+                    fd = _instead(fd, _opened(fd, entry))
+                    way.append((entry, os.listdir(fd)))
+            else:
+                way.pop()
+                fd = _instead(fd, _above(fd) if way else os.dup(parent))
+                os.rmdir(at, dir_fd=fd)
+            yield
+    finally:
+        os.close(fd)
+
+
+def _instead(fd: int, other: int) -> int:
+    os.close(fd)
+    return other
+
+
+def _above(fd: int) -> int:
+    return os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
 def _drop(parent: int, name: str) -> bool:
@@ -51,29 +62,16 @@ def _drop(parent: int, name: str) -> bool:
     return True
 
 
-class _opened:
-    def __init__(self, parent: int, name: str) -> None:
-        try:
-            self._fd = os.open(name, _FLAGS, dir_fd=parent)
-            if os.fstat(self._fd).st_mode & 0o700 != 0o700:
-                os.fchmod(self._fd, 0o700)
-        except PermissionError:
-            os.chmod(name, 0o700, dir_fd=parent)
-            self._fd = os.open(name, _FLAGS, dir_fd=parent)
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-
-def _move(fd: int, entry: str, parent: int, fresh: str) -> None:
+def _opened(parent: int, name: str) -> int:
+    """Its owner may have shut it."""
     try:
-        os.rename(entry, fresh, src_dir_fd=fd, dst_dir_fd=parent)
+        fd = os.open(name, _FLAGS, dir_fd=parent)
     except PermissionError:
-        os.chmod(entry, 0o700, dir_fd=fd)
-        os.rename(entry, fresh, src_dir_fd=fd, dst_dir_fd=parent)
+        os.chmod(name, 0o700, dir_fd=parent)
+        return os.open(name, _FLAGS, dir_fd=parent)
+    if os.fstat(fd).st_mode & 0o700 != 0o700:
+        os.fchmod(fd, 0o700)
+    return fd
 
 
 def placing(source: str, target: str, skip: frozenset[str] = frozenset()) -> Iterator[None]:
@@ -178,21 +176,17 @@ class _Walk:
 
     def _down(self, name: str) -> bool:
         try:
-            fd = _open_anyway(self._fd, name)
+            self._fd = _instead(self._fd, _open_anyway(self._fd, name))
         except OSError:
             return False  # it is gone
-        os.close(self._fd)
-        self._fd = fd
         return True
 
     def _up(self) -> bool:
         self._way.pop()
         if not self._way:
             return False
-        fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
-        os.close(self._fd)
-        self._fd = fd
-        if _identity(fd) != self._way[-1][0]:
+        self._fd = _instead(self._fd, _above(self._fd))
+        if _identity(self._fd) != self._way[-1][0]:
             self._into.torn = True
             return False
         return True

@@ -28,7 +28,7 @@ time.sleep(600)
 '''
 marker = sys.argv[1]
 def spawn(name, **options):
-    subprocess.Popen(['python3', '-I', '-S', '-c', hold, marker, '/tmp/' + name], **options)
+    subprocess.Popen(['python3', '-I', '-S', '-c', hold, marker, HERE + '/tmp/' + name], **options)
 spawn('child')
 spawn('session', start_new_session=True)
 spawn('silent', stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True)
@@ -36,10 +36,10 @@ middle = os.fork()
 if middle == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execvp('python3', ['python3', '-I', '-S', '-c', hold, marker, '/tmp/orphan'])
+        os.execvp('python3', ['python3', '-I', '-S', '-c', hold, marker, HERE + '/tmp/orphan'])
     os._exit(0)
 os.waitpid(middle, 0)
-while not all(os.path.exists('/tmp/' + name) for name in ('child', 'session', 'silent', 'orphan')):
+while not all(os.path.exists(HERE + '/tmp/' + name) for name in ('child', 'session', 'silent', 'orphan')):
     pass
 print('ready', flush=True)
 """

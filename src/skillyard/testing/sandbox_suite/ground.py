@@ -19,6 +19,13 @@ from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Guest, Program, Sand
 from skillyard.ports.sandbox import Backend, Process, Sandbox
 
 POLL_S = 0.02
+ROOT = "SKILLYARD_ROOT"
+HERE = f"""
+import os
+HERE = os.environ.get({ROOT!r}, '')
+"""
+"""Begins each program that says HERE: what stands before the paths of the port, where a backend cannot show them as
+they are. It names the place in the sandbox's environment then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,9 @@ class Ground:
     of the host that nothing inside may see (the data directory). ``reopen`` gives a backend over a state
     apart from ``backend``'s and the same at every call, as a server has it that is started again; None where
     sandboxes die with the server that made them. ``witness`` gives the processes of the host that a sandbox is made
-    of, by its handle, where its programs are none themselves (a kernel of its own).
+    of, by its handle, where its programs are none themselves (a kernel of its own). ``variables`` are names that the
+    backend documents as further parts of a sandbox's environment. ``keeps_bounding_set``: an ordinary user without a
+    user namespace cannot empty it; no_new_privs then sees to it that nothing is gained from it.
     """
 
     backend: Backend
@@ -45,12 +54,18 @@ class Ground:
     hidden: Sequence[Path] = ()
     reopen: Callable[[], Awaitable[Backend]] | None = None
     witness: Callable[[str], Awaitable[list[int]]] | None = None
+    variables: frozenset[str] = frozenset()
+    keeps_bounding_set: bool = False
 
     async def spec(self, limits: Limits | None = None, **options: Any) -> SandboxSpec:
         """A spec that accepts what the probe calls missing: each wall has its own check."""
         probe = await self.backend.probe()
         missing = frozenset(n for n, p in probe.protections.items() if p.level is Level.MISSING)
         return SandboxSpec(limits=limits or Limits(timeout_ms=20_000), allow_degraded=missing, **options)
+
+    async def supervises(self, name: str) -> bool:
+        """Whether a limit is only watched: who passes it is ended, and is not refused before."""
+        return (await self.backend.probe()).protections[name].level is Level.SUPERVISED
 
     @asynccontextmanager
     async def sandbox(self, limits: Limits | None = None, **options: Any) -> AsyncIterator[Sandbox]:
@@ -79,13 +94,17 @@ def fresh(kind: str) -> str:
 
 def python(source: str, *args: str, **options: Any) -> Argv:
     """Python source as a command; ``args`` are ``sys.argv[1:]``."""
-    return Argv(("python3", "-I", "-c", source, *args), **options)
+    return Argv(("python3", "-I", "-c", _placed(source), *args), **options)
 
 
 def code(source: str, args: Mapping[str, Any] | None = None, **options: Any) -> Guest:
     """Python source as a guest program whose ``main`` is called with ``args``; ``options`` are GuestCall's."""
     prefix = f"blob:{uuid.uuid4().hex}-"
-    return Guest(GuestCall(prefix, code=source, args=args or {}, **options).request())
+    return Guest(GuestCall(prefix, code=_placed(source), args=args or {}, **options).request())
+
+
+def _placed(source: str) -> str:
+    return HERE + source if "HERE" in source else source
 
 
 async def start(

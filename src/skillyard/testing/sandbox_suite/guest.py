@@ -9,7 +9,7 @@ from skillyard.domain.outcome import Outcome
 from skillyard.domain.sandbox import Mount, Stream, StreamLimits
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.frames import blobs, frames, last
-from skillyard.testing.sandbox_suite.ground import Done, Ground, code, collect, fresh, run, start
+from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, fresh, run, start
 from skillyard.testing.sandbox_suite.mounts import skill
 from skillyard.testing.sandbox_suite.observe import directory
 
@@ -128,7 +128,7 @@ async def environment_of_the_request_is_set(ground: Ground) -> None:
     source = "import os\ndef main(args):\n    return dict(os.environ)"
     seen = last((await ground.run(code(source, env={"SUITE_SECRET": "s3cret ü"}))).channel, "R")
     expect(seen.get("SUITE_SECRET") == "s3cret ü", "the request's variables are in os.environ", seen)
-    expect(seen.get("HOME") == "/workspace" and "PATH" in seen, "beside the sandbox's own", seen)
+    expect(seen.get("HOME") == f"{seen.get(ROOT, '')}/workspace" and "PATH" in seen, "beside the sandbox's own", seen)
 
 
 @guest.check()

@@ -27,15 +27,25 @@ def main(args):
     return {'found': [name for name in args['names'] if findable(name)]}
 """
 
-WORKS = """
+_TRY = """
 import json, os, sys, traceback
 works = {}
 def works_with(function):
     works[function.__name__] = function
+"""
+_TELL = """
+failed = {}
+for name, function in works.items():
+    try: function()
+    except BaseException: failed[name] = traceback.format_exc()[-400:]
+print(json.dumps(failed))
+"""
+
+WORKS = """
 @works_with
 def sqlite():
     import sqlite3
-    with sqlite3.connect('/workspace/suite.db') as db:
+    with sqlite3.connect(HERE + '/workspace/suite.db') as db:
         db.execute('pragma journal_mode=wal')
         db.execute('create table t (x)')
         db.executemany('insert into t values (?)', [(i,) for i in range(1000)])
@@ -45,18 +55,6 @@ def ctypes_call():
     import ctypes
     callback = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 7)
     assert ctypes.CDLL(None).getpid() == os.getpid() and callback() == 7
-@works_with
-def multiprocessing_pool():
-    import multiprocessing
-    with multiprocessing.get_context('fork').Pool(2) as pool:
-        assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
-@works_with
-def shared_memory():
-    from multiprocessing.shared_memory import SharedMemory
-    memory = SharedMemory(create=True, size=4096)
-    memory.buf[:3] = b'abc'
-    memory.close()
-    memory.unlink()
 @works_with
 def threads():
     from concurrent.futures import ThreadPoolExecutor
@@ -96,13 +94,9 @@ def compression():
 def memory_map():
     import mmap
     mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).write(b'x')
-    with open('/workspace/mapped', 'w+b') as file:
+    with open(HERE + '/workspace/mapped', 'w+b') as file:
         file.truncate(1 << 20)
         mmap.mmap(file.fileno(), 0).write(b'x')
-@works_with
-def user():
-    import getpass, pwd
-    assert pwd.getpwuid(os.getuid()).pw_dir and getpass.getuser()
 @works_with
 def timers():
     import signal, threading
@@ -113,7 +107,7 @@ def timers():
 @works_with
 def locks():
     import fcntl
-    with open('/workspace/lock', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX)
+    with open(HERE + '/workspace/lock', 'w') as file: fcntl.flock(file, fcntl.LOCK_EX)
 @works_with
 def unix_sockets():
     import socket
@@ -127,12 +121,29 @@ def resources():
 @works_with
 def encodings():
     assert 'ü'.encode('utf-8').decode() == 'ü' and sys.getfilesystemencoding() == 'utf-8'
-    open('/workspace/ü 東京', 'w').close()
-failed = {}
-for name, function in works.items():
-    try: function()
-    except BaseException: failed[name] = traceback.format_exc()[-400:]
-print(json.dumps(failed))
+    open(HERE + '/workspace/ü 東京', 'w').close()
+"""
+
+SHARES = """
+@works_with
+def multiprocessing_pool():
+    import multiprocessing
+    with multiprocessing.get_context('fork').Pool(2) as pool:
+        assert pool.map(abs, [-1, -2, -3]) == [1, 2, 3]
+@works_with
+def shared_memory():
+    from multiprocessing.shared_memory import SharedMemory
+    memory = SharedMemory(create=True, size=4096)
+    memory.buf[:3] = b'abc'
+    memory.close()
+    memory.unlink()
+"""
+
+NAMES = """
+@works_with
+def user():
+    import getpass, pwd
+    assert pwd.getpwuid(os.getuid()).pw_dir and getpass.getuser()
 """
 
 
@@ -148,8 +159,20 @@ async def packages_of_the_server_are_invisible(ground: Ground) -> None:
 
 @interpreter.check()
 async def standard_library_works(ground: Ground) -> None:
-    failed = await ground.look(WORKS)
+    failed = await ground.look(_TRY + WORKS + _TELL)
     expect(failed == {}, "what the standard library offers works inside", failed)
+
+
+@interpreter.check("ipc_namespace")
+async def shared_memory_and_semaphores_work(ground: Ground) -> None:
+    failed = await ground.look(_TRY + SHARES + _TELL)
+    expect(failed == {}, "what lies in /dev/shm by its name works inside", failed)
+
+
+@interpreter.check("mount_namespace")
+async def user_has_a_name(ground: Ground) -> None:
+    failed = await ground.look(_TRY + NAMES + _TELL)
+    expect(failed == {}, "the user inside is in the list of users", failed)
 
 
 @interpreter.check()

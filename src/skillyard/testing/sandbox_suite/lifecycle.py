@@ -147,8 +147,10 @@ async def enforced_is_what_the_probe_offers(ground: Ground) -> None:
 
 @lifecycle.check()
 async def nothing_of_one_sandbox_is_in_the_next(ground: Ground) -> None:
-    write = "import sys\nfor d in ('/workspace', '/tmp', '/dev/shm'): open(d + '/' + sys.argv[1], 'w').write('x')"
-    find = "import os\nprint([n for d in ('/workspace', '/tmp', '/dev/shm') for n in os.listdir(d)])"
+    write = (
+        "import sys\nfor d in ('/workspace', '/tmp', '/dev/shm'): open(HERE + d + '/' + sys.argv[1], 'w').write('x')"
+    )
+    find = "import os\nprint([n for d in ('/workspace', '/tmp', '/dev/shm') for n in os.listdir(HERE + d)])"
     name = fresh("file")
     first = await ground.run(python(write, name))
     expect(first.ending.outcome is Outcome.EXIT and first.ending.code == 0, "all three are writable", first)

@@ -68,7 +68,7 @@ FILL = """
 import errno, json, os, sys
 written = 0
 for place in sys.argv[1:]:
-    with open(place + '/fill', 'wb', buffering=0) as file:
+    with open(HERE + place + '/fill', 'wb', buffering=0) as file:
         try:
             while written < 200 << 20: written += file.write(b'x' * 65536)
         except OSError as full:
@@ -80,7 +80,7 @@ import errno, json, os
 count = 0
 try:
     while count < 400_000:
-        os.close(os.open(f'/workspace/{count}', os.O_CREAT | os.O_WRONLY))
+        os.close(os.open(f'{HERE}/workspace/{count}', os.O_CREAT | os.O_WRONLY))
         count += 1
 except OSError as full:
     print(json.dumps([count, errno.errorcode[full.errno]]))
@@ -141,6 +141,9 @@ async def memory_within_the_limit_is_given(ground: Ground) -> None:
 
 @limits.check("pids")
 async def processes_are_counted(ground: Ground) -> None:
+    if await ground.supervises("pids"):
+        await _ended_as_processes(ground, FORK_UNTIL_REFUSED + "\ntime.sleep(30)")
+        return
     async with ground.sandbox(Limits(timeout_ms=20_000, pids=32)) as sandbox:
         marker = fresh("forks")
         count, errno = await look(sandbox, FORK_UNTIL_REFUSED, marker)
@@ -151,6 +154,9 @@ async def processes_are_counted(ground: Ground) -> None:
 
 @limits.check("pids")
 async def threads_are_counted(ground: Ground) -> None:
+    if await ground.supervises("pids"):
+        await _ended_as_processes(ground, THREAD_UNTIL_REFUSED.replace("release.set()", "release.wait()"))
+        return
     count = await ground.look(THREAD_UNTIL_REFUSED, limits=Limits(timeout_ms=20_000, pids=32))
     expect(16 <= count <= 32, "threads are refused at the limit", count)
 
@@ -158,6 +164,12 @@ async def threads_are_counted(ground: Ground) -> None:
 @limits.check("pids")
 async def limits_of_two_sandboxes_do_not_add_up(ground: Ground) -> None:
     few = Limits(timeout_ms=20_000, pids=32)
+    if await ground.supervises("pids"):
+        many = "import os, time\nfor _ in range(20):\n    if os.fork() == 0: time.sleep(0.5); os._exit(0)\nos.wait()"
+        async with ground.sandbox(few) as first, ground.sandbox(few) as second:
+            both = await asyncio.gather(run(first, python(many)), run(second, python(many)))
+        expect(all(one.ending.code == 0 for one in both), "each sandbox has its processes for itself", both)
+        return
     async with ground.sandbox(few) as first, ground.sandbox(few) as second:
         counts = await asyncio.gather(look(first, FORK_UNTIL_REFUSED), look(second, FORK_UNTIL_REFUSED))
     expect(all(16 <= count <= 32 for count, _ in counts), "each sandbox has its processes for itself", counts)
@@ -178,6 +190,10 @@ async def fork_bomb_is_survived(ground: Ground) -> None:
 
 @limits.check("disk")
 async def disk_is_full_at_the_limit(ground: Ground) -> None:
+    if await ground.supervises("disk"):
+        await _ended_as_disk(ground, "/workspace")
+        await _ended_as_disk(ground, "/dev/shm")  # noqa: S108 - a path inside
+        return
     for place in ("/workspace", "/tmp", "/dev/shm"):  # noqa: S108 - paths inside
         async with ground.sandbox(Limits(timeout_ms=20_000, disk_mb=8, memory_mb=64)) as sandbox:
             written, errno = await look(sandbox, FILL, place)
@@ -188,6 +204,9 @@ async def disk_is_full_at_the_limit(ground: Ground) -> None:
 
 @limits.check("disk")
 async def disk_is_one_for_all_places(ground: Ground) -> None:
+    if await ground.supervises("disk"):
+        await _ended_as_disk(ground, "/workspace", "/tmp", "/dev/shm")  # noqa: S108 - paths inside
+        return
     async with ground.sandbox(Limits(timeout_ms=20_000, disk_mb=8, memory_mb=64)) as sandbox:
         written, _ = await look(sandbox, FILL, "/workspace", "/tmp", "/dev/shm")  # noqa: S108 - paths inside
     expect(written <= 9 * MIB, "the limit covers /workspace, /tmp and /dev/shm together", written)
@@ -195,9 +214,10 @@ async def disk_is_one_for_all_places(ground: Ground) -> None:
 
 @limits.check("disk")
 async def full_disk_is_no_memory_kill(ground: Ground) -> None:
-    fill = "f = open('/workspace/fill', 'wb')\nwhile True: f.write(b'x' * 65536)"
+    fill = "f = open(HERE + '/workspace/fill', 'wb')\nwhile True: f.write(b'x' * 65536)"
     result = await ground.run(python(fill), Limits(timeout_ms=20_000, disk_mb=64, memory_mb=64))
-    told = result.ending.outcome is Outcome.DISK or b"No space left" in result.stderr
+    full = any(text in result.stderr for text in (b"No space left", b"File too large"))
+    told = result.ending.outcome is Outcome.DISK or full
     expect(told and "memory" not in result.ending.hits, "filling the disk ends as a full disk", result)
 
 
@@ -236,6 +256,31 @@ async def one_sandbox_at_its_limits_leaves_others_alone(ground: Ground) -> None:
         result = await run(other, python("print('fine')"))
         expect(result.stdout == b"fine\n" and time.monotonic() - began < 10, "neighbours go on", result)
         await process.wait()
+
+
+async def _ended_as_processes(ground: Ground, source: str) -> None:
+    """A limit that is watched: the program that passes it is ended."""
+    marker = fresh("processes")
+    async with ground.sandbox(Limits(timeout_ms=20_000, pids=32)) as sandbox:
+        ending = (await run(sandbox, python(source, marker))).ending
+        expect(ending.outcome is Outcome.PROCESSES, "too many end as processes", ending)
+        expect_gone(marker, "when it was told")
+
+
+async def _ended_as_disk(ground: Ground, *places: str) -> None:
+    """A limit that is watched: the program that passes it is ended. Each file is within it."""
+    source = """
+import sys, time
+number = 0
+while True:
+    for place in sys.argv[1:]:
+        with open(f'{HERE}{place}/fill-{number}', 'wb') as file: file.write(b'x' * (1 << 20))
+        number += 1
+        time.sleep(0.002)
+"""
+    async with ground.sandbox(Limits(timeout_ms=20_000, disk_mb=8, memory_mb=64)) as sandbox:
+        ending = (await run(sandbox, python(source, *places))).ending
+    expect(ending.outcome is Outcome.DISK, f"filling {', '.join(places)} ends as disk", ending)
 
 
 def _expect_memory(ending: Ending, what: str) -> None:

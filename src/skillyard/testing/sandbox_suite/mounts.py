@@ -21,7 +21,7 @@ def attempt(name, change):
     try: change()
     except OSError: return
     changed.append(name)
-directory, file = sys.argv[1:]
+directory, file = (HERE + path for path in sys.argv[1:])
 attempt('create', lambda: open(directory + '/new', 'w'))
 attempt('append', lambda: open(file, 'a'))
 attempt('open to write', lambda: os.open(file, os.O_RDWR))
@@ -39,11 +39,11 @@ print(json.dumps(changed))
 
 LIST = """
 import json, os
-def names(directory): return sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+def names(directory): return sorted(os.listdir(HERE + directory)) if os.path.isdir(HERE + directory) else []
 """
 DIGESTS = """
 import hashlib, json, sys
-print(json.dumps([hashlib.sha256(open(name, 'rb').read()).hexdigest() for name in sys.argv[1:]]))
+print(json.dumps([hashlib.sha256(open(HERE + name, 'rb').read()).hexdigest() for name in sys.argv[1:]]))
 """
 
 
@@ -64,10 +64,12 @@ async def directory_is_shown(ground: Ground) -> None:
     with directory(ground.scratch / fresh("mount")) as base:
         mount = Mount(skill(base / "skill"), "/skills/a.b.c", digest="sha256:0")
         async with ground.sandbox(mounts=(mount,)) as sandbox:
-            source = LIST + "print(json.dumps([names('/skills'), open('/skills/a.b.c/SKILL.md').read()]))"
+            source = LIST + "print(json.dumps([names('/skills'), open(HERE + '/skills/a.b.c/SKILL.md').read()]))"
             seen = await look(sandbox, source)
             expect(seen == [["a.b.c"], "# a skill\n"], "a directory is at its target, alone", seen)
-            result = await run(sandbox, python("import subprocess; subprocess.run(['/skills/a.b.c/code/tool.sh'])"))
+            result = await run(
+                sandbox, python("import subprocess; subprocess.run([HERE + '/skills/a.b.c/code/tool.sh'])")
+            )
             expect(result.stdout == b"tool\n", "what is executable stays so", result)
             expect(await contents(sandbox, "/skills/a.b.c/SKILL.md") == b"# a skill\n", "read() reaches it too")
 
@@ -104,7 +106,7 @@ async def mounts_cannot_be_changed(ground: Ground) -> None:
 async def several_lie_side_by_side(ground: Ground) -> None:
     with directory(ground.scratch / fresh("mount")) as base:
         three = [Mount(skill(base / name), f"/skills/{name}") for name in ("a.b", "a.b.c", "z")]
-        source = "import json, os; print(json.dumps(sorted(os.listdir('/skills'))))"
+        source = "import json, os; print(json.dumps(sorted(os.listdir(HERE + '/skills'))))"
         names = await ground.look(source, mounts=tuple(three))
     expect(names == ["a.b", "a.b.c", "z"], "every mount is there, and no other", names)
 

@@ -10,6 +10,7 @@ from skillyard.domain.outcome import Outcome
 from skillyard.domain.sandbox import Argv
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import (
+    ROOT,
     Ground,
     collect,
     done,
@@ -104,10 +105,10 @@ async def arguments_arrive_as_given(ground: Ground) -> None:
 @programs.check()
 async def working_directory_is_the_workspace(ground: Ground) -> None:
     async with ground.sandbox() as sandbox:
-        here = await look(sandbox, "import json, os; print(json.dumps(os.getcwd()))")
-        expect(here == "/workspace", "the working directory is /workspace", here)
+        root, here = await look(sandbox, "import json; print(json.dumps([HERE, os.getcwd()]))")
+        expect(here == f"{root}/workspace", "the working directory is /workspace", here)
         other = await run(sandbox, Argv(("pwd",), cwd="/tmp"))  # noqa: S108 - a path inside
-        expect(other.stdout == b"/tmp\n", "unless another one is given", other)
+        expect(other.stdout.decode() == f"{root}/tmp\n", "unless another one is given", other)  # noqa: S108
 
 
 @programs.check()
@@ -115,9 +116,10 @@ async def environment_is_small_and_documented(ground: Ground) -> None:
     show = Argv(("python3", "-c", "import json, os; print(json.dumps(dict(os.environ)))"), env={"GIVEN": "a b=c\nü"})
     seen = json.loads((await ground.run(show)).stdout)
     expect(seen.pop("GIVEN", None) == "a b=c\nü", "given variables arrive", seen)
-    strange = {name for name in seen if name not in ENVIRONMENT and not name.startswith("PYTHON")}
+    documented = ENVIRONMENT | ground.variables
+    strange = {name for name in seen if name not in documented and not name.startswith("PYTHON")}
     expect(not strange, "nothing else than the sandbox's own small environment is there", strange)
-    expect(seen.get("HOME") == "/workspace" and seen.get("PATH"), "HOME and PATH are set", seen)
+    expect(seen.get("HOME") == f"{seen.get(ROOT, '')}/workspace" and seen.get("PATH"), "HOME and PATH are set", seen)
 
 
 @programs.check()

@@ -20,7 +20,7 @@ COUNT = """
 import os, sys, time
 for number in range(1000):
     print(number, flush=True)
-    while number == 500 and not os.path.exists('/workspace/go'): time.sleep(0.01)
+    while number == 500 and not os.path.exists(HERE + '/workspace/go'): time.sleep(0.01)
 sys.exit(9)
 """
 
