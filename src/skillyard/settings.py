@@ -154,6 +154,15 @@ class NativeSettings(_Section):
     tenant_pids: int = Field(default=0, ge=0)
 
 
+class GvisorSettings(_Section):
+    """The gVisor backend: the path of ``runsc`` (empty: the one on PATH), the platform that it runs on, sandboxes made
+    ahead. Its user ids are blocks of the range of ``native``."""
+
+    runsc: str = ""
+    platform: Literal["auto", "systrap", "ptrace"] = "auto"
+    ready: int = Field(default=1, ge=0, le=256)
+
+
 class ServerSettings(_Section):
     """Of ``skillyard serve``. ``allowed_hosts`` are further names that requests may address it by (behind a
     proxy, say); ``open_metrics`` shows /metrics without a token; ``grace_s`` is what runs get to end in."""
@@ -200,6 +209,7 @@ class Settings(BaseSettings):
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings = RecordSettings()
     native: NativeSettings = NativeSettings()
+    gvisor: GvisorSettings = GvisorSettings()
     server: ServerSettings = ServerSettings()
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
     notes: tuple[str, ...] = Field(default=(), exclude=True)

@@ -90,6 +90,7 @@ class GvisorAccount(Account):
     def look(self) -> None:
         """Before the end: afterwards nobody can tell what the sentry and its stubs used."""
         if self._root >= 0:
+            self.saw(self.held())
             self._seen_seconds = max(self._seen_seconds, _seconds(self._root) - self._seconds_before)
             self._cpu_seconds = self._seen_seconds
 

@@ -1,22 +1,19 @@
-"""The OCI bundle of a sandbox: config.json, and the modules of ours that run inside (OCI runtime-spec 1.0)."""
+"""The OCI bundle of a sandbox: its config.json (OCI runtime-spec 1.0)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from skillyard.sandbox.gvisor import filters
 from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper.zygote_process import environment
-from skillyard.sandbox.native.zygote_code import modules as native_modules
 
 ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
 
-_INSIDE = "skillyard/sandbox/gvisor"
 _START = (
     f"import sys, json; sys.path.append({walls.CODE_ROOT!r});"
     " from skillyard.sandbox.gvisor.inside import main; main(*json.loads(sys.argv[1]))"
@@ -38,13 +35,6 @@ class Contents:
     disk_bytes: int
     memory_bytes: int
     processes: int
-
-
-def modules() -> Iterator[tuple[str, Path | None]]:
-    """As :func:`skillyard.sandbox.native.zygote_code.modules`, and our own init."""
-    yield from native_modules()
-    yield f"{_INSIDE}/__init__.py", None
-    yield f"{_INSIDE}/inside.py", Path(__file__).with_name("inside.py")
 
 
 def config(contents: Contents) -> bytes:

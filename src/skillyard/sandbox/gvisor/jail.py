@@ -31,12 +31,14 @@ _SHOWN_BYTES = "1m"
 class Plan:
     """``name`` shows in the host's list of processes. ``uid`` is the id, as the keeper counts them, that is 0 in the
     jail; ``own_uid``: nobody else has it.
-    ``mount_on`` is an existing directory, covered in the jail's mount namespace only."""
+    ``mount_on`` is an existing directory, covered in the jail's mount namespace only. ``code`` is what
+    :mod:`skillyard.sandbox.gvisor.code` made."""
 
     name: str
     runsc: Runsc
     contents: bundle.Contents
     mount_on: str
+    code: str
     uid: int
     own_uid: bool
     cpus: tuple[int, ...]
@@ -49,7 +51,7 @@ def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int)
     binds = root.sources(contents.python, contents.packages, memory_counted=True)
     go_r, go_w = os.pipe2(os.O_CLOEXEC)
     try:
-        binds += [_program(plan.runsc.path)]
+        binds += [_shown(plan.runsc.path, _PROGRAM), _shown(plan.code, walls.CODE_ROOT)]
         pid, pidfd = kernel.clone(NAMESPACES, cgroup=into)
         if pid == 0:
             _become_runsc(plan, binds, (stdin, errors), groups, (go_r, go_w))
@@ -67,10 +69,10 @@ def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int)
     return pid, pidfd
 
 
-def _program(path: str) -> root.Bind:
+def _shown(path: str, target: str) -> root.Bind:
     fd = kernel.open_tree(path)
     kernel.mount_setattr(fd, "", kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
-    return root.Bind(fd, _PROGRAM.lstrip("/"), directory=False)
+    return root.Bind(fd, target.lstrip("/"), os.path.isdir(path))
 
 
 def _map(pid: int, plan: Plan) -> None:
@@ -129,7 +131,7 @@ def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
     _hang_outer([bind for bind in binds if _outer(bind)])
     inner = [bind for bind in binds if not _outer(bind) and bind.target != "proc"]
     os.chdir("rootfs")
-    root.fill(inner, plan.contents.python, plan.contents.packages, bundle.modules())
+    root.fill(inner, plan.contents.python, plan.contents.packages, ())
     os.chdir("..")
     kernel.mount("proc", "proc", "proc", _QUIET | kernel.MS_NOEXEC)
     kernel.pivot_root(".", ".")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
-from skillyard.sandbox.gvisor import runsc
+from skillyard.sandbox.gvisor import code, runsc
 from skillyard.sandbox.gvisor.account import find_sentry
 from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.yard import GvisorYard
@@ -26,6 +27,7 @@ def main(config: dict[str, Any]) -> None:
 class GvisorKeeper(native.Keeper):
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
         self._runsc = runsc.describe(config["runsc"], config["platform"])
+        code.install(Path(host.run_dir) / "code")
         return GvisorYard(loop, host, config["ready"], self._runsc)
 
     def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:

@@ -102,7 +102,8 @@ def _walls(inside: dict[str, Any], outside: dict[str, Any], facts: dict[str, Any
             min(inside["processes"]) == 1 and not inside["init"], "gVisor's own /proc; nothing of the host's is in it"
         ),
         "non_root": _held(
-            inside["uid"] != 0 and 0 not in outside["uids"], "another user than root inside, and runsc as one outside"
+            inside["uid"] != 0 and (os.geteuid() != 0 or 0 not in outside["uids"]),
+            "another user than root inside, and runsc as one outside",
         ),
         "no_capabilities": _held(no_caps, "none in gVisor; the sentry's are of its user namespace only"),
         "no_new_privs": _held(

@@ -57,8 +57,16 @@ class GvisorYard(Yard):
             memory_bytes=shape.memory_mb * MIB,
             processes=shape.pids - 1,  # gVisor counts those that were begun as this user: not the first
         )
-        own = host.ids.count > 1
-        return jail.Plan(box.handle, self.boots.runsc, contents, f"{host.run_dir}/root", self._id(box), own, box.cpus)
+        return jail.Plan(
+            name=box.handle,
+            runsc=self.boots.runsc,
+            contents=contents,
+            mount_on=f"{host.run_dir}/root",
+            code=f"{host.run_dir}/code",
+            uid=self._id(box),
+            own_uid=host.ids.count > 1,
+            cpus=box.cpus,
+        )
 
     def _id(self, box: Box) -> int:
         ids = self._host.ids

@@ -1,0 +1,51 @@
+"""Which runsc the tests find: the operator's setting, else the one on PATH; and a Ground over its backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from skillyard.sandbox.gvisor import runsc
+from skillyard.sandbox.gvisor.backend import GvisorBackend
+from skillyard.sandbox.gvisor.options import GvisorOptions
+from skillyard.testing.sandbox_suite import Ground
+from skillyard.testing.sandbox_suite.observe import processes
+
+OPTIONS = GvisorOptions(runsc=os.environ.get("SKILLYARD_GVISOR__RUNSC", ""))
+
+
+def absent() -> str:
+    """Why nothing can be tested; empty when runsc is there."""
+    return "" if runsc.locate(OPTIONS.runsc) else "no runsc on PATH and none named by SKILLYARD_GVISOR__RUNSC"
+
+
+def options(platform: str) -> GvisorOptions:
+    return replace(OPTIONS, platform=platform)
+
+
+@asynccontextmanager
+async def standing(base: Path, platform: str = "auto") -> AsyncIterator[Ground]:
+    """``base`` is empty; afterwards nothing of the backend is left but its files there."""
+    chosen = options(platform)
+    backend = GvisorBackend(base / "run", chosen)
+    scratch = base / "scratch"
+    scratch.mkdir()
+    try:
+        yield Ground(backend, scratch, (base / "run",), _reopen(base / "again", chosen), _witness)
+    finally:
+        await backend.close()
+
+
+async def _witness(handle: str) -> list[int]:
+    """runsc, its gofer and its sentry carry the handle in their command lines."""
+    return processes(handle)
+
+
+def _reopen(run_dir: Path, chosen: GvisorOptions) -> Callable[[], Awaitable[GvisorBackend]]:
+    async def reopen() -> GvisorBackend:
+        return GvisorBackend(run_dir, chosen)
+
+    return reopen

@@ -1,0 +1,61 @@
+"""The gVisor backend passes the conformance suite, as root and as an ordinary user, on each platform that works.
+
+By default those checks run that tell it from other backends, on the platform that it would choose; `long` runs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from tests.sandbox import gvisor_ground
+from tests.sandbox.conftest import Hold
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(bool(gvisor_ground.absent()), reason=gvisor_ground.absent()),
+]
+
+WHOLE = ("walls", "network", "syscalls")
+"""Sections of which every check is told by the sentry."""
+_SHORT = """
+lifecycle-nothing_of_one_sandbox_is_in_the_next lifecycle-what_is_missing_is_refused
+programs-environment_is_small_and_documented
+endings-signal_is_told endings-kill_ends_the_whole_tree endings-timeout_needs_no_caller endings-usage_is_told
+output-flood_ends_the_program
+limits-memory_hog_of_many_ends_as_memory limits-processes_are_counted limits-disk_is_one_for_all_places
+limits-full_disk_is_no_memory_kill limits-processors_are_limited
+files-writing_beyond_the_disk_is_refused
+mounts-mounts_cannot_be_changed mounts-next_sandbox_sees_none_of_them
+mounts-packages_of_the_environment_can_be_imported
+guest-several_in_one_sandbox_share_files_only guest-skills_and_blobs_are_read guest-exit_code_and_signal_are_told
+interpreter-standard_library_works
+survival-task_goes_on_without_its_server survival-run_ends_with_its_server
+"""
+SHORT = frozenset(_SHORT.split())
+
+
+def _promises() -> Iterator[Any]:
+    for check in CHECKS:
+        short = check.section in WHOLE or check.id in SHORT
+        yield pytest.param(check, id=check.id, marks=() if short else pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["auto", pytest.param("ptrace", marks=pytest.mark.long)])
+async def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    async with gvisor_ground.standing(tmp_path_factory.mktemp("gvisor"), request.param) as ground:
+        probe = await ground.backend.probe()
+        assert probe.ready, probe.facts
+        yield ground
+
+
+@pytest.mark.parametrize("promise", [*_promises()])
+async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
+    await hold(promise, ground)
+
+
+def test_the_short_form_names_checks_that_there_are() -> None:
+    assert {check.id for check in CHECKS} >= SHORT
