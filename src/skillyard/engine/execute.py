@@ -36,6 +36,10 @@ PATIENCE_S = 60.0
 backend's to keep: this is for one that no longer answers."""
 
 
+_BESIDE_BLOBS = 32 * 1024 * 1024
+"""Bytes on the channel that are no blob's: the result and the frames' heads."""
+
+
 class Execution:
     """Drives one run. :meth:`run` is awaited once."""
 
@@ -115,7 +119,7 @@ class Execution:
             Guest(self._grant.guest),
             id=plan.run_id,
             timeout_ms=plan.limits.timeout_ms,
-            streams=StreamLimits(config.log_bytes, config.run_blob_bytes),
+            streams=StreamLimits(config.log_bytes, config.run_blob_bytes + _BESIDE_BLOBS),
         )
         self._engine.emit(
             RunStarted(
@@ -169,8 +173,10 @@ class Execution:
                     await self._plan.offer.backend.destroy(self._sandbox.handle)
             except (SkillyardError, TimeoutError) as error:  # the sweep will find it
                 engine.emit(Fault("destroy", error, self._plan.run_id))
-        moved = await engine.records.finish(final)
-        engine.forget(self._active)
+        try:
+            moved = await engine.records.finish(final)
+        finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
+            engine.forget(self._active)
         if moved:
             engine.emit(RunEnded(final, self._elapsed_ms(), len(engine.active)))
         return final

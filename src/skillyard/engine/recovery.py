@@ -11,6 +11,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Held, Owner
+from skillyard.engine.clock_watch import ClockWatch
 from skillyard.engine.failure import Failure
 from skillyard.engine.observer import Fault, Recovered, Swept
 from skillyard.ports.sandbox import Backend
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 STRAY_AFTER_S = 60.0
+_WAITS = "nothing is taken for expired before the next sweep"
 LOST = Failure("SandboxLost", "the server ended while the run was going on", Outcome.LOST)
+
+UNRECORDED = Failure("SandboxLost", "the run is over, and how it ended could not be recorded", Outcome.LOST)
+
+
+class ClockJumped(SkillyardError):
+    """The wall clock was set while the server worked."""
+
+    type = "ClockJumped"
 
 
 async def recover(engine: Engine) -> None:
@@ -61,12 +71,30 @@ def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
     )
 
 
-async def sweep(engine: Engine) -> Swept:
-    """Remove expired blobs, old records, and sandboxes that no run of ours has."""
+async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
+    """Remove sandboxes that no run of ours has; with ``expire``, expired blobs and old records too."""
+    now, ttl = engine.clock.now(), engine.config.record_ttl_s
+    strays = await _destroy_strays(engine)
+    if not expire:
+        return Swept(0, 0, strays)
     blobs = await engine.blobs.sweep()
-    ttl = engine.config.record_ttl_s
-    records = await engine.records.sweep(engine.clock.now() - ttl) if ttl is not None else 0
-    return Swept(blobs, records, await _destroy_strays(engine))
+    records = await engine.records.sweep(now - ttl) if ttl is not None else 0
+    return Swept(blobs, records, strays)
+
+
+async def settle(engine: Engine) -> None:
+    """Ends the records of runs that are over and could not be recorded so, since the disk was full, say."""
+    unfinished = await engine.records.unfinished()
+    over = [record for record in unfinished if record.run_id not in engine.active]
+    if not over:
+        return
+    kept = {sandbox.key for _, sandbox in await _survey(engine) if sandbox.owner is Owner.TASK}
+    lost = 0
+    for record in over:
+        if record.run_id not in kept:
+            lost += await engine.records.finish(ended(record, UNRECORDED, engine.clock.now()))
+    if lost:
+        engine.emit(Recovered(lost, 0))
 
 
 async def _destroy_strays(engine: Engine) -> int:
@@ -77,11 +105,17 @@ async def _destroy_strays(engine: Engine) -> int:
 
 async def sweep_forever(engine: Engine) -> None:
     """One pass at once, then one each ``sweep_every_s``."""
+    watch, first = ClockWatch(engine.clock), True
     while True:
         try:
-            swept = await sweep(engine)
+            if not first:  # the start has just done that
+                await settle(engine)
+            first, jumped_s = False, watch.jumped_s()
+            if jumped_s:
+                engine.emit(Fault("sweep", ClockJumped(f"the clock was set forward by {jumped_s:.0f} s: {_WAITS}")))
+            swept = await sweep(engine, expire=not jumped_s)
             if swept.blobs or swept.records or swept.sandboxes:
                 engine.emit(swept)
-        except SkillyardError as error:
+        except (SkillyardError, OSError) as error:
             engine.emit(Fault("sweep", error))
         await asyncio.sleep(engine.config.sweep_every_s)
