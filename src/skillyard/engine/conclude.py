@@ -14,6 +14,8 @@ from skillyard.engine.text import clean
 
 _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
+_COMMAND_FAILED = "CalledProcessError"
+"""How Python tells of a shell that could not fork."""
 _FULL = (errno.ENOSPC, errno.EFBIG)
 _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 """The built-in one, and numpy's, which is a subclass."""
@@ -45,6 +47,8 @@ def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
     if error.type in _NO_MEMORY or error.errno == errno.ENOMEM or "memory" in hits:
         return Outcome.MEMORY
     if error.message.startswith(_NO_FORK) and (error.type in _FORK_ERRORS or "pids" in hits):
+        return Outcome.PROCESSES
+    if error.type == _COMMAND_FAILED and "pids" in hits:
         return Outcome.PROCESSES
     return None
 

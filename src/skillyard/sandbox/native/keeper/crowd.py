@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.native.keeper.box import Box
 
-_REFUSALS = 1000
-"""Forks that were refused at the limit, after which it is no accident."""
+_BOMB_LOOKS = 10
+"""Looks at which forks had been refused since the look before, after which it is no accident."""
 _LEAST, _EACH_PROCESSOR = 512, 256
 
 
@@ -31,9 +31,12 @@ class Crowd:
     def __init__(self, together: int, members: Callable[[int], Sequence[int]]) -> None:
         self._together = together
         self._members = members
+        self._refused: dict[Box, tuple[int, int]] = {}
+        """Forks that were refused at the last look, and at how many looks there were more."""
 
     def look(self, boxes: Sequence[Box]) -> None:
         tenants: dict[str, list[Box]] = defaultdict(list)
+        self._refused = {box: self._refusals(box) for box in boxes if box.group is not None}
         for box in boxes:
             if box.forced is None and box.lease is not None:
                 tenants[box.lease.tenant].append(box)
@@ -42,8 +45,13 @@ class Crowd:
             if sum(box.shape.pids for box in held) > self._together:
                 self._bound(held)
 
+    def _refusals(self, box: Box) -> tuple[int, int]:
+        before, looks = self._refused.get(box, (0, 0))
+        refused = box.group.refused_forks() if box.group is not None else 0
+        return refused, looks + (refused > before)
+
     def _end_bomb(self, box: Box) -> None:
-        if box.group is not None and box.group.refused_forks() > _REFUSALS:
+        if self._refused.get(box, (0, 0))[1] >= _BOMB_LOOKS:
             box.end_for("processes", f"it went on forking at its limit of {box.shape.pids} processes")
 
     def _bound(self, held: Sequence[Box]) -> None:

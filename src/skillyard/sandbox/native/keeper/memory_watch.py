@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
+from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.yard import MIB, Yard
@@ -45,16 +46,19 @@ def start(
 
 def check(box: Box) -> None:
     limit = box.shape.memory_mb * MIB
-    used = box.group.own_memory() if box.group is not None else _of_tree(box.pid, limit)
+    used = box.group.own_memory() if box.group is not None else _of_tree(box, limit)
     box.account.saw(used)
     if used > limit and box.forced is None:
         box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
 
 
-def _of_tree(root: int, limit: int) -> int:
-    tree = tree_of(root)
+def _of_tree(box: Box, limit: int) -> int:
+    """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
+    tree = tree_of(box.pid)
     used = sum(_resident(pid) for pid in tree)
-    return used if used <= limit else sum(_proportional(pid) for pid in tree)
+    if used > limit:
+        used = sum(_proportional(pid) for pid in tree)
+    return max(used, kernel_memory.held(box.pid, tree))
 
 
 def tree_of(pid: int) -> list[int]:

@@ -25,6 +25,8 @@ _INODES_PER_MIB = 128
 _REMOVE_RETRY_S = 0.01
 _SHAPES_KEPT = 4
 _SHORT_RUN_S = 0.02
+_SPARE_PIDS = 8
+"""RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
 
@@ -207,7 +209,7 @@ class Yard:
             own_uid=box.slot > 0,
             disk_bytes=shape.disk_mb * MIB,
             inodes=max(4096, shape.disk_mb * _INODES_PER_MIB),
-            processes=shape.pids + 1,
+            processes=shape.pids + 1 + (_SPARE_PIDS if self._host.cgroups.has("pids") else 0),
             data_bytes=shape.memory_mb * MIB,
             cpus=self._affinity(shape.cpus),
             landlock=self._host.landlock,
