@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.faces.rpc import ParseError
-from skillyard.faces.rpc.wire import MAX_DEPTH, MAX_VALUES, dumps, loads
+from skillyard.faces.rpc.wire import MAX_DEPTH, MAX_VALUES, dumps, loads, weight
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=20)
@@ -92,3 +92,17 @@ def test_what_is_written_is_always_utf8_and_never_nan() -> None:
     assert dumps({"a": "\ud800é"}) == '{"a":"?é"}'.encode()
     with pytest.raises(ValueError, match="JSON"):
         dumps(math.nan)
+
+
+@pytest.mark.parametrize(
+    ("body", "values"),
+    [
+        (b"[" + b"[]," * 9_999 + b"[]]", 20_000),
+        (b'["' + b"," * 100_000 + b'"]', 1),
+        (b"[" + b"1," * (2 * MAX_VALUES) + b"1]", MAX_VALUES),
+        (b'["' + b'","' * (3 * MAX_VALUES) + b'"]', MAX_VALUES),
+        (b"[1,2,3]", 0),
+    ],
+)
+def test_weight_counts_what_stands_outside_strings(body: bytes, values: int) -> None:
+    assert weight(body) == 64 * values

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.crash.server import Server
 from tests.front_door.wire import Response, Wire
+
+T = TypeVar("T")
 
 SCOPES = "discover,execute,run_code,blobs"
 BOUND_S = 30.0
@@ -32,7 +34,8 @@ INSIDES = re.compile(
 
 @dataclass(frozen=True)
 class Door:
-    """The server and who comes: ``tokens`` of the owner, of alice, of mallory, and of one who may only discover."""
+    """The server and who comes: ``tokens`` of the owner, of alice, of mallory, who may not use ``demo.length``, and of
+    a reader who may only discover."""
 
     server: Server
     tokens: dict[str, str]
@@ -86,21 +89,26 @@ class Door:
 @pytest.fixture(scope="session")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     data_dir = tmp_path_factory.mktemp("door") / "data"
+    _skillyard(data_dir, "skill", "new", "demo.length", "--dir", str(data_dir / "skills"))
     with Server(data_dir, ready=2) as server:
         tokens = {"owner": server.token}
-        for name, scopes in (("alice", SCOPES), ("mallory", SCOPES), ("reader", "discover")):
-            tokens[name] = _token(data_dir, name, scopes)
+        for name, scopes, skills in (
+            ("alice", SCOPES, "*"),
+            ("mallory", SCOPES, "skills.*"),
+            ("reader", "discover", "*"),
+        ):
+            tokens[name] = _skillyard(data_dir, "token", "create", name, "--scopes", scopes, "--skills", skills)
         door = Door(server, tokens)
         _use_it(door)
         before = _weight(server.pid)
         yield door
-        _until(lambda: _as_before(before, _weight(server.pid)), lambda: f"{before} before, {_weight(server.pid)} after")
+        until(lambda: _as_before(before, _weight(server.pid)), lambda: f"{before} before, {_weight(server.pid)} after")
         _use_it(door)
         assert _complaints(data_dir.with_name("server.log")) == []
 
 
-def _token(data_dir: Path, name: str, scopes: str) -> str:
-    command = [sys.executable, "-m", "skillyard", "token", "create", name, "--scopes", scopes]
+def _skillyard(data_dir: Path, *words: str) -> str:
+    command = [sys.executable, "-m", "skillyard", *words]
     environ = {**os.environ, "SKILLYARD_DATA_DIR": str(data_dir)}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
 
@@ -125,11 +133,13 @@ def _as_before(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return after[0] <= before[0] + MORE_KIB and after[1] <= before[1] + MORE_DESCRIPTORS
 
 
-def _until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
+def until(condition: Callable[[], T], said: Callable[[], str] = lambda: "it did not happen") -> T:
+    """What ``condition`` gives once it is true."""
     end = time.monotonic() + BOUND_S
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < end, said()
-        time.sleep(0.05)
+        time.sleep(0.02)
+    return value
 
 
 def _complaints(log: Path) -> list[str]:

@@ -27,11 +27,13 @@ from skillyard.ports.clock import Clock, Ids
 from skillyard.stores import blob_rows as rows
 from skillyard.stores.blob_collector import Collector
 from skillyard.stores.blob_files import BlobFiles, disk_fault
-from skillyard.stores.blob_intake import CHUNK, INLINE, Allowance, Gauge, Intake
+from skillyard.stores.blob_intake import INLINE, Allowance, Gauge, Intake
 from skillyard.stores.blob_publication import Publication
 from skillyard.stores.database import Database
 
 DEFAULT_LIMITS = BlobLimits()
+_PIECE = 256 * 1024
+"""Bytes that are read at once: a thousand readers who stop reading each hold one."""
 
 
 class LocalBlobs:
@@ -94,7 +96,7 @@ class LocalBlobs:
         return info if info and not self._expired(info.expires_at) else None
 
     async def read(self, blob_id: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Pieces of at most 1 MiB. Raises InvalidInput for a negative offset or length, and StoreFault when
+        """Pieces of at most 256 KiB. Raises InvalidInput for a negative offset or length, and StoreFault when
         the content is damaged."""
         check_range(offset, length)
         info = await self._live(blob_id)
@@ -108,7 +110,7 @@ class LocalBlobs:
         file = await self._open(info)
         try:
             while offset < end:
-                piece = await asyncio.to_thread(_piece, file, offset, min(CHUNK, end - offset))
+                piece = await asyncio.to_thread(_piece, file, offset, min(_PIECE, end - offset))
                 offset += len(piece)
                 yield piece
         finally:

@@ -17,7 +17,7 @@ from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.caller import HttpCaller
 from skillyard.faces.http.errors import BadRequest, MethodNotAllowed
 from skillyard.faces.http.lifecycle import Lifecycle
-from skillyard.faces.http.replies import end, piece, reply, start
+from skillyard.faces.http.replies import PIECE, end, piece, reply, start
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
 
@@ -79,7 +79,10 @@ class BlobEndpoint:
         encodings = set(headers.getlist("content-encoding"))
         if "content-range" in headers or not encodings <= {"identity"}:
             raise BadRequest("Content-Range and Content-Encoding: send the whole content as it is")
-        kind = headers.get("content-type") or DEFAULT_KIND
+        kinds = headers.getlist("content-type")
+        if len(kinds) > 1:
+            raise BadRequest("Content-Type: came more than once")
+        kind = next(iter(kinds), "") or DEFAULT_KIND
         async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:
             info = await self._blobs.put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
@@ -114,7 +117,8 @@ class BlobEndpoint:
         chunks = self._blobs.read(info.blob_id, part.start, part.length)
         async with aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
-                await piece(send, chunk)
+                for at in range(0, len(chunk), PIECE):
+                    await piece(send, chunk[at : at + PIECE])
                 self._traffic.sent(len(chunk))
 
 

@@ -12,13 +12,14 @@ from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType, 
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, reply, start
 from skillyard.faces.rpc import Answer, CallerGone, Dispatcher
+from skillyard.faces.rpc.wire import weight
 
 MAX_BODY = 32 * 1024 * 1024
 _UTF8 = ("charset=utf-8", 'charset="utf-8"')
 
 
 class RpcEndpoint:
-    """``budget`` bounds what the bodies of all requests in work hold together."""
+    """``budget`` bounds what the bodies of all requests in work hold together, and the values made of them."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class RpcEndpoint:
         principal = principal_of(scope)
         with self._lifecycle.working(), body.Lease(self._budget, principal.name) as lease:
             content = await body.read(scope, receive, self._max_body, lease, self._pace)
+            lease.take(weight(content))
             lease.take(body.decoded(content))
             async with HttpCaller(receive, self._lifecycle) as caller:
                 try:

@@ -22,6 +22,15 @@ MAX_VALUES = 1_000_000
 _SHORTEST_VALUE = 2
 """Bytes of JSON that one more value takes at least: a digit and a comma."""
 
+_VALUE_BYTES = 64
+"""Memory that a value takes: an empty list and the place that holds it."""
+
+_LIGHT = 4096
+"""Bytes of a text whose values are not worth counting."""
+
+_FEW = 1024
+"""Values that need not be told from what looks like them within strings."""
+
 
 def loads(body: bytes) -> Any:
     """The value of a JSON text. Raises ParseError, whose message never repeats content."""
@@ -73,16 +82,30 @@ def _constant(_name: str) -> Any:
     raise ParseError("not JSON: NaN and Infinity are no JSON numbers")
 
 
+def weight(body: bytes) -> int:
+    """Bytes of memory that the values of a JSON text take, about, beside the text itself. :func:`loads` takes no more
+    of them than are counted here."""
+    return 0 if len(body) <= _LIGHT else min(_values(body), MAX_VALUES) * _VALUE_BYTES
+
+
 def _refuse_too_many_values(body: bytes) -> None:
-    """Counts separators outside strings, before anything is built from them."""
-    if len(body) <= MAX_VALUES * _SHORTEST_VALUE:
-        return
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if bare.count(b'"') > 2 * MAX_VALUES:
-        raise _too_many_values()
-    outside = b"".join(bare.split(b'"')[::2])
-    if sum(outside.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
-        raise _too_many_values()
+    if len(body) > MAX_VALUES * _SHORTEST_VALUE and _values(body) > MAX_VALUES:
+        raise ParseError(f"not JSON that we take: more than {MAX_VALUES} values; send bulk data as a blob")
+
+
+def _values(body: bytes) -> int:
+    """Counts separators outside strings, before anything is built from them; of very many strings only the half."""
+    if _separators(body) <= _FEW:
+        return _separators(body)
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    strings = bare.count(b'"') // 2
+    if strings > MAX_VALUES:
+        return strings
+    return _separators(b"".join(bare.split(b'"')[::2]))
+
+
+def _separators(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _refuse_too_deep(body: bytes, value: Any) -> None:
@@ -113,10 +136,6 @@ def _refuse_lone_surrogates(body: bytes, value: Any) -> None:
 
 def _too_deep() -> ParseError:
     return ParseError(f"not JSON that we take: more than {MAX_DEPTH} levels deep")
-
-
-def _too_many_values() -> ParseError:
-    return ParseError(f"not JSON that we take: more than {MAX_VALUES} values; send bulk data as a blob")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_constant)
