@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from importlib import resources
 from typing import NamedTuple
 
@@ -35,9 +36,11 @@ def known() -> list[Migration]:
 def migrate(connection: sqlite3.Connection, name: str, migrations: Sequence[Migration]) -> None:
     """Bring the database up to date; several processes may try at once.
 
-    Raises StoreFault for a file of another application or of a newer skillyard. Nothing is changed then.
+    Raises StoreFault for a file of another application or of a newer skillyard, and for one that lacks what it says
+    to have. Nothing is changed then.
     """
     if _version(connection, name, migrations) == len(migrations):
+        _check_whole(connection, name, migrations)
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -65,6 +68,23 @@ def _version(connection: sqlite3.Connection, name: str, migrations: Sequence[Mig
             f" {len(migrations)}); upgrade skillyard"
         )
     return version
+
+
+def _check_whole(connection: sqlite3.Connection, name: str, migrations: Sequence[Migration]) -> None:
+    """Every table and index is there. Whoever took one away took records with it: making it anew would hide that."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        for migration in migrations:
+            fresh.executescript(migration.sql)
+        lacks = sorted(_things(fresh) - _things(connection))
+    if lacks:
+        missing = ", ".join([thing for thing in lacks if thing.startswith("table ")] or lacks)
+        raise StoreFault(f"the database {name} lacks {missing}: something else changed it; restore it from a backup")
+
+
+def _things(connection: sqlite3.Connection) -> set[str]:
+    """``table runs`` and the like."""
+    rows = connection.execute("SELECT type, name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'")
+    return {f"{kind} {name}" for kind, name in rows}
 
 
 def _statements(sql: str) -> Iterator[str]:
