@@ -21,6 +21,9 @@ from typing import NamedTuple
 from skillyard.sandbox.landlock.places import SHOWN, WRITABLE
 from skillyard.sandbox.native import kernel, landlock
 
+_NICE = 10
+"""Where only the keeper stands against a fork bomb, it comes before it."""
+
 SCOPES = 6
 """The Landlock version that can confine signals."""
 
@@ -42,7 +45,8 @@ class Rule(NamedTuple):
 
 class Build(NamedTuple):
     """What the keeper decided for one sandbox. ``uid`` is the user of its programs and ``warden`` that of its init;
-    both 0 where all are the server's own user."""
+    both 0 where all are the server's own user. ``processes`` is RLIMIT_NPROC, which counts by user: of the sandbox's
+    own user, or all that the server's has, and some more than its limit, as a bound for what the keeper watches."""
 
     root: str
     uid: int
@@ -124,6 +128,8 @@ def confine_program(spec: Build, reach: Reach) -> None:
     """In the process that foreign code is about to have. Raises OSError."""
     if spec.uid:
         os.setresuid(spec.uid, spec.uid, spec.uid)
+    else:
+        os.nice(_NICE)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     ruleset = landlock.create(reach.version, tcp=False)
     for fd, rights in reach.rules:
@@ -149,10 +155,8 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _limit(spec: Build) -> None:
-    """RLIMIT_NPROC counts by user: it says something only where the user is the sandbox's own."""
-    if spec.uid:
-        resource.setrlimit(resource.RLIMIT_NPROC, (spec.processes, spec.processes))
     for kind, value in (
+        (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, spec.disk_bytes),
         (resource.RLIMIT_CORE, 0),

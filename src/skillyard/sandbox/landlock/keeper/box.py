@@ -16,7 +16,9 @@ from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
 
 GRACE_S = 2.0
-"""How long init may take to end its tree before it is ended itself, and the rest by us."""
+"""How long init may take to end its tree before it is ended itself, and the rest by us: at once by its user's id."""
+PATIENCE_S = 30.0
+"""The same where it has no such id: nobody ends its tree as fast as init does when it gets its turn."""
 
 
 class LandlockBox(Box):
@@ -42,7 +44,7 @@ class LandlockBox(Box):
             self.control.shutdown(socket.SHUT_WR)
         except OSError:
             return  # init has closed its end, and is ending
-        self._loop.after(GRACE_S, self._force)
+        self._loop.after(GRACE_S if self.uid else PATIENCE_S, self._force)
 
     def _force(self) -> None:
         if not self.dead and self.pidfd >= 0:

@@ -26,11 +26,12 @@ def threads(pid: int) -> list[str]:
         return []  # it has ended
 
 
-def tree(root: int) -> list[int]:
-    """Everything below ``root``: orphans come back to it, so this is whole."""
+def tree(root: int, most: int) -> list[int]:
+    """What is below ``root``: orphans come back to it, so this is whole, but for what is more than ``most``: a bomb
+    grows faster than it can be looked at."""
     seen: list[int] = []
     queue = children(root)
-    while queue:
+    while queue and len(seen) <= most:
         pid = queue.pop()
         seen.append(pid)
         queue.extend(children(pid))

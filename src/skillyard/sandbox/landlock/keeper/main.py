@@ -37,7 +37,11 @@ class LandlockKeeper(Keeper):
     def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
         self._run_dir = config["run_dir"]
         self._given = Ids(0, 1)
-        super().__init__(config, listener)
+        try:
+            super().__init__(config, listener)
+        except BaseException:
+            area.discard(self._run_dir)
+            raise
 
     def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
         """The yard below gives them out itself, so it is told of none."""

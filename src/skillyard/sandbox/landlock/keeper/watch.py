@@ -90,15 +90,17 @@ class Watch:
         self._disks: dict[str, DiskWatch] = {}
 
     def check(self, box: LandlockBox) -> None:
-        tree = look.tree(box.pid)
+        if box.forced is not None:
+            return  # it is ending
+        most = box.shape.pids
+        tree = look.tree(box.pid, most)
+        if self._processes and (len(tree) > most or sum(len(look.threads(pid)) for pid in tree) > most):
+            box.end_for("processes", f"over the limit of {most} processes and threads")
+            return
         with look.eyes_of(box.uid):
             self._check_memory(box, tree)
             self._disk(box).see(tree)
         self._disk(box).count()
-        if self._processes and box.forced is None:
-            count = sum(len(look.threads(pid)) for pid in tree)
-            if count > box.shape.pids:
-                box.end_for("processes", f"over the limit of {box.shape.pids} processes and threads")
 
     def forget(self, box: LandlockBox) -> None:
         self._disks.pop(box.handle, None)

@@ -12,6 +12,7 @@ from typing import Any
 from skillyard.sandbox.landlock import area as areas
 from skillyard.sandbox.landlock.area import Area
 from skillyard.sandbox.landlock.keeper.box import LandlockBox
+from skillyard.sandbox.landlock.keeper.crowd import Crowd
 from skillyard.sandbox.landlock.keeper.python import Python
 from skillyard.sandbox.landlock.keeper.stragglers import Stragglers
 from skillyard.sandbox.landlock.keeper.watch import Watch
@@ -27,6 +28,10 @@ from skillyard.sandbox.native.keeper.mounts import Show
 from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement, Zygote
+
+_SLACK = 512
+"""By how many more processes and threads the server's user may grow while a sandbox lives, where that is also the
+sandboxes' user."""
 
 _BLOCK = 512
 """Ids of one zygote: one is its own, each sandbox takes two."""
@@ -63,6 +68,7 @@ class LandlockYard(Yard):
         self._pairs: dict[tuple[str, str], Pairs] = {}
         self._made: dict[str, tuple[int, int]] = {}
         self._removing = 0
+        self._crowd = Crowd()
         self._homes = os.open(ground.area.homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._stragglers = Stragglers(loop, lambda: {box.pid for box in self.boxes.values()})
         self.watch = Watch(loop, processes=not self._own_ids)
@@ -140,7 +146,7 @@ class LandlockYard(Yard):
             uid=box.uid,
             warden=box.warden,
             disk_bytes=shape.disk_mb * MIB,
-            processes=shape.pids,
+            processes=shape.pids if box.uid else self._crowd.count() + shape.pids + _SLACK,
             data_bytes=shape.memory_mb * MIB,
             cpus=list(self._affinity(shape.cpus)),
         )
