@@ -106,6 +106,13 @@ def no_cgroups() -> None:
         _check(_libc.umount2(target.encode(), 2))
 
 
+def small_disk(argument: str) -> None:
+    """``PATH=SIZE``: a file system of that size (as tmpfs(5) writes it) on an existing directory."""
+    path, _, size = argument.rpartition("=")
+    own_mounts()
+    _mount("small", path, "tmpfs", 0, f"size={size},mode=0700")
+
+
 def no_dev_shm() -> None:
     own_mounts()
     kept = {name: os.open(f"/dev/{name}", os.O_PATH) for name in ("null", "zero", "full", "random", "urandom")}
@@ -158,6 +165,7 @@ KNOCKS: dict[str, Callable[..., None]] = {
     "read_only_cgroups": read_only_cgroups,
     "no_cgroups": no_cgroups,
     "no_dev_shm": no_dev_shm,
+    "small_disk": small_disk,
     "no_new_processes": no_new_processes,
     "few_descriptors": few_descriptors,
     "without_capabilities": without_capabilities,
@@ -170,8 +178,9 @@ def _cgroup_mounts() -> list[str]:
         return [line.split()[4] for line in file if line.partition(" - ")[2].startswith("cgroup")]
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
-    _check(_libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), None))
+def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    words = [text.encode() if text else None for text in (source, target, kind, options)]
+    _check(_libc.mount(*words[:3], ctypes.c_ulong(flags), words[3]))
 
 
 def _identity(name: str) -> str:

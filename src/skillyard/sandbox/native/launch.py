@@ -38,7 +38,10 @@ class KeeperOptions:
 
 async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socket.socket, bool]:
     """A connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault."""
-    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SandboxFault(f"the keeper cannot start: {run_dir}: {error.strerror}") from error
     found = await _find(run_dir)
     if found is not None:
         return found, False
@@ -79,15 +82,18 @@ async def _start(run_dir: Path, options: KeeperOptions) -> None:
     config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **asdict(options)}
     package_root = str(Path(__file__).resolve().parents[3])
     executable = getattr(sys, "_base_executable", "") or sys.executable
-    process = await asyncio.create_subprocess_exec(
-        executable,
-        *("-I", "-S", "-B", "-c", _CODE.format(options.PROGRAM), package_root, json.dumps(config)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={"LANG": "C.UTF-8"},
-        cwd="/",
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            executable,
+            *("-I", "-S", "-B", "-c", _CODE.format(options.PROGRAM), package_root, json.dumps(config)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"LANG": "C.UTF-8"},
+            cwd="/",
+        )
+    except OSError as error:
+        raise SandboxFault(f"the keeper cannot start: {executable}: {error.strerror}") from error
     try:
         async with asyncio.timeout(_START_BOUND_S):
             out, err = await process.communicate()
