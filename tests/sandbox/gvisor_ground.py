@@ -11,6 +11,7 @@ from pathlib import Path
 from skillyard.sandbox.gvisor import runsc
 from skillyard.sandbox.gvisor.backend import GvisorBackend
 from skillyard.sandbox.gvisor.options import GvisorOptions
+from skillyard.sandbox.native.keeper.memory_watch import tree_of
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.observe import processes
 
@@ -20,6 +21,10 @@ OPTIONS = GvisorOptions(runsc=os.environ.get("SKILLYARD_GVISOR__RUNSC", ""))
 def absent() -> str:
     """Why nothing can be tested; empty when runsc is there."""
     return "" if runsc.locate(OPTIONS.runsc) else "no runsc on PATH and none named by SKILLYARD_GVISOR__RUNSC"
+
+
+def named(path: str) -> GvisorOptions:
+    return replace(OPTIONS, runsc=path)
 
 
 def options(platform: str) -> GvisorOptions:
@@ -40,8 +45,8 @@ async def standing(base: Path, platform: str = "auto") -> AsyncIterator[Ground]:
 
 
 async def _witness(handle: str) -> list[int]:
-    """runsc, its gofer and its sentry carry the handle in their command lines."""
-    return processes(handle)
+    """runsc, which carries the handle in its command line, and all below it."""
+    return sorted({pid for runsc in processes(handle) for pid in tree_of(runsc)})
 
 
 def _reopen(run_dir: Path, chosen: GvisorOptions) -> Callable[[], Awaitable[GvisorBackend]]:

@@ -14,7 +14,7 @@ PLATFORMS = ("systrap", "ptrace")
 @dataclass(frozen=True, slots=True)
 class GvisorOptions(KeeperOptions):
     """``runsc`` is a path, or empty for the one on PATH; ``platform`` one of PLATFORMS or ``auto``; ``ready``
-    sandboxes are made ahead for each of the shapes used last: each holds some 60 MiB."""
+    sandboxes are made ahead for each of the shapes used last: each holds some 35 MiB."""
 
     PROGRAM: ClassVar[str] = "skillyard.sandbox.gvisor.keeper"
 
