@@ -122,8 +122,9 @@ def test_a_file_where_the_keeper_works_is_named(host: Host) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.touch()
     done = host.execute(CODE, "--args", '{"n": 1}')
-    assert done.returncode == 4
-    assert "run: File exists" in done.stderr
+    assert done.returncode in (2, 4)
+    assert f"{run_dir}" in done.stderr
+    assert "File exists" in done.stderr or "Not a directory" in done.stderr
 
 
 def test_the_store_is_whole_when_the_server_was_refused(host: Host, sound: dict[str, Any]) -> None:
