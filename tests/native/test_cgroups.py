@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
 @pytest.fixture(autouse=True)
 def kernel_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel fills a new group with its files; here a write makes them."""
-    monkeypatch.setattr(cgroups, "_write", lambda path, text: Path(path).write_text(text))
+    monkeypatch.setattr(cgroups, "write", lambda path, text: Path(path).write_text(text))
 
 
 @pytest.fixture
@@ -24,9 +25,10 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids io\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids\n")
     (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "user" / "cgroup.subtree_control").write_text("")
-    monkeypatch.setattr(cgroups, "_mounted", lambda: ({}, str(tmp_path)))
-    monkeypatch.setattr(cgroups, "_own_paths", lambda: {"": "/user"})
+    monkeypatch.setattr(cgroups, "mounted", lambda: ({}, str(tmp_path)))
+    monkeypatch.setattr(cgroups, "own_paths", lambda: {"": "/user"})
     return tmp_path
 
 
@@ -42,6 +44,29 @@ def test_version_2_prefers_our_own_group(unified: Path) -> None:
     found = cgroups.find("skillyard-test")
     assert found.parents["memory"] == str(unified / "user" / "skillyard-test")
     assert (unified / "user" / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
+
+
+def test_version_2_takes_what_is_handed_down_and_names_the_rest(unified: Path) -> None:
+    """A user's systemd may delegate memory and pids alone."""
+    (unified / "user" / "cgroup.controllers").write_text("memory pids\n")
+    found = cgroups.find("skillyard-test")
+    assert (found.has("memory"), found.has("pids"), found.has("cpu")) == (True, True, False)
+    assert found.missing == {"cpu": f"it is not handed down to {unified}/user"}
+    written = {path.name for path in Path(_make(found, 2).directories[""]).iterdir()}
+    assert written == {"memory.max", "pids.max"}
+
+
+def test_version_2_opens_groups_to_whoever_clones_into_them(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: opened.append((path, uid)))
+    found = cgroups.find("skillyard-test")
+    parent = found.parents["memory"]
+    assert found.let_clone(os.geteuid()) == f"{parent}/zygotes/cgroup.procs"
+    found.make("n1-1-0", LIMITS)
+    assert opened == []
+    found.let_clone(4711)
+    group = _make(found, 2).directories[""]
+    assert opened == [(f"{parent}/cgroup.procs", 4711), (f"{group}/cgroup.procs", 4711)]
 
 
 def test_version_2_sets_each_limit(unified: Path) -> None:
@@ -64,8 +89,8 @@ def test_version_1_takes_one_directory_a_controller(tmp_path: Path, monkeypatch:
     for controller in ("memory", "pids", "cpu"):
         (tmp_path / controller / "own").mkdir(parents=True)
         mounts[controller] = str(tmp_path / controller)
-    monkeypatch.setattr(cgroups, "_mounted", lambda: (mounts, None))
-    monkeypatch.setattr(cgroups, "_own_paths", lambda: dict.fromkeys(mounts, "/own"))
+    monkeypatch.setattr(cgroups, "mounted", lambda: (mounts, None))
+    monkeypatch.setattr(cgroups, "own_paths", lambda: dict.fromkeys(mounts, "/own"))
     found = cgroups.find("skillyard-test")
     assert found.version == 1
     group = _make(found, 1)
@@ -77,8 +102,8 @@ def test_version_1_takes_one_directory_a_controller(tmp_path: Path, monkeypatch:
 
 def test_what_one_controller_lacks_the_others_still_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pids").mkdir()
-    monkeypatch.setattr(cgroups, "_mounted", lambda: ({"pids": str(tmp_path / "pids")}, None))
-    monkeypatch.setattr(cgroups, "_own_paths", dict)
+    monkeypatch.setattr(cgroups, "mounted", lambda: ({"pids": str(tmp_path / "pids")}, None))
+    monkeypatch.setattr(cgroups, "own_paths", dict)
     found = cgroups.find("skillyard-test")
     assert found.has("pids")
     assert not found.has("memory")

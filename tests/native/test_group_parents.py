@@ -104,3 +104,17 @@ def test_one_directory_for_several_controllers_is_claimed_once(tmp_path: Path) -
     found.parents = dict.fromkeys(("memory", "pids"), path)
     found.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_still_busy_is_told_and_removed_later(tmp_path: Path) -> None:
+    found = Cgroups(1, {"memory": str(tmp_path / NAME)})
+    found.claim(str(tmp_path / NAME))
+    busy = tmp_path / NAME / "n1-1"
+    for name in ("n1-1/process", "n1-2"):
+        (tmp_path / NAME / name).mkdir(parents=True)
+    left = found.sweep()
+    assert left == [str(busy)]
+    (busy / "process").rmdir()
+    assert group_parents.remove(left) == []
+    assert list((tmp_path / NAME).iterdir()) == []
+    found.close()

@@ -71,7 +71,7 @@ class Group:
         wait for the locks that they hold."""
         with contextlib.suppress(OSError):
             if path := self._path("cpu"):
-                _write(*_UNBOUND[self.version](path))
+                write(*_UNBOUND[self.version](path))
 
     def own_memory(self) -> int:
         """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
@@ -84,7 +84,7 @@ class Group:
         if path is None:
             return False
         name, whole, least = _WEIGHTS[self.version]
-        _write(f"{path}/{name}", str(max(least, whole >> level)))
+        write(f"{path}/{name}", str(max(least, whole >> level)))
         return True
 
     def peak_memory(self) -> int | None:
@@ -128,6 +128,8 @@ class Cgroups:
     missing: dict[str, str] = field(default_factory=dict)
     claims: dict[str, int] = field(default_factory=dict)
     """Parents and the descriptors that own them."""
+    cloner: int | None = None
+    """Whose processes are cloned into the groups (version 2), where that is not ourselves."""
 
     def has(self, controller: str) -> bool:
         return controller in self.parents
@@ -142,6 +144,7 @@ class Cgroups:
         try:
             for path in _distinct(directories):
                 os.mkdir(path, 0o755)
+                self._open_to_cloner(path)
             self._limit(group, limits)
             group.open_counters()
         except OSError:
@@ -153,8 +156,8 @@ class Cgroups:
         writes = _limits_v2(limits) if self.version == 2 else _limits_v1(limits)
         for controller, name, value in writes:
             path = group.directories.get("" if self.version == 2 else controller)
-            if path and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
-                _write(f"{path}/{name}", value.lstrip("?"))
+            if path and self.has(controller) and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
+                write(f"{path}/{name}", value.lstrip("?"))
 
     def stand_back(self) -> None:
         """All sandboxes together weigh half of what one process of the server does, when both want to work."""
@@ -162,14 +165,32 @@ class Cgroups:
         if path is not None:
             name, whole, _ = _WEIGHTS[self.version]
             with contextlib.suppress(OSError):
-                _write(f"{path}/{name}", str(whole // 2))
+                write(f"{path}/{name}", str(whole // 2))
 
-    def sweep(self) -> None:
-        """Remove the groups that nobody is in: of this keeper, and of dead ones beside it."""
+    def let_clone(self, uid: int) -> str:
+        """Have a process of this user, once it is in the group whose ``cgroup.procs`` this gives, clone into ours.
+
+        Version 2 looks for the right to write at the new group and at the nearest one above it and the cloner's own
+        (cgroups(7), CLONE_INTO_CGROUP in clone(2)). Empty for version 1, where nobody is cloned into a group.
+        """
+        if self.version != 2 or not self.parents:
+            return ""
+        self.cloner = None if uid == os.geteuid() else uid
+        leaf = f"{self.parents['memory']}/zygotes"
+        os.makedirs(leaf, 0o755, exist_ok=True)
+        self._open_to_cloner(self.parents["memory"])
+        return f"{leaf}/cgroup.procs"
+
+    def _open_to_cloner(self, path: str) -> None:
+        if self.cloner is not None:
+            os.chown(f"{path}/cgroup.procs", self.cloner, -1)
+
+    def sweep(self) -> list[str]:
+        """Remove the groups that nobody is in: below our parents, and of dead keepers beside them. Those of the
+        former that are left, since a killed keeper's processes take a moment to end."""
         parents = _distinct(self.parents)
-        for parent in parents:
-            group_parents.remove_children(parent)
         group_parents.sweep_dead(dict.fromkeys(map(os.path.dirname, parents)))
+        return group_parents.remove(path for parent in parents for path in group_parents.children(parent))
 
     def close(self) -> None:
         """Remove the parents; busy ones stay for the next keeper's sweep."""
@@ -209,9 +230,9 @@ def _limits_v2(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
 
 def find(name: str) -> Cgroups:
     """The hierarchies of this host in which we may make the group ``name`` for our sandboxes' groups."""
-    mounts, unified = _mounted()
-    own = _own_paths()
-    if unified and "memory" in _words(f"{unified}/cgroup.controllers"):
+    mounts, unified = mounted()
+    own = own_paths()
+    if unified and "memory" in words(f"{unified}/cgroup.controllers"):
         return _find_v2(unified, own.get("", "/"), name)
     found = Cgroups(version=1)
     for controller in _NEEDED:
@@ -244,31 +265,42 @@ def _find_v2(mount: str, own: str, name: str) -> Cgroups:
             try:
                 return _claim_v2(base, name)
             except OSError as error:
-                why = f"{base}: {error.strerror or error}"
+                why = f"{base}: {_explained(error)}"
         if at in ("/", ""):
             return Cgroups(version=2, missing=dict.fromkeys(_NEEDED, why))
         at = os.path.dirname(at)
 
 
+def _explained(error: OSError) -> str:
+    if error.errno == errno.EBUSY:
+        return "it has processes of its own, and so hands no controllers down"
+    return error.strerror or str(error)
+
+
 def _claim_v2(base: str, name: str) -> Cgroups:
-    _hand_down(base)
+    """With those controllers that ``base`` has; memory must be one of them."""
+    had = [each for each in _NEEDED if each in words(f"{base}/cgroup.controllers")]
+    if "memory" not in had:
+        raise OSError(0, "the memory controller is not handed down to it")
+    _hand_down(base, had)
     found = Cgroups(version=2)
-    found.parents = dict.fromkeys(_NEEDED, found.claim(f"{base}/{name}"))
+    found.parents = dict.fromkeys(had, found.claim(f"{base}/{name}"))
+    found.missing = {each: f"it is not handed down to {base}" for each in _NEEDED if each not in had}
     try:
-        _hand_down(found.parents["memory"])
+        _hand_down(found.parents["memory"], had)
     except OSError:
         found.close()
         raise
     return found
 
 
-def _hand_down(path: str) -> None:
-    wanted = set(_NEEDED) - set(_words(f"{path}/cgroup.subtree_control"))
+def _hand_down(path: str, controllers: Sequence[str]) -> None:
+    wanted = set(controllers) - set(words(f"{path}/cgroup.subtree_control"))
     if wanted:
-        _write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
+        write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
 
 
-def _mounted() -> tuple[dict[str, str], str | None]:
+def mounted() -> tuple[dict[str, str], str | None]:
     """Version 1 mount points by controller, and the version 2 mount point (proc_pid_mountinfo(5))."""
     controllers: dict[str, str] = {}
     unified: str | None = None
@@ -284,7 +316,7 @@ def _mounted() -> tuple[dict[str, str], str | None]:
     return controllers, unified
 
 
-def _own_paths() -> Mapping[str, str]:
+def own_paths() -> Mapping[str, str]:
     """Controller (``""`` for version 2) → our own group."""
     own: dict[str, str] = {}
     with open("/proc/self/cgroup", encoding="utf-8") as file:
@@ -298,7 +330,7 @@ def _distinct(directories: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(directories.values()))
 
 
-def _write(path: str, text: str) -> None:
+def write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -314,7 +346,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def _words(path: str) -> list[str]:
+def words(path: str) -> list[str]:
     return _read(path).split()
 
 

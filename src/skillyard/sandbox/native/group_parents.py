@@ -43,12 +43,24 @@ def sweep_dead(bases: Iterable[str]) -> None:
                     _remove_if_dead(entry.path)
 
 
-def remove_children(path: str) -> None:
-    """Those that no process is in."""
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(entry.path)
+def children(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def remove(paths: Iterable[str]) -> list[str]:
+    """Those that are left: a process may still be in them, be it one that is about to end."""
+    return [path for path in paths if not _removed(path)]
+
+
+def _removed(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _remove_if_dead(path: str) -> None:
@@ -56,7 +68,7 @@ def _remove_if_dead(path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _lock(fd):
-                remove_children(path)
+                remove(children(path))
                 os.rmdir(path)
         finally:
             os.close(fd)

@@ -11,10 +11,11 @@ import resource
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-from skillyard.sandbox.native import cgroups, interpreter, kernel, landlock
+from skillyard.sandbox.native import cgroups, group_parents, group_room, interpreter, kernel, landlock
 from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces, own_cgroups
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
@@ -29,6 +30,7 @@ SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 PROTOCOL = 1
+_SWEEP_AGAIN_S, _SWEEP_SELDOM_S = 0.02, 5.0
 
 
 def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper] | None = None) -> None:
@@ -37,7 +39,7 @@ def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket],
     ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``.
     ``make`` makes another keeper than the native backend's.
     """
-    launch(config, make or Keeper, namespaces.enter, _settle)
+    launch(config, make or Keeper, _enter, _settle)
 
 
 def launch(
@@ -94,6 +96,12 @@ def _listen(run_dir: str) -> socket.socket:
     return listener
 
 
+def _enter() -> None:
+    """Before the pid namespace: in there, nobody could name the server."""
+    group_room.make()
+    namespaces.enter()
+
+
 def _settle() -> None:
     """As pid 1 of the new namespaces."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -115,7 +123,10 @@ def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, 
     os.close(ready)
     try:
         keeper.run()
+    except BaseException:  # noqa: BLE001 - told in the log, and this process must end
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(0)
 
 
@@ -140,7 +151,7 @@ class Keeper:
             os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
         chosen, self._id_lock = self.choose_ids(config)
         self._groups = self.find_groups(run_dir)
-        self._groups.sweep()
+        self._sweep_again(self._groups.sweep())
         self._groups.stand_back()
         files, directories = masked_proc()
         host = Host(
@@ -188,6 +199,12 @@ class Keeper:
             return
         connection = Connection(self._loop, sock, self._service.heard, self._service.disconnected)
         self._service.connected(connection)
+
+    def _sweep_again(self, left: list[str], pause_s: float = _SWEEP_AGAIN_S) -> None:
+        """Groups that a killed keeper left, until the last of its processes has ended."""
+        if left:
+            later = min(2 * pause_s, _SWEEP_SELDOM_S)
+            self._loop.after(pause_s, lambda: self._sweep_again(group_parents.remove(left), later))
 
     def _end(self) -> None:
         """Sandboxes first, then their groups: the kernel would end them with us, but not remove the groups."""

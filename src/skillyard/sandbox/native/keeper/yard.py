@@ -164,6 +164,7 @@ class Yard:
             self._host.ids,
             f"{self._host.run_dir}/root",
             self._host.cgroups.has("memory"),
+            self._host.cgroups.let_clone(self._host.ids.base),
         )
 
     def _make(self, shape: Shape) -> None:

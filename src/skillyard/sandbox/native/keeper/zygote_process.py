@@ -44,6 +44,8 @@ class ZygotePlan:
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
     memory_counted: bool
     """Whether a controller counts the memory of a whole sandbox."""
+    group: str = ""
+    """The ``cgroup.procs`` of where it must be to clone into the sandboxes' groups."""
 
     def start(self, sock: socket.socket, errors: int) -> int:
         """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
@@ -104,6 +106,8 @@ def _become(
 ) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if plan.group:
+        _write(plan.group, "0")
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
     namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
     os.write(ready, b"x")
