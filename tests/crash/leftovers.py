@@ -78,7 +78,8 @@ class Footprint:
         self._data_dir = data_dir
         self._run_dir = str((data_dir / "run").resolve())
         self._group = "skillyard-" + hashlib.sha256(self._run_dir.encode()).hexdigest()[:12]
-        self._namespaces: set[int] = set()
+        self._namespaces: dict[int, int] = {}
+        """Inodes, and descriptors that keep the kernel from giving the numbers to others."""
         self._seen: set[tuple[int, int]] = set()
 
     def keepers(self) -> list[int]:
@@ -91,19 +92,37 @@ class Footprint:
 
     def kill_keeper(self) -> None:
         """kill -9, with everything it held remembered as its own."""
-        self.look()
+        self.glance()
         for pid in self.keepers():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def look(self) -> Snapshot:
+        return Snapshot(self._processes(), tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))
+
+    def glance(self) -> Snapshot:
+        """The processes alone, which is quicker."""
+        return Snapshot(self._processes(), (), (), ())
+
+    def _processes(self) -> tuple[Process, ...]:
         every = _all()
         keepers = self._keepers(every)
         for pid in keepers:
             with suppress(OSError):
-                self._namespaces.add(os.stat(f"/proc/{pid}/ns/pid").st_ino)
+                self._remember(os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC))
         self._seen.update((p.pid, p.started) for p in _tree(every, keepers))
-        mine = tuple(p for p in every if (self._is_server(p) or self._is_kept(p)) and not _left_to_init(p))
-        return Snapshot(mine, tuple(self._mounts()), tuple(self._cgroups()), tuple(self._files()))
+        return tuple(p for p in every if (self._is_server(p) or self._is_kept(p)) and not _left_to_init(p))
+
+    def _remember(self, namespace: int) -> None:
+        inode = os.fstat(namespace).st_ino
+        if inode in self._namespaces:
+            os.close(namespace)
+        else:
+            self._namespaces[inode] = namespace
+
+    def __del__(self) -> None:
+        for namespace in self._namespaces.values():
+            os.close(namespace)
 
     def _is_server(self, process: Process) -> bool:
         """Whatever names the directory on its command line, ourselves excepted."""
@@ -112,7 +131,7 @@ class Footprint:
     def _is_kept(self, process: Process) -> bool:
         if (process.pid, process.started) in self._seen:
             return True
-        return process.depth > 1 and bool(self._namespaces.intersection(_pid_namespaces(process.pid)))
+        return process.depth > 1 and bool(self._namespaces.keys() & _pid_namespaces(process.pid))
 
     def _mounts(self) -> Iterator[str]:
         seen: set[str] = set()

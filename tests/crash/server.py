@@ -30,15 +30,8 @@ class Server:
 
     def __init__(self, data_dir: Path, *, ready: int = 0, **env: str) -> None:
         self.data_dir = data_dir
-        self._log = data_dir.with_name("server.log")
-        command = [sys.executable, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, "SKILLYARD_NATIVE__READY": str(ready), **env},
-            )
+        self._log = log_of(data_dir)
+        self._process = launch(data_dir, ready=ready, **env)
         self.url = self._ready_at()
         self.token = (data_dir / "token").read_text().strip()
 
@@ -71,6 +64,9 @@ class Server:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(STOP_S)
 
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def log(self) -> str:
         return self._log.read_text(errors="replace")[-4000:]
 
@@ -88,6 +84,21 @@ class Server:
             self.kill()
             raise AssertionError(f"the server printed {line!r}; its log: {self.log()}")
         return str(line.split()[-1])
+
+
+def launch(data_dir: Path, *, ready: int = 0, **env: str) -> subprocess.Popen[bytes]:
+    """The process, which is not ready yet."""
+    with log_of(data_dir).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "SKILLYARD_NATIVE__READY": str(ready), **env},
+        )
+
+
+def log_of(data_dir: Path) -> Path:
+    return data_dir.with_name("server.log")
 
 
 class Callers:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import os
 import random
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from skillyard.client.run import Run
 from tests.crash.leftovers import Footprint, Process, Snapshot, gone, idle
+from tests.crash.parts import anything, inits, kill, workers, zygotes
 from tests.crash.programs import BRIEF, FAMILY, FOREVER, QUICK
 from tests.crash.server import Callers, Server
 from tests.crash.store import contradictions
@@ -24,30 +22,6 @@ Choose = Callable[[Snapshot], list[Process]]
 SHORT_WORK = (
     "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(1)\n    return {'n': args['n']}\n"
 )
-
-
-def zygotes(now: Snapshot) -> list[Process]:
-    return [p for p in now.processes if p.depth == 2 and "native.zygote" in p.command]
-
-
-def inits(now: Snapshot) -> list[Process]:
-    inside = {p.pid for p in now.sandboxed}
-    return [p for p in now.sandboxed if p.parent not in inside]
-
-
-def workers(now: Snapshot) -> list[Process]:
-    above = {p.pid for p in inits(now)}
-    return [p for p in now.sandboxed if p.parent in above]
-
-
-def anything(now: Snapshot) -> list[Process]:
-    return [*zygotes(now), *now.sandboxed]
-
-
-def kill(processes: list[Process]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

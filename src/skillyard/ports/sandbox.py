@@ -17,7 +17,9 @@ class Process(Protocol):
     def id(self) -> str: ...
 
     def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
-        """Bytes of ``stream`` from ``offset`` on, as they come, until the process ended and all was given."""
+        """Bytes of ``stream`` from ``offset`` on, as they come, until the process ended and all was given.
+
+        Of a lost one, what there is. Raises SandboxGone when it ended otherwise and the rest cannot be had."""
         ...
 
     async def send(self, data: bytes) -> None:

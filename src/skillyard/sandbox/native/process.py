@@ -88,8 +88,10 @@ class NativeProcess:
                 {**self._about("read"), "stream": stream.value, "offset": offset, "most": _PIECE}
             )
         except SandboxGone:
-            if self._ending.done() and stream in self._inline:
-                return b"", False
+            if self._ending.done() and self._ending.result() is not LOST:
+                if stream in self._inline:
+                    return b"", False
+                raise  # it ended in order, and what it said last is not to be had
             return b"", True
         return data, bool(got["end"])
 

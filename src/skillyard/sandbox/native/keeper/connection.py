@@ -6,6 +6,7 @@ A frame is two big-endian 32-bit lengths, the header, the body.
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -91,6 +92,14 @@ class Connection:
         if sent < len(data):
             self._out += data[sent:]
             self._loop.watch(self._sock.fileno(), READ | WRITE, self._ready)
+
+    def check(self) -> None:
+        """Close it if the other end is gone, which an event may be yet to tell."""
+        poll = select.poll()
+        if self.open:
+            poll.register(self._sock.fileno(), select.POLLRDHUP)
+            if poll.poll(0):
+                self.close()
 
     def close(self) -> None:
         if self.open:

@@ -51,6 +51,8 @@ class Service:
 
     def connected(self, connection: Connection) -> None:
         """A server is there; a second one is turned away while the first one lives."""
+        if self._server is not None:
+            self._server.check()
         if self._server is not None and self._server.open:
             connection.send({"event": "refused", "why": "another server holds this keeper"})
             connection.close()

@@ -1,0 +1,211 @@
+"""Clients of a server that is killed all the time: each writes down what it was told, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx2
+
+from tests.crash.ledger import Bytes, Ledger
+from tests.crash.programs import BRIEF, FAMILY, QUICK
+from tests.crash.server import SMALL, Server
+
+CALL_S = 60.0
+MADE = """
+import random
+from runtime import blobs
+
+def main(args):
+    numbers = random.Random(args["seed"])
+    for size in args["sizes"]:
+        blobs.write_bytes(numbers.randbytes(size))
+    print("l" * args["log"])
+    return {"made": len(args["sizes"])}
+"""
+READ = """
+import hashlib
+from runtime import blobs
+
+def main(args):
+    return {"sha256": hashlib.sha256(blobs.read_bytes(args["blob_id"])).hexdigest()}
+"""
+_BUSY, _NO_BLOB = -32005, -32602
+
+
+class Refused(Exception):
+    """The server answered with an error."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Client:
+    """One caller with its own connections, which end with the server."""
+
+    def __init__(self, server: Server, ledger: Ledger, seed: str) -> None:
+        self._http = httpx2.AsyncClient(
+            base_url=server.url,
+            headers={"authorization": f"Bearer {server.token}"},
+            timeout=CALL_S,
+            trust_env=False,
+        )
+        self._ledger = ledger
+        self._chance = random.Random(seed)
+        self._stored: list[str] = []
+
+    async def work(self) -> None:
+        """Call until the server is gone."""
+        calls: tuple[tuple[Callable[[], Awaitable[None]], int], ...] = (
+            (self._quick, 5),
+            (self._make, 5),
+            (self._brief, 2),
+            (self._family, 1),
+            (self._cancel, 2),
+            (self._detach, 3),
+            (self._upload, 3),
+            (self._read_back, 2),
+            (self._delete, 1),
+        )
+        choices, weights = zip(*calls, strict=True)
+        try:
+            while True:
+                await self._tolerant(self._chance.choices(choices, weights)[0])
+        except httpx2.TransportError:
+            self._ledger.counts["calls cut off"] += 1
+        finally:
+            await self._http.aclose()
+
+    async def _tolerant(self, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        except Refused as refused:
+            if refused.error["code"] != _BUSY:
+                self._ledger.wrong.append(f"{call.__name__}: {refused.error}")
+            self._ledger.counts["refused"] += 1
+
+    async def _quick(self) -> None:
+        number = self._chance.randrange(1 << 30)
+        key = self._key() if self._chance.random() < 0.5 else None
+        run = await self._run(QUICK, {"n": number}, key=key)
+        self._expect(run, {"n": number})
+        if key is not None and self._chance.random() < 0.3:
+            await self._run(QUICK, {"n": number}, key=key)
+
+    async def _make(self) -> None:
+        sizes = [self._chance.choice((10, 5_000, 300_000)) for _ in range(self._chance.randint(1, 4))]
+        seed, log = self._chance.randrange(1 << 30), self._chance.choice((0, 10_000, 300_000))
+        run = await self._run(MADE, {"seed": seed, "sizes": sizes, "log": log})
+        numbers = random.Random(seed)
+        made = [Bytes.of(numbers.randbytes(size)) for size in sizes]
+        self._ledger.blobs.update(zip(run["output_blobs"], made, strict=False))
+        if self._expect(run, {"made": len(sizes)}):
+            if len(run["output_blobs"]) != len(sizes):
+                self._ledger.wrong.append(f"{run['run_id']} made {sizes} and told {run['output_blobs']}")
+            if "logs_blob" in run:
+                self._ledger.blobs[run["logs_blob"]] = Bytes.of(b"l" * log + b"\n")
+            elif log > 4096:
+                self._ledger.wrong.append(f"{run['run_id']} printed {log} bytes and told of no log")
+
+    async def _brief(self) -> None:
+        number = self._chance.randrange(1 << 30)
+        run = await self._run(BRIEF, {"n": number, "seconds": self._chance.uniform(0, 0.4)})
+        self._expect(run, {"n": number})
+
+    async def _family(self) -> None:
+        """It never ends by itself."""
+        await self._run(FAMILY, timeout_ms=60_000, key=self._key(), detach=True, patience_s=self._chance.uniform(0, 1))
+
+    async def _cancel(self) -> None:
+        """Any run that works, of this caller or another."""
+        running = (await self._call("runs.list", {"status": "running", "limit": 20}))["runs"]
+        if not running:
+            return
+        run_id = self._chance.choice(running)["run_id"]
+        answer = await self._call("runs.cancel", {"run_id": run_id})
+        if answer["cancelled"] and answer["run"]["outcome"] != "cancelled":
+            self._ledger.wrong.append(f"{run_id} was cancelled, and its record says {answer['run']['outcome']}")
+        self._ledger.counts["cancels"] += answer["cancelled"]
+
+    async def _detach(self) -> None:
+        """Go away from a run, and ask after it again with its key."""
+        number, key = self._chance.randrange(1 << 30), self._key()
+        args = {"n": number, "seconds": self._chance.uniform(0, 0.2)}
+        run = await self._run(BRIEF, args, key=key, detach=True, patience_s=self._chance.uniform(0, 0.2))
+        if not run:
+            run = await self._run(BRIEF, args, key=key, detach=True)
+        self._expect(run, {"n": number})
+
+    async def _upload(self) -> None:
+        data = self._chance.randbytes(self._chance.choice((100, 50_000, 3_000_000)))
+        pieces = [data[at : at + 200_000] for at in range(0, len(data), 200_000)]
+        answer = await self._http.put("/blobs", content=_stream(pieces), headers={"content-type": "text/plain"})
+        if answer.status_code != 201:
+            raise Refused(answer.json().get("error", {"code": answer.status_code, "text": answer.text}))
+        blob_id = answer.json()["blob_id"]
+        self._ledger.blobs[blob_id] = Bytes.of(data)
+        self._stored.append(blob_id)
+
+    async def _read_back(self) -> None:
+        """One that was uploaded to this server, from inside a run."""
+        if self._stored:
+            blob_id = self._chance.choice(self._stored)
+            run = await self._run(READ, {"blob_id": blob_id}, input_blobs=[blob_id])
+            self._expect(run, {"sha256": self._ledger.blobs[blob_id].sha256})
+
+    async def _delete(self) -> None:
+        if self._stored:
+            blob_id = self._stored.pop(self._chance.randrange(len(self._stored)))
+            self._ledger.doubtful.add(blob_id)
+            await self._call("blobs.delete", {"blob_id": blob_id})
+            self._ledger.deleted.add(blob_id)
+
+    def _key(self) -> str:
+        return uuid.UUID(int=self._chance.getrandbits(128)).hex
+
+    async def _run(
+        self,
+        code: str,
+        args: dict[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        patience_s: float = CALL_S,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """The Run object; empty when the caller's patience was at its end first."""
+        params = {"language": "python", "code": code, "args": args or {}, "limits": SMALL, **more}
+        if key is not None:
+            params["idempotency_key"] = key
+        try:
+            async with asyncio.timeout(patience_s):
+                run = await self._call("run_code", params)
+        except TimeoutError:
+            return {}
+        self._ledger.run(run, key)
+        return run
+
+    def _expect(self, run: dict[str, Any], output: dict[str, Any]) -> bool:
+        """Whether it completed, and then with this output."""
+        if not run or run["status"] != "completed":
+            return False
+        if run["output"] != output:
+            self._ledger.wrong.append(f"{run['run_id']} gave {run['output']}, should be {output}")
+        return True
+
+    async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        answer: dict[str, Any] = (await self._http.post("/rpc", json=request)).json()
+        if "error" in answer:
+            raise Refused(answer["error"])
+        result: dict[str, Any] = answer["result"]
+        return result
+
+
+async def _stream(pieces: list[bytes]) -> Any:
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
