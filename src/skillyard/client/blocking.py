@@ -23,6 +23,8 @@ from skillyard.client.exchange import CONNECT_TIMEOUT_S, Request, Response
 T = TypeVar("T")
 
 _READ = 256 * 1024
+_INTERIM = 16
+"""Responses that may come before the one that counts (RFC 9110 §15.2); the last of them is that one."""
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -69,8 +71,8 @@ class BlockingTransport:
             sock = socket.create_connection(address, CONNECT_TIMEOUT_S)
             if self._url.scheme == "https":
                 sock = _secured(sock, self._url.host)
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, UnicodeError) as error:  # the latter for what can be no host's name
+            reason = getattr(error, "strerror", None) or error
             raise Unreachable(f"cannot connect to {self._url} ({reason}): {START_ONE}") from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -127,12 +129,13 @@ class _Connection:
         return self._url.scheme == "http" and _readable(self._sock)
 
     def head(self) -> h11.Response:
-        while True:
+        for _ in range(_INTERIM):
             event = self._next()
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
                 raise ConnectionLost(f"{self._url} closed the connection without an answer")
+        raise BadReply(f"{self._url} only ever says that it goes on")
 
     def body(self) -> Iterator[bytes]:
         while isinstance(event := self._next(), h11.Data):

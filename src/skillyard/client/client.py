@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT_KIND = "application/octet-stream"
 _FIRST_PAUSE_S = 0.1
+_DIGITS = 20
+"""More than any size has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class Client(ProtocolMethods):
         async with self._opened(blob_id, offset, length) as response:
             target = Download(sink, self._transport)
             try:
-                done = await _receive(response, target, progress, check=offset == 0 and length is None)
+                done = await _receive(response, target, progress, length, check=offset == 0 and length is None)
                 target.keep()
             finally:
                 target.discard()
@@ -193,13 +195,17 @@ def _encoded(method: str, params: Mapping[str, Any], request_id: int) -> bytes:
         raise BadArgument(f"params of {method}: JSON cannot carry them: {error}") from None
 
 
-async def _receive(response: Response, target: Download, progress: Progress | None, *, check: bool) -> int:
-    """Bytes written. With ``check``, they must have the digest that the server announced."""
+async def _receive(
+    response: Response, target: Download, progress: Progress | None, most: int | None, *, check: bool
+) -> int:
+    """Bytes written, ``most`` at most. With ``check``, they must have the digest that the server announced."""
     digest = _Digest(response.headers.get("etag", "") if check else "")
     announced = response.headers.get("content-length")
     total = int(announced) if announced else None
     done = 0
     async for chunk in response.chunks():
+        if most is not None and done + len(chunk) > most:
+            raise BadReply("the server sends more of the blob than was asked for")
         await target.write(chunk)
         digest.update(chunk)
         done += len(chunk)
@@ -233,15 +239,18 @@ def _stored(body: bytes) -> StoredBlob:
 
     try:
         answer = json.loads(body)
-        return StoredBlob(answer["blob_id"], answer["size_bytes"], answer["sha256"])
-    except (ValueError, KeyError, TypeError):
+        stored = StoredBlob(answer["blob_id"], answer["size_bytes"], answer["sha256"])
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadReply("the server's answer to an upload names no blob") from None
+    if not (isinstance(stored.blob_id, str) and isinstance(stored.size_bytes, int) and isinstance(stored.sha256, str)):
+        raise BadReply("the server's answer to an upload names no blob")
+    return stored
 
 
 def _total(response: Response, done: int) -> int:
     """The whole blob's size: what a range's answer says after the slash."""
     size = response.headers.get("content-range", "").rpartition("/")[2]
-    return int(size) if size.isdecimal() else done
+    return int(size) if size.isdecimal() and len(size) < _DIGITS else done
 
 
 def _range(offset: int, length: int | None) -> str:

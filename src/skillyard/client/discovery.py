@@ -37,6 +37,8 @@ class ServerUrl:
             raise BadArgument("url: must be like http://127.0.0.1:8765")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise BadArgument("url: must hold no user, query or fragment; pass the token as the token")
+        if not (text.isascii() and text.isprintable() and " " not in text):
+            raise BadArgument("url: must be printable ASCII without spaces")
         return cls(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], parts.path.rstrip("/"))
 
     def __str__(self) -> str:

@@ -7,9 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from skillyard.client.errors import BadReply
+
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of JSON that are taken from a server; the largest answers of ours have less than half of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,12 @@ class Transport(Offloading, Protocol):
     async def close(self) -> None: ...
 
 
-async def read_all(response: Response) -> bytes:
-    """The whole body: for JSON, never for blobs."""
-    return b"".join([chunk async for chunk in response.chunks()])
+async def read_all(response: Response, maximum: int = MAX_ANSWER) -> bytes:
+    """The whole body: for JSON, never for blobs. Raises BadReply for one that passes ``maximum`` bytes."""
+    pieces, size = [], 0
+    async for chunk in response.chunks():
+        size += len(chunk)
+        if size > maximum:
+            raise BadReply(f"the server's answer has more than {maximum} bytes: no skillyard server there?")
+        pieces.append(chunk)
+    return b"".join(pieces)

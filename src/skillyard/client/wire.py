@@ -99,7 +99,7 @@ def error_from(error: object) -> RpcError:
 def _json_object(status: int, body: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict):
         return value

@@ -17,7 +17,7 @@ FIRST_S = 0.5
 """How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
 IDLE_S = 0.05
 """How long it waits for more once it has something."""
-PAGE_S = 2.0
+PAGE_S = 1.0
 """How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
 
 

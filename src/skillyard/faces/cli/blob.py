@@ -13,7 +13,7 @@ from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.progress import transfer
-from skillyard.faces.cli.render import emit_json, emit_table, moment, size
+from skillyard.faces.cli.render import calm, emit_json, emit_table, moment, size
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
@@ -41,8 +41,8 @@ def put(file: str, kind: str | None, as_json: bool, where: Where) -> None:
         facts = {"size_bytes": stored.size_bytes, "sha256": stored.sha256, "kind": kind}
         emit_json({"blob_id": stored.blob_id, **facts})
     else:
-        click.echo(stored.blob_id)
-        click.echo(f"{size(stored.size_bytes)} of {kind}, sha256 {stored.sha256}", err=True)
+        click.echo(calm(stored.blob_id))
+        click.echo(calm(f"{size(stored.size_bytes)} of {kind}, sha256 {stored.sha256}"), err=True)
 
 
 @blob.command()
@@ -101,6 +101,8 @@ def fetch_into(target: Target, blob_id: str, directory: Path, *, quiet: bool) ->
     known: dict[str, Any] = target.call("blobs.stat", {"blob_id": blob_id})["blob"]
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", blob_id.removeprefix("blob:")).lstrip(".") or "blob"
     path = directory / (stem + (guess_extension(str(known.get("kind"))) or ""))
+    if path.is_symlink() or path.exists():  # the server chose the name
+        raise Failure(f"{path} exists; nothing was written over it")
     with transfer(path.name, quiet=quiet) as progress:
         target.get_blob(blob_id, path, progress=progress)
     return path

@@ -73,6 +73,10 @@ _MENDS = {
 }
 
 
+_LINE = 4000
+"""Characters that are said of what went wrong, whoever worded it."""
+
+
 class Failure(Exception):
     """A command's own error: one line, a mend, an exit code."""
 
@@ -132,7 +136,9 @@ def explain(error: Exception) -> tuple[str, str, Exit]:
 
 
 def _say(message: str, mend: str) -> None:
-    line = " ".join(message.split())
+    from skillyard.faces.cli.render import calm
+
+    line = calm(" ".join(message.split()))[:_LINE]
     click.echo(f"skillyard: {line}" + (f" ({mend})" if mend else ""), err=True)
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_STEERING = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BREAKS = re.compile(r"[\n\t]+")
 
 
 def emit_json(value: Any) -> None:
-    """One JSON value on standard output."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON value on standard output; what could steer a terminal is escaped as JSON has it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    click.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def calm(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skillyard.client.errors import BadReply
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, emit_table, moment
@@ -93,6 +94,8 @@ def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
     offset = 0
     while True:
         page = target.call("runs.logs", {"run_id": run_id, "offset": offset})
+        if bool(page["content"]) != (page["next_offset"] > offset):
+            raise BadReply("the server's pages of the log do not follow each other")
         if page["content"]:
             yield page["content"]
         if page["complete"]:
