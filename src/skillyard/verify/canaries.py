@@ -90,7 +90,8 @@ def planted_file(canaries: Canaries, place: Path) -> Iterator[None]:
         canaries.watches.append(lambda: _changed(path, token, before))
         yield
     finally:
-        path.unlink(missing_ok=True)
+        for left in place.glob(f"{path.name}*"):
+            left.unlink(missing_ok=True)
 
 
 def _changed(path: Path, token: str, before: os.stat_result) -> str:

@@ -13,6 +13,7 @@ from skillyard.assembly import Runtime
 from skillyard.engine.environments import remove_tree
 
 if TYPE_CHECKING:
+    from skillyard.ports.sandbox import Backend
     from skillyard.settings import Settings
     from skillyard.verify.yard import Yard
 
@@ -73,11 +74,11 @@ def workplace() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def own_runtime(settings: Settings, place: Path) -> AsyncIterator[Runtime]:
-    """Open, with a skill that declares a secret, and that secret."""
+async def own_runtime(settings: Settings, place: Path, backend: Backend | None = None) -> AsyncIterator[Runtime]:
+    """Open, with a skill that declares a secret, and that secret. ``backend`` replaces those of the settings."""
     _write_skill(place / "skills" / SKILL)
     own = settings.model_copy(update={"data_dir": place / "data", "skills_dirs": [place / "skills"]})
-    async with Runtime(settings=own) as runtime:
+    async with Runtime(settings=own, backend=backend) as runtime:
         await runtime.secrets.set(SECRET, f"verify-secret-0{token_hex(12)}")
         _values[place / "data"] = await runtime.secrets.get(SECRET) or ""
         try:

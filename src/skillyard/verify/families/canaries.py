@@ -60,7 +60,8 @@ for path in args["paths"]:
     for what, change in (("write", lambda: os.write(os.open(path, os.O_WRONLY), b"x")),
                          ("times", lambda: os.utime(path)), ("mode", lambda: os.chmod(path, 0)),
                          ("remove", lambda: os.unlink(path)),
-                         ("link", lambda: os.link(path, "/tmp/link")), ("move", lambda: os.rename(path, "/tmp/moved"))):
+                         ("link", lambda: os.link(path, path + "-link")),
+                         ("move", lambda: os.rename(path, path + "-moved"))):
         must_fail(f"{what} {path}", change)
 for place in ("/tmp", "/dev/shm", "/root", "/home", "/workspace", os.path.expanduser("~")):
     for top, names, files in os.walk(place):

@@ -122,6 +122,10 @@ FAMILY.program(
         except ImportError:
             continue
         got.append(f"{name} from {module.__file__}")
+    import sysconfig
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "/usr/lib/python3/dist-packages"}:
+        names = set(os.listdir(place)) if os.path.isdir(place) else set()
+        must_be(f"the server's packages in {place}", set(), names & {"skillyard", "uvicorn", "starlette", "pip", "apt"})
     works("import what belongs to Python", importlib.import_module, "json")
     """,
     walls=("mount_namespace",),

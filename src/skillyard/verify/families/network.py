@@ -7,7 +7,7 @@ from typing import Any
 
 from skillyard.client.run import Run
 from skillyard.verify.attack import CONTAINED, Judgement, broken, escaped
-from skillyard.verify.judge import told
+from skillyard.verify.judge import judged, told
 from skillyard.verify.make import Family
 from skillyard.verify.yard import Yard
 
@@ -108,10 +108,7 @@ FAMILY.program(
     walls=("net_namespace", "no_capabilities"),
 )
 
-FAMILY.program(
-    "listeners",
-    "Find listeners on the loopback: the server's own port, databases, other runs.",
-    """
+_LISTENERS = """
     import errno as names
     open_ports = []
     for port in (*range(1, 1100), 2375, 3000, 3306, 5000, 5432, 6379, 7878, 8000, 8080, 8443, 8765, 8888, 9000, 9090,
@@ -124,9 +121,16 @@ FAMILY.program(
     must_be("open ports", [], open_ports)
     server = works("listen", socket.create_server, ("127.0.0.1", 0))
     works("connect to it", lambda: socket.create_connection(server.getsockname(), 2).close())
-    """,
-    args={"ports": []},
-)
+    """
+
+
+async def _listeners(yard: Yard) -> Judgement:
+    """The ports that databases and servers use, and those of planted listeners."""
+    ports = [yard.canaries.ports["tcp"]] if yard.canaries is not None else []
+    return judged(await yard.attack(_LISTENERS, {"ports": ports}))
+
+
+FAMILY.steps("listeners", "Find listeners on the loopback: the server's own port, databases, other runs.", _listeners)
 
 _MEET = """
 def main(args):
@@ -156,9 +160,6 @@ def main(args):
         return sock
     for way, (family, address) in places(ways).items():
         offer(way, lambda: bound(family, address))
-    for place in ("/tmp", "/workspace", "/dev/shm"):
-        with open(f"{place}/mark-{mark}", "w") as file:
-            file.write(mark)
     while time.time() < began + args["hold_s"]:
         for way, (family, address) in places(ways).items():
             try:
@@ -171,6 +172,11 @@ def main(args):
             if said and said != mark:
                 seen.append(f"{way}: {said[:8]}")
         for place in ("/tmp", "/workspace", "/dev/shm"):
+            try:
+                with open(f"{place}/mark-{mark}", "w") as file:
+                    file.write(mark)
+            except OSError as error:
+                taken.append(f"{place}: {errno.errorcode.get(error.errno)}")
             seen += [f"{place}/{name}"[:40] for name in os.listdir(place)
                      if name.startswith("mark-") and name != f"mark-{mark}"]
         if os.path.isdir("/proc/self"):
@@ -182,7 +188,7 @@ def main(args):
                     except OSError:
                         pass
         time.sleep(0.02)
-    return {"began": began, "ended": time.time(), "seen": sorted(set(seen))[:8], "taken": taken}
+    return {"began": began, "ended": time.time(), "seen": sorted(set(seen))[:8], "taken": sorted(set(taken))[:8]}
 
 
 def places(ways):

@@ -158,7 +158,10 @@ _poisons(
     works("at home it can", lambda: "/workspace" in planted)
     """,
     """
-    import importlib
+    import importlib, sysconfig
+    for place in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "/run/empty", "/opt", "/workspace",
+                  "/tmp", "/usr/lib/python3/dist-packages", "/usr/local/lib/python3/dist-packages"):
+        must_hold(f"nothing was planted in {place}", not os.path.exists(f"{place}/antigravity_evil.py"))
     must_hold("the interpreter is not poisoned", not hasattr(sys, "poisoned"))
     for name in ("antigravity_evil", "sitecustomize", "usercustomize"):
         tried.append(name)

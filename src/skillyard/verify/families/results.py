@@ -29,8 +29,8 @@ def _too_much(name: str, tries: str, body: str, *, invariants: tuple[int, ...] =
 
 _too_much("size", "Return a value of twenty megabytes.", "return {'a': 'x' * (20 << 20)}", alone=True)
 _too_much(
-    "depth", "Return a value nested a hundred thousand deep.",
-    "value = {}\nfor _ in range(100_000):\n    value = {'a': value}\nreturn value",
+    "depth", "Return a value nested four hundred deep, which other parsers may not take.",
+    "value = {}\nfor _ in range(400):\n    value = {'a': value}\nreturn {'deep': value, 'wide': 'x' * 9000}",
 )  # fmt: skip
 _too_much("width", "Return half a million small containers.", "return {'a': [[] for _ in range(500_000)]}", alone=True)
 _too_much("digits", "Return a number of a hundred thousand digits.", "return {'a': 10 ** 100_000}")
@@ -79,7 +79,7 @@ def _blobs(name: str, tries: str, body: str) -> None:
     FAMILY.steps(name, tries, steps)
 
 
-_blobs("blob-count", "Write five thousand blobs.", "for n in range(5000):\n    blobs.write_text(str(n))\nreturn {}")
+_blobs("blob-count", "Write fifteen hundred blobs.", "for n in range(1500):\n    blobs.write_text(str(n))\nreturn {}")
 _blobs(
     "blobs-at-once",
     "Begin a hundred blobs and end none.",

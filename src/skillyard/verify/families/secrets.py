@@ -95,9 +95,9 @@ async def _afterwards(yard: Yard) -> Judgement:
         return broken(told(had))
     body = """
     texts = [repr(dict(os.environ))]
-    for top in ("/tmp", "/workspace", "/dev/shm"):
-        for name in os.listdir(top):
-            texts.append(open(f"{top}/{name}", errors="replace").read())
+    for place in ("/tmp", "/workspace", "/dev/shm"):
+        for top, _, files in os.walk(place):
+            texts += [open(f"{top}/{name}", errors="replace").read() for name in files]
     must_hold("nothing is left of the value", not any(args["tail"] in text for text in texts))
     must_hold("its memory does not hold the value", not in_memory(args["tail"]))
     works("it can look", lambda: len(texts) >= 1)

@@ -1,0 +1,111 @@
+"""Walls taken away, one at a time, so that each is shown to be needed and each attack to be able to fail.
+
+A mutant is a copy of the package with a few lines behind some modules; the keeper, the zygote and the sandboxes run
+from that copy, the server from the real one. Nothing that is shipped can lower a wall: this lives in the tests alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import skillyard
+from skillyard.domain.protection import Probe, Protection
+from skillyard.sandbox.native import launch
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.launch import KeeperOptions
+from skillyard.settings import Settings
+from skillyard.verify.canaries import planted, planted_file
+from skillyard.verify.home import own_runtime
+from skillyard.verify.yard import Yard
+
+PACKAGE = Path(skillyard.__file__).parent
+Claims = Mapping[str, Protection]
+Outside = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``without`` names what is gone: protections, or a rule of the server in words. ``inside``: source that is put
+    behind modules of the copy; ``outside``: changes to the server in this process. ``escapes``: attacks that must
+    escape then. ``who``: whose walls these are, ``root``, ``ordinary`` or ``both``. ``canary``: targets are planted.
+    ``short``: tried in the default form of the tests."""
+
+    id: str
+    without: tuple[str, ...]
+    how: str
+    escapes: tuple[str, ...]
+    inside: Mapping[str, str] = field(default_factory=dict)
+    outside: Outside | None = None
+    who: str = "both"
+    canary: bool = False
+    short: bool = False
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class Claiming(NativeBackend):
+    """Claims what the unharmed backend has: else every run of a mutant would be refused, as it should be."""
+
+    def __init__(self, run_dir: Path, claims: Claims | None) -> None:
+        super().__init__(run_dir, KeeperOptions(ready=1))
+        self._claims = claims
+
+    async def probe(self) -> Probe:
+        found = await super().probe()
+        if self._claims is not None and found.protections is not self._claims:
+            assert found.ready, found.facts
+            self._probe = found = Probe("native", True, self._claims, found.facts)
+            self._enforced = found.enforced()
+        return found
+
+
+def copy_of(mutant: Mutant, directory: Path) -> Path:
+    """The package with the mutant's lines; returns its copy of the launcher."""
+    target = directory / "skillyard"
+    ignored = shutil.ignore_patterns("__pycache__", "verify", "faces", "bench", "demo", "testing", "bundled")
+    shutil.copytree(PACKAGE, target, ignore=ignored)
+    for module, source in mutant.inside.items():
+        with (target / module).open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{source.strip()}\n")
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return target / "sandbox" / "native" / "launch.py"
+
+
+@asynccontextmanager
+async def weakened(
+    mutant: Mutant, place: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims | None
+) -> AsyncIterator[Yard]:
+    """A yard whose sandboxes are the mutant's and whose records claim ``claims``."""
+    with tempfile.TemporaryDirectory(
+        prefix="skillyard-mutant-"
+    ) as copy:  # the sandboxes' users must be able to read it
+        monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
+        async with _yard(mutant, place, monkeypatch, claims) as yard:
+            yield yard
+
+
+@asynccontextmanager
+async def _yard(
+    mutant: Mutant, place: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims | None
+) -> AsyncIterator[Yard]:
+    if mutant.outside is not None:
+        mutant.outside(monkeypatch)
+    settings = Settings(data_dir=place / "unused")
+    backend = Claiming(place / "run", claims)
+    if not mutant.canary:
+        async with own_runtime(settings, place, backend) as runtime:
+            yield Yard(runtime, None, runtime)
+        return
+    with planted() as canaries:
+        async with own_runtime(settings, place, backend) as runtime:
+            with planted_file(canaries, runtime.data_dir.home):
+                yield Yard(runtime, None, runtime, canaries)
