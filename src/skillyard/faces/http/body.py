@@ -12,12 +12,8 @@ from starlette.types import Receive, Scope
 from skillyard.domain.errors import Busy
 from skillyard.faces.http.errors import BadRequest, PayloadTooLarge, SlowBody, Unavailable
 from skillyard.faces.rpc.errors import CallerGone
-from skillyard.faces.rpc.wire import MAX_VALUES
 
 _SOON_MS = 1000
-_VALUE = 64
-"""Bytes of an empty list, which three bytes of JSON make."""
-_PLAIN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +110,6 @@ async def read(scope: Scope, receive: Receive, maximum: int, lease: Lease, pace:
         lease.take(len(piece))
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def decoded(content: bytes) -> int:
-    """Bytes that the values of a JSON text may take besides the text, at most."""
-    if len(content) <= _PLAIN:
-        return 0
-    return _VALUE * min(MAX_VALUES, sum(map(content.count, (b",", b"[", b"{"))))
 
 
 async def _next(receive: Receive, seconds: float) -> tuple[bytes, bool]:

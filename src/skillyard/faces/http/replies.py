@@ -16,7 +16,7 @@ PIECE = 64 * 1024
 """Bytes given to the transport at once, so that a slow reader holds no more than a few of them."""
 
 LINGER_S = 1.0
-LINGER_BYTES = 1024 * 1024
+LINGER_BYTES = 64 * 1024 * 1024
 """How much of an unwanted body is read away, so that the client gets to see the answer and not a reset."""
 
 

@@ -9,10 +9,11 @@ from skillyard.faces.http import body
 from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.caller import HttpCaller
 from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType, headers_of, status_of
+from skillyard.faces.http.heavy import Heavy
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, reply, start
 from skillyard.faces.rpc import Answer, CallerGone, Dispatcher
-from skillyard.faces.rpc.wire import weight
+from skillyard.faces.rpc.wire import VALUE_BYTES, weight
 
 MAX_BODY = 32 * 1024 * 1024
 _UTF8 = ("charset=utf-8", 'charset="utf-8"')
@@ -34,14 +35,16 @@ class RpcEndpoint:
         self._budget = budget
         self._max_body = max_body
         self._pace = pace
+        self._heavy = Heavy()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_is_json_post(scope)
         principal = principal_of(scope)
         with self._lifecycle.working(), body.Lease(self._budget, principal.name) as lease:
             content = await body.read(scope, receive, self._max_body, lease, self._pace)
-            lease.take(weight(content))
-            lease.take(body.decoded(content))
+            values = weight(content)
+            lease.take(values)
+            await self._heavy.turn(principal.name, len(content), values // VALUE_BYTES)
             async with HttpCaller(receive, self._lifecycle) as caller:
                 try:
                     answer = await self._dispatcher.answer(content, principal, caller)

@@ -22,7 +22,7 @@ MAX_VALUES = 1_000_000
 _SHORTEST_VALUE = 2
 """Bytes of JSON that one more value takes at least: a digit and a comma."""
 
-_VALUE_BYTES = 64
+VALUE_BYTES = 64
 """Memory that a value takes: an empty list and the place that holds it."""
 
 _LIGHT = 4096
@@ -85,7 +85,7 @@ def _constant(_name: str) -> Any:
 def weight(body: bytes) -> int:
     """Bytes of memory that the values of a JSON text take, about, beside the text itself. :func:`loads` takes no more
     of them than are counted here."""
-    return 0 if len(body) <= _LIGHT else min(_values(body), MAX_VALUES) * _VALUE_BYTES
+    return 0 if len(body) <= _LIGHT else min(_values(body), MAX_VALUES) * VALUE_BYTES
 
 
 def _refuse_too_many_values(body: bytes) -> None:

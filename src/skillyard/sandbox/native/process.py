@@ -11,7 +11,7 @@ from skillyard.domain.outcome import Ending, Outcome, Usage
 from skillyard.domain.sandbox import Stream
 from skillyard.sandbox.native.link import Link
 
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 _PATIENCE_S = 0.02
 """How long output waits for a short run's end, which brings all of it in one message."""
 
