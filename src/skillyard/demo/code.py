@@ -25,15 +25,14 @@ ATTACKS = (
     "become root",
     "overwrite the interpreter",
     "mount a file system",
-    "fork without end",
 )
 """What :data:`HOSTILE` tries, in its order."""
 
 HOSTILE = """\
-import ctypes, os, signal, socket, sys, time
+import ctypes, os, socket
 
 def main(args):
-    tries = (shadow, processes, connect, root, overwrite, mount, fork)
+    tries = (shadow, processes, connect, root, overwrite, mount)
     return {"tries": [attempt(one) for one in tries]}
 
 def attempt(act):
@@ -46,8 +45,15 @@ def shadow():
     return [True, open("/etc/shadow").read()]
 
 def processes():
-    seen = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [len(seen) > 3, f"sees {len(seen)}, its own: {sorted(seen)}"]
+    seen = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    others = [pid for pid in seen if pid != os.getpid() and looks_into(pid)]
+    return [bool(others), f"sees {len(seen)}, may look into {others or 'none'} but itself"]
+
+def looks_into(pid):
+    try:
+        return open(f"/proc/{pid}/environ", "rb").read() is not None
+    except OSError:
+        return False
 
 def connect():
     socket.create_connection(("1.1.1.1", 443), timeout=3).close()
@@ -66,8 +72,13 @@ def mount():
     if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0:
         return [True, "mounted"]
     return [False, f"refused: {os.strerror(ctypes.get_errno())}"]
+"""
+"""Each try gives whether it succeeded, and what it saw."""
 
-def fork():
+CROWD = """\
+import os, time
+
+def main(args):
     children = []
     try:
         while len(children) < 2000:
@@ -77,12 +88,11 @@ def fork():
                 os._exit(0)
             children.append(pid)
     except OSError as error:
-        return [False, f"after {len(children)} processes: {error.strerror}"]
-    return [True, f"made {len(children)} processes"]
+        return {"made": len(children), "seen": error.strerror}
+    return {"made": len(children), "seen": "nobody minds"}
 """
-"""Each try gives whether it succeeded, and what it saw."""
 
-HOSTILE_LIMITS = {"pids": 64}
+CROWD_LIMITS = {"pids": 64}
 
 HOG = """\
 def main(args):

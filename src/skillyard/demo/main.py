@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
 from skillyard.demo.screen import Screen
 from skillyard.demo.story import DemoFailed, Story
+from skillyard.domain.isolation import AUTO, STRONGEST_FIRST
 from skillyard.domain.protection import LIMITS, WALLS, Level
 from skillyard.engine.environments import remove_tree
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.server_process import ServerFailed, ServerProcess
 
+_ISOLATION = "SKILLYARD_POLICY__ISOLATION"
 _PATIENCE_S = 120.0
 _END_S = 5.0
 """What a keeper may take to end once its server is gone."""
@@ -48,9 +50,14 @@ def demo(rows: int, directory: Path | None, keep: bool) -> None:
 
 def _show(work: Path, report: Path, rows: int) -> None:
     screen = Screen()
+    settings = {_ISOLATION: os.environ.get(_ISOLATION, AUTO)}
     user = "root" if os.geteuid() == 0 else f"an ordinary user (uid {os.geteuid()})"
     click.secho(f"skillyard {__version__} on Linux {platform.release()}, as {user}", bold=True)
-    server = ServerProcess(work / "data", skills_dirs=[EXAMPLES])
+    with screen.step("skillyard doctor") as line:
+        told = _doctor(work / "doctor", settings)
+        line.text = f"runs will be isolated by '{told['isolation']}'"
+    _warn(told)
+    server = ServerProcess(work / "data", skills_dirs=[EXAMPLES], settings=settings)
     try:
         with screen.step("skillyard serve") as line:
             server.start()
@@ -58,7 +65,8 @@ def _show(work: Path, report: Path, rows: int) -> None:
         with SyncClient(data_dir=server.data_dir) as yard:
             record = Story(yard, screen, work, report, rows).tell()
         screen.part("What stood round that run, by its record, and by what, as doctor says")
-        _show_walls(screen, record["enforced"], _doctor(work / "doctor"))
+        _show_walls(screen, record["enforced"], told)
+        _warn(told)
         screen.part("It stops")
         with screen.step("SIGTERM") as line:
             line.text = _stopped(server)
@@ -68,7 +76,8 @@ def _show(work: Path, report: Path, rows: int) -> None:
 
 def _stopped(server: ServerProcess) -> str:
     """Says what is gone. Raises DemoFailed for a process of the server's keeper that stays."""
-    before = family(DataDir(server.data_dir).run)
+    run_dir = DataDir(server.data_dir).run
+    before = [pid for place in (run_dir, *(run_dir / name for name in STRONGEST_FIRST)) for pid in family(place)]
     server.stop()
     deadline = time.monotonic() + _END_S
     while left := [pid for pid in before if alive(pid)]:
@@ -78,30 +87,52 @@ def _stopped(server: ServerProcess) -> str:
     return f"the server, its keeper and {len(before)} processes in all are gone"
 
 
-def _show_walls(screen: Screen, enforced: Mapping[str, str], protections: Mapping[str, Any]) -> None:
+def _show_walls(screen: Screen, enforced: Mapping[str, str], told: Mapping[str, Any]) -> None:
+    """Mends only where this isolation is the strongest: what would mend another is said once, beside this."""
+    details = ("by", "why") if told["passed_over"] else ("by", "why", "mend")
     for title, names in (("walls", WALLS), ("limits", LIMITS)):
         for level in Level:
             chosen = [name for name in names if enforced.get(name, "missing") == level]
             if chosen:
-                texts = (_explained(name, protections.get(name, {})) for name in chosen)
+                texts = (_explained(name, told["protections"].get(name, {}), details) for name in chosen)
                 screen.paragraph(f"{title}, {level}", ", ".join(texts))
 
 
-def _explained(name: str, entry: Mapping[str, Any]) -> str:
+def _explained(name: str, entry: Mapping[str, Any], details: Sequence[str]) -> str:
     """With what doctor knows beyond the name."""
-    parts = [str(entry.get("by", "")), str(entry.get("why", "")), str(entry.get("mend", ""))]
+    parts = [str(entry.get(detail, "")) for detail in details]
     known = "; ".join(part for part in parts if part and part != name.replace("_", " "))
     return f"{name} ({known})" if known else name
 
 
-def _doctor(directory: Path) -> Mapping[str, Any]:
-    """Its ``protections`` by name. Raises DemoFailed when policy demands more than there is."""
+def _warn(told: Mapping[str, Any]) -> None:
+    """Loudly, when this machine closes what the strongest isolation needs."""
+    for stronger, why in told["passed_over"].items():
+        click.secho(
+            f"\n  '{stronger}' does not stand on this machine, so this demo runs with '{told['isolation']}'.\n  {why}",
+            fg="yellow",
+            bold=True,
+        )
+
+
+def _doctor(directory: Path, settings: Mapping[str, str]) -> Mapping[str, Any]:
+    """Its report. Raises DemoFailed when policy demands more than there is."""
     command = [sys.executable, "-m", "skillyard", "doctor", "--json", "--data-dir", str(directory)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S)
-    if done.returncode:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
+        env={**os.environ, **settings},
+    )
+    if done.returncode not in (0, 1) or not done.stdout:
         raise DemoFailed(f"doctor ended with status {done.returncode}: {done.stderr.strip()[-300:]}")
-    protections: Mapping[str, Any] = json.loads(done.stdout)["protections"]
-    return protections
+    told: Mapping[str, Any] = json.loads(done.stdout)
+    if done.returncode:
+        short = told["facts"].get("why") or f"these are missing: {', '.join(told['mandatory_missing'])}"
+        raise DemoFailed(f"no sandbox can be made here: {short}; {told['facts'].get('mend', '')}".rstrip("; "))
+    return told
 
 
 @contextmanager

@@ -14,10 +14,11 @@ from skillyard.client.sync import SyncClient
 from skillyard.demo.code import (
     ANSWER,
     ATTACKS,
+    CROWD,
+    CROWD_LIMITS,
     HOG,
     HOG_LIMITS,
     HOSTILE,
-    HOSTILE_LIMITS,
     QUESTION,
     SKILL,
 )
@@ -96,15 +97,26 @@ class Story:
         """The record of the attack's run."""
         self.screen.part("It writes Python that wants out")
         with self.screen.step("run_code") as line:
-            run = self._ended(self.yard.run_code(HOSTILE, limits=HOSTILE_LIMITS, timeout_ms=60_000))
-            line.text = f"{len(ATTACKS)} attempts in one sandbox, at most {HOSTILE_LIMITS['pids']} processes"
+            run = self._ended(self.yard.run_code(HOSTILE, timeout_ms=60_000))
+            line.text = f"{len(ATTACKS)} attempts in one sandbox"
         tries = run.output["tries"]
         _check(len(tries) == len(ATTACKS), "not every attack was tried")
         for name, (broken, seen) in zip(ATTACKS, tries, strict=True):
             self.screen.row(name, str(seen), good=not broken)
         _check(not any(broken for broken, _ in tries), "an attack succeeded")
+        self._crowd()
         self._hog()
         return self._record(run)
+
+    def _crowd(self) -> None:
+        """Forks fail, or where processes are only counted from outside, the run is ended."""
+        with self.screen.step("run_code") as line:
+            run = self.yard.run_code(CROWD, limits=CROWD_LIMITS, timeout_ms=60_000)
+            kind = (run.error or {}).get("type")
+            seen = f"made {run.output['made']}: {run.output['seen']}" if run.ok else f"{run.status}, {kind}"
+            line.text = f"forks without end with {CROWD_LIMITS['pids']} processes allowed: {seen}"
+        held = run.output["made"] <= CROWD_LIMITS["pids"] if run.ok else kind == "ProcessLimitExceeded"
+        _check(held, "more processes were made than were allowed")
 
     def _hog(self) -> None:
         with self.screen.step("run_code") as line:

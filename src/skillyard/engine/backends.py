@@ -62,6 +62,15 @@ class Backends:
         return self._default
 
     @property
+    def passed_over(self) -> list[Offer]:
+        """The stronger isolations that ``auto`` did not take, each with its refusal."""
+        if self._config.isolation != AUTO or self._default is None or self._default.refusal is not None:
+            return []
+        names = [backend.name for backend in self._strongest_first()]
+        stronger = names[: names.index(self._default.name)]
+        return [self._offers[name] for name in stronger if name in self._offers]
+
+    @property
     def choices(self) -> frozenset[str]:
         """What a run may name."""
         config = self._config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -120,7 +120,7 @@ class _Process:
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
-            self._remark(offer)
+            self._remark(offer, engine.backends.passed_over)
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 yield _readiness(offer, self._settings)
@@ -130,8 +130,10 @@ class _Process:
         self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
 
-    def _remark(self, offer: Offer) -> None:
+    def _remark(self, offer: Offer, passed_over: Sequence[Offer]) -> None:
         """What the operator should know about this server before it is used."""
+        for stronger in passed_over:
+            logger.warning("the stronger isolation '%s' was passed over: %s", stronger.name, stronger.refusal)
         if offer.name != STRONGEST_FIRST[0]:
             missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
             logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")

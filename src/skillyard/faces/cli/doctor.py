@@ -36,12 +36,14 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     from skillyard.settings import load_settings
 
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
-    offer = _probe(settings)
+    offer, passed_over = _probe(settings)
     found, short = offer.probe, shortfall(offer.probe, offer.demand)
     if as_json:
-        emit_json(report(found, offer.demand, short))
+        emit_json(report(found, offer.demand, short) | {"passed_over": passed_over})
     else:
         _print(found, short)
+        for stronger, why in passed_over.items():
+            click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
     if offer.refusal is not None:
         click.get_current_context().exit(Exit.FAILED)
 
@@ -70,7 +72,7 @@ def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]
     }
 
 
-def _probe(settings: Settings) -> Offer:
+def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
     """Beside a server that may be running: in a directory of its own."""
     import asyncio
     import tempfile
@@ -79,7 +81,8 @@ def _probe(settings: Settings) -> Offer:
         return asyncio.run(_probe_in(settings, Path(directory)))
 
 
-async def _probe_in(settings: Settings, directory: Path) -> Offer:
+async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
+    """What runs would get, and the stronger isolations that they would not, each with why."""
     from skillyard.backends import make_backends
     from skillyard.engine.backends import Backends
 
@@ -90,7 +93,7 @@ async def _probe_in(settings: Settings, directory: Path) -> Offer:
         for backend in backends:
             await backend.close()
     assert backends.default is not None
-    return backends.default
+    return backends.default, {offer.name: str(offer.refusal) for offer in backends.passed_over}
 
 
 def _print(found: Probe, short: Sequence[str]) -> None:
