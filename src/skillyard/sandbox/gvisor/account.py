@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper.account import Account
-from skillyard.sandbox.native.keeper.memory_watch import tree_of
+from skillyard.sandbox.native.keeper.tree import tree_of
 
 MIB = 1 << 20
 _BLOCK = 512

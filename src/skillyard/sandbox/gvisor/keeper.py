@@ -13,8 +13,8 @@ from skillyard.sandbox.gvisor.yard import GvisorYard
 from skillyard.sandbox.native.keeper import main as native
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.memory_watch import tree_of
 from skillyard.sandbox.native.keeper.service import Header, Number, Service
+from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.sandbox.native.keeper.yard import Host, Yard
 
 
