@@ -35,6 +35,8 @@ class Patient:
 
     gone = False
 
+    def hold(self, _count: int) -> None: ...
+
     async def wait(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         return await call
 
@@ -43,6 +45,8 @@ class Left(Patient):
     """A caller that has gone."""
 
     gone = True
+
+    def hold(self, _count: int) -> None: ...
 
     async def wait(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         call.close()

@@ -70,11 +70,12 @@ async def owned_blob(engine: Engine, principal: Principal, blob_id: str, field: 
 async def read_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     info = await owned_blob(engine, principal, params["blob_id"])
     offset, length = _window(info, params["mode"], params["max_bytes"])
-    data = b"".join([chunk async for chunk in engine.blobs.read(info.blob_id, offset, length)])
-    text = is_text(info.kind)
-    if text:
-        data = _on_boundaries(data, starts=offset == 0, ends=offset + length >= info.size)
-    content, encoding = show(data, text=text)
+    async with engine.large_reads.place(length):
+        data = b"".join([chunk async for chunk in engine.blobs.read(info.blob_id, offset, length)])
+        text = is_text(info.kind)
+        if text:
+            data = _on_boundaries(data, starts=offset == 0, ends=offset + length >= info.size)
+        content, encoding = show(data, text=text)
     return {
         "blob_id": info.blob_id,
         "kind": info.kind,

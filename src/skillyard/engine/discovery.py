@@ -136,7 +136,8 @@ async def read_skill_file(engine: Engine, principal: Principal, params: Mapping[
     if size is None:
         raise FileNotFound("path", f"the skill {skill.name} {skill.version} has no file '{path[:256]}'")
     offset = params["offset"]
-    data = await asyncio.to_thread(_read, skill.root, path, offset, params["max_bytes"])
+    async with engine.large_reads.place(min(params["max_bytes"], size)):
+        data = await asyncio.to_thread(_read, skill.root, path, offset, params["max_bytes"])
     whole = cut_head(data) if offset + len(data) < size else data
     content, encoding = show(data, text=False) if b"\0" in data else show(whole)
     taken = len(whole) if encoding == "utf-8" else len(data)

@@ -23,6 +23,7 @@ from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant, Refused, make_grant, make_spec
 from skillyard.engine.held import HeldRequests
 from skillyard.engine.idempotency import Keys
+from skillyard.engine.large import LargeReads
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
 from skillyard.engine.request import RunRequest
@@ -77,6 +78,7 @@ class Engine:
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
         self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
+        self.large_reads = LargeReads()
         self.schemas = SchemaChecks()
         self._keys = Keys(ports.records)
         self._background = Tasks()

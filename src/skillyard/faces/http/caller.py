@@ -9,21 +9,26 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from skillyard.faces.http.body import Lease
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.rpc.errors import CallerGone
 
 T = TypeVar("T")
 
+SMALL_ANSWER = 64 * 1024
+"""Bytes of one answer; a thousand connections may hold that much each."""
+
 
 class HttpCaller:
     """Ends a run or a transfer when its client disconnects or the server's grace period is over.
 
-    Use as ``async with``; the body of the request has been read by then.
+    Use as ``async with``; the body of the request has been read by then. ``lease`` pays for the answer.
     """
 
-    def __init__(self, receive: Receive, lifecycle: Lifecycle) -> None:
+    def __init__(self, receive: Receive, lifecycle: Lifecycle, lease: Lease | None = None) -> None:
         self._receive = receive
         self._lifecycle = lifecycle
+        self._lease = lease
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._why: Exception | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -40,6 +45,11 @@ class HttpCaller:
     @property
     def gone(self) -> bool:
         return isinstance(self._why, CallerGone)
+
+    def hold(self, count: int) -> None:
+        """Small answers, as of every run, are for nothing: what was done is never refused for its answer."""
+        if self._lease is not None and count > SMALL_ANSWER:
+            self._lease.take(count)
 
     async def wait(self, call: Coroutine[Any, Any, T]) -> T:
         """The call's result. Raises CallerGone, or Unavailable when the server stops, once the call ended."""

@@ -20,7 +20,7 @@ _UTF8 = ("charset=utf-8", 'charset="utf-8"')
 
 
 class RpcEndpoint:
-    """``budget`` bounds what the bodies of all requests in work hold together, and the values made of them."""
+    """``budget`` bounds what all requests in work hold together: bodies, the values made of them, large answers."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class RpcEndpoint:
             values = weight(content)
             lease.take(values)
             await self._heavy.turn(principal.name, len(content), values // VALUE_BYTES)
-            async with HttpCaller(receive, self._lifecycle) as caller:
+            async with HttpCaller(receive, self._lifecycle, lease) as caller:
                 try:
                     answer = await self._dispatcher.answer(content, principal, caller)
                 except CallerGone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -40,6 +40,10 @@ class Caller(Protocol):
     @property
     def gone(self) -> bool: ...
 
+    def hold(self, count: int) -> None:
+        """Room for so many bytes of its answer until they were sent. Raises Busy when too many wait to be."""
+        ...
+
     async def wait(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """The call's result. Raises CallerGone after cancelling the call when the caller went away."""
         ...
@@ -50,12 +54,13 @@ class Answer:
     """``content`` is None when nothing is to be sent back: only notifications came.
 
     ``well_formed`` is False for parse and envelope errors of the body as a whole. ``refusal`` is the error
-    when the body was one request and it was refused.
+    when the body was one request and it was refused. ``full`` when it was executed, and there was no room to answer.
     """
 
     content: bytes | None
     well_formed: bool = True
     refusal: SkillyardError | None = None
+    full: bool = False
 
 
 class Dispatcher:
@@ -84,33 +89,36 @@ class Dispatcher:
             return Answer(None)
         try:
             value = await self._measured(request, principal, caller)
-            return Answer(dumps(envelope.result(request.id, value)))
+            return _paid(request, dumps(envelope.result(request.id, value)), caller)
         except CallerGone:
             raise
         except Exception as exc:  # noqa: BLE001 - error_object logs what is our fault
-            refusal = exc if isinstance(exc, SkillyardError) else None
-            return Answer(_failure(request, exc), refusal=refusal)
+            return _refused(request, exc)
 
     async def _batch(self, values: list[Any], principal: Principal, caller: Caller) -> Answer:
         parts: list[bytes] = []
+        so_far = 0
         for value in values:
-            part = await self._entry(value, principal, caller, sum(map(len, parts)))
-            if part is not None:
-                parts.append(part)
+            answer = await self._entry(value, principal, caller, so_far)
+            if answer.content is not None:
+                parts.append(answer.content)
+                so_far += len(answer.content)
+            if answer.full:
+                so_far = MAX_BATCH_ANSWER + 1
         return Answer(b"[" + b",".join(parts) + b"]" if parts else None)
 
-    async def _entry(self, value: Any, principal: Principal, caller: Caller, so_far: int) -> bytes | None:
+    async def _entry(self, value: Any, principal: Principal, caller: Caller, so_far: int) -> Answer:
         try:
             request = envelope.read_request(value)
         except InvalidRequest as exc:
-            return dumps(envelope.failure(exc.id, error_object(exc)))
+            return Answer(dumps(envelope.failure(exc.id, error_object(exc))))
         if so_far > MAX_BATCH_ANSWER and not request.notification:
             refusal = Busy(f"the answers of this batch passed {MAX_BATCH_ANSWER} bytes", retry_after_ms=0)
-            return _failure(request, refusal)
+            return Answer(_failure(request, refusal))
         try:
-            return (await self._single(request, principal, caller)).content
+            return await self._single(request, principal, caller)
         except CallerGone:
-            return None
+            return Answer(None)
 
     async def _notify(self, request: Request, principal: Principal, caller: Caller) -> None:
         """A notification gets no answer, so what went wrong is only logged (skills-protocol §2)."""
@@ -166,6 +174,20 @@ def _check_batch(values: list[Any]) -> None:
         raise InvalidRequest("a batch holds at least one request")
     if len(values) > MAX_BATCH:
         raise InvalidRequest(f"a batch holds at most {MAX_BATCH} requests (got {len(values)})", limit=MAX_BATCH)
+
+
+def _paid(request: Request, content: bytes, caller: Caller) -> Answer:
+    try:
+        caller.hold(len(content))
+    except Busy as busy:
+        return replace(_refused(request, busy), full=True)
+    return Answer(content)
+
+
+def _refused(request: Request, exc: Exception) -> Answer:
+    answer = Answer(_failure(request, exc), refusal=exc if isinstance(exc, SkillyardError) else None)
+    exc.__traceback__ = None  # its frames hold the request, and the answer holds it: memory for the collector
+    return answer
 
 
 def _failure(request: Request, exc: Exception) -> bytes:
