@@ -11,7 +11,7 @@ from pathlib import Path
 from skillyard.sandbox.gvisor import runsc
 from skillyard.sandbox.gvisor.backend import GvisorBackend
 from skillyard.sandbox.gvisor.options import GvisorOptions
-from skillyard.sandbox.native.keeper.memory_watch import tree_of
+from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.observe import processes
 
