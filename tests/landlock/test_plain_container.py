@@ -29,7 +29,8 @@ def attempt(isolation):
     try:
         with SyncRuntime(settings=settings) as runtime:
             run = runtime.run_code("def main(args): return {'sum': sum(args['xs'])}", {"xs": [1, 2, 3]})
-            return {"output": run.output, "error": run.get("error"), "isolation": run["isolation"], "enforced": run["enforced"]}
+            told = {name: run.get(name) for name in ("error", "isolation", "enforced")}
+            return {"output": run.output, **told}
     except SkillyardError as error:
         return {"refused": error.message}
 

@@ -54,7 +54,9 @@ class Stragglers:
 
     def _forget_ended(self) -> None:
         for pid, pidfd in list(self._zygotes.items()):
-            if select.select([pidfd], [], [], 0)[0]:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if poll.poll(0):
                 os.close(pidfd)
                 del self._zygotes[pid]
 

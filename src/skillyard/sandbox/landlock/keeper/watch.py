@@ -90,8 +90,8 @@ class Watch:
         self._disks: dict[str, DiskWatch] = {}
 
     def check(self, box: LandlockBox) -> None:
-        if box.forced is not None:
-            return  # it is ending
+        if box.forced is not None or box.removed:
+            return  # it is ending, and its directory may be gone
         most = box.shape.pids
         tree = look.tree(box.pid, most)
         if self._processes and (len(tree) > most or sum(len(look.threads(pid)) for pid in tree) > most):
