@@ -147,19 +147,13 @@ def _move_a_mount() -> None:
 
 
 def _in_pid_namespace() -> dict[str, str]:
-    """The namespace begins with a child, and a /proc shows the namespace of who mounts it."""
-    steps: tuple[tuple[str, Callable[[], object]], ...] = (
-        (PROC, lambda: kernel.mount("proc", "/usr", "proc", kernel.MS_NOSUID)),
-        ("pivot_root", _pivot),
-        ("user namespace of a sandbox", lambda: kernel.unshare(kernel.CLONE_NEWUSER)),
-        (FILTER, _install_filter),
-    )
+    """It begins with a child, and a /proc shows the namespace of who mounts it."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         said = {}
         try:
-            for step, work in steps:
+            for step, work in _IN_PID_NAMESPACE:
                 try:
                     work()
                 except OSError as error:
@@ -175,10 +169,31 @@ def _in_pid_namespace() -> dict[str, str]:
     return found
 
 
+def _nested_user_namespace() -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.unshare(kernel.CLONE_NEWUSER)
+        except OSError as error:
+            os._exit(error.errno or 1)
+        os._exit(0)
+    failed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if failed:
+        raise OSError(failed, "unshare")
+
+
 def _pivot() -> None:
     kernel.mount("try", "/usr", "tmpfs", 0)
     os.chdir("/usr")
     kernel.pivot_root(".", ".")
+
+
+_IN_PID_NAMESPACE: tuple[tuple[str, Callable[[], object]], ...] = (
+    (PROC, lambda: kernel.mount("proc", "/usr", "proc", kernel.MS_NOSUID)),
+    ("user namespace of a sandbox", _nested_user_namespace),
+    ("pivot_root", _pivot),
+    (FILTER, _install_filter),
+)
 
 
 def _status() -> dict[str, str]:

@@ -190,8 +190,10 @@ class _Process:
         return self.runs >= retirement.runs or time.monotonic() - self.born > retirement.seconds
 
     def complaint(self) -> str:
-        """Its last line: of a traceback the one that says what was wrong."""
-        return self._text.decode("utf-8", "replace").strip().rpartition("\n")[2][-500:]
+        """The last line that names something: of a traceback the one that says what was wrong."""
+        lines = self._text.decode("utf-8", "replace").strip().splitlines()
+        naming = [line for line in lines if not line.startswith((" ", "Current thread")) and ": " in line]
+        return next(reversed(naming or lines), "")[-500:]
 
     def close(self) -> None:
         if not self._open:

@@ -1,0 +1,117 @@
+"""A Docker daemon of the tests' own, in a scratch directory, without networks; and an image made of this machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+START_S = 60.0
+RUN_S = 120.0
+ROOT = Path(__file__).parents[2]
+HERE = "skillyard-tests/here:1"
+"""Directories and links only: programs and libraries are this machine's, mounted read-only."""
+
+
+class Docker:
+    def __init__(self, socket: Path) -> None:
+        self._host = f"unix://{socket}"
+
+    def __call__(
+        self, *words: str, check: bool = True, stdin: bytes = b"", seconds: float = RUN_S
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["docker", "-H", self._host, *words],
+            input=stdin,
+            capture_output=True,
+            timeout=seconds,
+            env={**os.environ, "DOCKER_BUILDKIT": "0"},
+        )
+        text = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+        assert not check or done.returncode == 0, f"{words}: {text.stdout[-2000:]} {text.stderr[-2000:]}"
+        return text
+
+    def skillyard(
+        self,
+        *words: str,
+        options: Sequence[str] = (),
+        user: int = 0,
+        stdin: str = "",
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """A command of this tree in a container with ``options``; never checked."""
+        variables = {"HOME": "/tmp", "SKILLYARD_DATA_DIR": "/tmp/data", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
+        given = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
+        shown = [word for path in shown_paths() for word in ("-v", f"{path}:{path}:ro")]
+        fixed = ["--rm", "-i", "--network", "none", "--user", f"{user}:{user}", "--tmpfs", "/tmp:mode=1777"]
+        program = [sys.executable, "-m", "skillyard", *words]
+        return self("run", *fixed, *given, *shown, *options, HERE, *program, check=False, stdin=stdin.encode())
+
+
+def shown_paths() -> list[str]:
+    """What a Python with our tree needs of this machine."""
+    wanted = ["/usr", sys.base_prefix, sys.prefix, str(ROOT)]
+    return [path for path in dict.fromkeys(wanted) if not any(path.startswith(f"{other}/") for other in wanted)]
+
+
+@contextmanager
+def docker_daemon(scratch: Path) -> Iterator[Docker]:
+    """Skips, with the reason, where there is none to be had."""
+    if os.geteuid() != 0:
+        pytest.skip("a Docker daemon needs root")
+    if shutil.which("dockerd") is None or shutil.which("docker") is None:
+        pytest.skip("no dockerd here (Debian: apt install docker.io)")
+    socket, log = scratch / "docker.sock", scratch / "dockerd.log"
+    command = ["dockerd", "--data-root", f"{scratch}/data", "--exec-root", f"{scratch}/exec", "-H", f"unix://{socket}"]
+    command += ["--pidfile", f"{scratch}/pid", "--iptables=false", "--ip6tables=false", "--bridge=none"]
+    with log.open("wb") as output:
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    docker = Docker(socket)
+    try:
+        _await(docker, daemon, log)
+        yield docker
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        try:
+            daemon.wait(START_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def _await(docker: Docker, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while docker("version", check=False).returncode:
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            pytest.skip(f"dockerd does not start here: {log.read_text(errors='replace').strip()[-300:]}")
+        time.sleep(0.1)
+
+
+def import_here(docker: Docker) -> None:
+    """The image HERE: a root for the machine's own ``/usr``."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("usr", "etc", "tmp", "proc", "sys", "dev", "run", "var"):
+            directory = tarfile.TarInfo(name)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(directory)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if os.path.islink(f"/{name}"):
+                link = tarfile.TarInfo(name)
+                link.type, link.linkname = tarfile.SYMTYPE, os.readlink(f"/{name}")
+                tar.addfile(link)
+        text = b"root:x:0:0::/root:/bin/sh\n"
+        passwd = tarfile.TarInfo("etc/passwd")
+        passwd.size, passwd.mode = len(text), 0o644
+        tar.addfile(passwd, io.BytesIO(text))
+    docker("import", "-", HERE, stdin=buffer.getvalue())
