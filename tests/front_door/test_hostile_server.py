@@ -29,7 +29,7 @@ ENDLESS: dict[str, Script] = {
     "a body until the connection ends": lambda _: endless(b"HTTP/1.1 200 OK\r\n\r\n", MEGABYTE, 100),
     "an endless head": lambda _: endless(b"HTTP/1.1 200 OK\r\n", b"x: " + b"y" * 10_000 + b"\r\n", 2000),
     "an endless line": lambda _: endless(b"HTTP/1.1 200 ", b"y" * 10_000, 2000),
-    "continue, and again": lambda _: endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 100_000),
+    "continue, and again": lambda _: endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 20_000),
 }
 
 ANSWERS: dict[str, bytes] = {
@@ -85,6 +85,15 @@ async def test_each_answer_ends_as_an_error_of_the_client(name: str, *, blocking
         assert len(str(caught.value)) < 1000
     assert len(server.requests) == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_MORE_KIB
+
+
+def test_a_server_that_only_ever_goes_on_is_left() -> None:
+    with (
+        Hostile(ENDLESS["continue, and again"]) as server,
+        SyncClient(server.url, TOKEN, timeout=5, retries=0) as client,
+        pytest.raises(BadReply, match="goes on"),
+    ):
+        client.call("list_skills")
 
 
 @pytest.mark.anyio
