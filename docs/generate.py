@@ -23,11 +23,13 @@ WIDTH = 100
 def pages() -> dict[str, str]:
     """File name → text."""
     calls = runpy.run_path(str(HERE / "system_calls.py"))["system_calls_page"]
+    walls = runpy.run_path(str(HERE / "walls.py"))["walls_page"]
     return {
         "cli.md": cli_page(),
         "methods.md": methods_page(),
         "settings.md": settings_page(),
         "system-calls.md": calls(NOTE),
+        "walls.md": walls(NOTE),
     }
 
 

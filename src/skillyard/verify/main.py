@@ -27,7 +27,8 @@ from skillyard.verify.battery import Finding, chosen, fight
 from skillyard.verify.canaries import planted, planted_file
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime, workplace
-from skillyard.verify.yard import HEARTBEAT, Yard, serves
+from skillyard.verify.judge import told
+from skillyard.verify.yard import HEARTBEAT, Yard
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -69,14 +70,14 @@ def verify(asked: Asked) -> None:
     began = time.monotonic()
     findings, record = asyncio.run(_verify(asked, attacks, quiet))
     seconds = time.monotonic() - began
-    told = report.as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
-    told["skillyard"], told["kernel"], told["uid"] = __version__, platform.release(), os.geteuid()
+    made = report.as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
+    made["skillyard"], made["kernel"], made["uid"] = __version__, platform.release(), os.geteuid()
     if quiet:
-        emit_json(told)
+        emit_json(made)
     else:
-        _show(findings, told, seconds)
+        _show(findings, made, seconds)
         if asked.output is not None:
-            Path(asked.output).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+            Path(asked.output).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     if report.failed(findings):
         click.get_current_context().exit(Exit.FAILED)
 
@@ -90,12 +91,12 @@ def _chosen(asked: Asked) -> list[Attack]:
 
 async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple[list[Finding], dict[str, Any]]:
     async with _yard(asked) as yard:
-        if why := await serves(yard):
-            raise Failure(f"a benign run does not work here: {why}", "`skillyard doctor` says why", Exit.FAILED)
-        record = dict((await yard.run(HEARTBEAT, {"word": "record"})).raw)
+        first = await yard.run(HEARTBEAT, {"word": "first"})
+        if not first.ok:
+            raise Failure(f"a benign run does not work here: {told(first)}", "`skillyard doctor` says why", Exit.FAILED)
         at_once = asked.at_once or min(4, os.cpu_count() or 1)
         bar = _Progress(len(attacks), quiet)
-        return await fight(yard, attacks, at_once=at_once, said=bar), record
+        return await fight(yard, attacks, at_once=at_once, said=bar), dict(first.raw)
 
 
 @asynccontextmanager
@@ -136,12 +137,12 @@ class _Progress:
             click.echo(f"\r\x1b[K{text if self._done < self._total else ''}", nl=False, err=True)
 
 
-def _show(findings: Sequence[Finding], told: dict[str, Any], seconds: float) -> None:
+def _show(findings: Sequence[Finding], made: dict[str, Any], seconds: float) -> None:
     colours = {verdict.value: colour for verdict, colour in report.COLOURS.items()}
     emit_table(("program", "verdict", "walls", "why"), report.rows(findings), colours=colours)
-    missing = [name for name, level in told["enforced"].items() if level == "missing"]
+    missing = [name for name, level in made["enforced"].items() if level == "missing"]
     click.echo(
-        f"\nisolation: {told['isolation'] or 'not told'}" + (f"; not claimed: {', '.join(missing)}" if missing else "")
+        f"\nisolation: {made['isolation'] or 'not said'}" + (f"; not claimed: {', '.join(missing)}" if missing else "")
     )
     colour = "red" if report.failed(findings) else "green"
     click.secho(report.summary(findings, seconds), fg=colour, bold=True)

@@ -1,0 +1,111 @@
+"""The judge: evidence that is missing or odd is no containment, and walls that nobody claims are no escape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skillyard.client.run import Run
+from skillyard.domain.errors import InvalidInput
+from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, escaped
+from skillyard.verify.battery import chosen, face
+from skillyard.verify.judge import held_to_its_claims, judged
+from skillyard.verify.make import Family
+from skillyard.verify.report import as_dict, failed
+from skillyard.verify.yard import Yard
+
+
+def ran(output: Any = None, *, status: str = "completed", log: str = "", **more: Any) -> Run:
+    raw = {"status": status, "run_id": "run_1", "summary": "", "output": output, "logs_preview": log, **more}
+    return Run.of(raw)
+
+
+def evidence(**changes: Any) -> dict[str, Any]:
+    return {"got": [], "tried": 3, "wrong": [], **changes}
+
+
+@pytest.mark.parametrize(
+    ("run", "ends", "verdict"),
+    [
+        (ran(evidence()), (), Verdict.CONTAINED),
+        (ran(evidence(got=["a secret"])), (), Verdict.ESCAPED),
+        (ran(evidence(got=["a secret"], wrong=["odd"])), (), Verdict.ESCAPED),
+        (ran(evidence(wrong=["open: EMFILE"])), (), Verdict.BROKEN),
+        (ran(evidence(tried=0)), (), Verdict.BROKEN),
+        (ran({}), (), Verdict.BROKEN),
+        (ran({"truncated": True, "blob_id": "blob:1"}), (), Verdict.BROKEN),
+        (ran(status="failed", outcome="memory", log="armed\n"), ("memory",), Verdict.CONTAINED),
+        (ran(status="failed", outcome="memory", log=""), ("memory",), Verdict.BROKEN),
+        (ran(status="failed", outcome="memory", log="armed\n"), (), Verdict.BROKEN),
+        (ran(status="failed", outcome="lost", log="armed\n"), ("memory",), Verdict.BROKEN),
+        (ran(status="failed", error={"type": "NameError", "message": "x"}), ("memory",), Verdict.BROKEN),
+    ],
+)
+def test_verdicts(run: Run, ends: tuple[str, ...], verdict: Verdict) -> None:
+    assert judged(run, ends).verdict is verdict
+
+
+def attack(judgement: Judgement | Exception, *walls: str) -> Attack:
+    async def steps(yard: Yard) -> Judgement:
+        if isinstance(judgement, Exception):
+            raise judgement
+        return judgement
+
+    family = Family("made-up", walls=walls, invariants=(1,))
+    family.steps("one", "Tries nothing.", steps)
+    return family.attacks[0]
+
+
+def test_what_nobody_claims_is_no_escape() -> None:
+    made = attack(CONTAINED, "seccomp", "landlock")
+    for enforced, verdict in (
+        ({"seccomp": "missing", "landlock": "kernel"}, Verdict.ESCAPED),
+        ({"seccomp": "missing", "landlock": "missing"}, Verdict.NOT_APPLICABLE),
+        ({}, Verdict.NOT_APPLICABLE),
+    ):
+        assert held_to_its_claims(escaped("got"), made, enforced).verdict is verdict
+    assert held_to_its_claims(escaped("got"), attack(CONTAINED), {}).verdict is Verdict.ESCAPED
+    assert held_to_its_claims(CONTAINED, made, {}) is CONTAINED
+
+
+class Server:
+    """Answers benign runs, or does not."""
+
+    def __init__(self, *, serves: bool) -> None:
+        self._serves = serves
+
+    async def call(self, method: str, params: Any = None) -> dict[str, Any]:
+        if not self._serves:
+            raise OSError("nobody listens")
+        return {"status": "completed", "run_id": "r", "summary": "", "output": {"echo": params["args"]["word"]}}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_server_that_is_gone_afterwards_was_harmed(anyio_backend: str) -> None:
+    for serves, verdict in ((True, Verdict.CONTAINED), (False, Verdict.ESCAPED)):
+        yard = Yard(Server(serves=serves))  # type: ignore[arg-type]
+        finding = await face(yard, attack(CONTAINED))
+        assert finding.judgement.verdict is verdict
+        assert failed([finding]) is not serves
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_attack_that_cannot_be_made_is_broken(anyio_backend: str) -> None:
+    finding = await face(Yard(Server(serves=True)), attack(ValueError("odd")))  # type: ignore[arg-type]
+    assert finding.judgement == Judgement(Verdict.BROKEN, "ValueError: odd")
+    told = as_dict([finding], {}, "native", 1.0)
+    assert not told["passed"]
+    assert told["programs"][0]["verdict"] == "broken"
+
+
+def test_what_is_chosen_keeps_its_order_and_must_exist() -> None:
+    one, two = attack(CONTAINED), attack(CONTAINED)
+    assert chosen([one, two]) == [one, two]
+    assert chosen([one, two], ["made-up"]) == [one, two]
+    with pytest.raises(InvalidInput, match="none called"):
+        chosen([one], ["nothing"])
+    with pytest.raises(InvalidInput, match="none called"):
+        chosen([one], [], ["nothing"])
