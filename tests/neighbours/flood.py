@@ -21,6 +21,7 @@ LONG_MS = 60_000
 SMALL = {"memory_mb": 64, "disk_mb": 16, "pids": 64, "timeout_ms": LONG_MS}
 
 SPIN = "def main(args):\n    while True:\n        pass\n"
+SLEEP = "import time\ndef main(args):\n    time.sleep(60)\n"
 FORKS = """
 import os, signal
 def main(args):
@@ -132,7 +133,7 @@ def values() -> bytes:
 
 FLOODS: dict[str, Callable[[Flood], list[Awaitable[None]]]] = {
     "spinning": lambda flood: many(flood, 80, run(SPIN)),
-    "five hundred spinning": lambda flood: many(flood, 500, run(SPIN)),
+    "five hundred sleeping": lambda flood: many(flood, 500, run(SLEEP)),
     "fork bombs": lambda flood: many(flood, 80, run(FORKS)),
     "memory hogs": lambda flood: many(flood, 80, run(MEMORY)),
     "five hundred runs": lambda flood: many(flood, 500, run(TAKE)),

@@ -55,6 +55,8 @@ class Yard:
     def __init__(self, home: Path, **env: str) -> None:
         self.server = Server(home / "data", ready=4, **env)
         self.tokens = {name: self._token(name) for name in ("greedy", "quiet")}
+        with self.client("quiet") as client:
+            self.enforced = client.run_code(CODE, {"xs": []})["enforced"]
         self.quiet: Latency | None = None
         """What was measured last without a flood."""
 

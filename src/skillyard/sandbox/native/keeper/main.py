@@ -22,6 +22,7 @@ from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
+from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement
@@ -167,7 +168,7 @@ class Keeper:
         )
         self._yard = self.make_yard(self._loop, host, config)
         self._service = self.make_service(self._loop, self._yard, _facts(host))
-        crowd = Crowd(config["tenant_pids"] or default_crowd(), memory_watch.tree_of)
+        crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
         memory_watch.start(self._loop, self._yard, self.check_memory, crowd.look)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), READ, self._accept)

@@ -8,11 +8,13 @@ two looks a sandbox may pass its limit by what it can touch in that time. Each p
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.sandbox.native.keeper.yard import MIB, Yard
 
 _EVERY_S = 0.05
@@ -27,13 +29,14 @@ def start(
 
     def look() -> None:
         nonlocal looking
+        begun = time.monotonic()
         running = [box for box in yard.survey() if not box.dead and box.running()]
         for box in running:
             check(box)
         together(running)
         looking = bool(yard.survey())
         if looking:
-            loop.after(_EVERY_S, look)
+            loop.after(max(_EVERY_S, time.monotonic() - begun), look)
 
     def lent() -> None:
         nonlocal looking
@@ -59,21 +62,6 @@ def _of_tree(box: Box, limit: int) -> int:
     if used > limit:
         used = sum(_proportional(pid) for pid in tree)
     return max(used, kernel_memory.held(box.pid, tree))
-
-
-def tree_of(pid: int) -> list[int]:
-    """``pid`` and all below it: orphans of a sandbox come back to its init, so the tree is whole."""
-    seen: list[int] = []
-    queue = [pid]
-    while queue:
-        at = queue.pop()
-        seen.append(at)
-        try:
-            for thread in os.listdir(f"/proc/{at}/task"):
-                queue.extend(int(word) for word in _read(f"/proc/{at}/task/{thread}/children").split())
-        except OSError:
-            continue  # it has ended since
-    return seen
 
 
 def _resident(pid: int) -> int:
