@@ -39,7 +39,7 @@ async def standing(base: Path, platform: str = "auto") -> AsyncIterator[Ground]:
     scratch = base / "scratch"
     scratch.mkdir()
     try:
-        yield Ground(backend, scratch, (base / "run",), _reopen(base / "again", chosen), _witness)
+        yield Ground(backend, scratch, (base / "run",), _reopen(base / "again", chosen), _witness, patience=4.0)
     finally:
         await backend.close()
 

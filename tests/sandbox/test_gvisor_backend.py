@@ -16,6 +16,7 @@ from tests.sandbox.conftest import Hold
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(gvisor_ground.absent()), reason=gvisor_ground.absent()),
 ]
 

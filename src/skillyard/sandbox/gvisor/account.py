@@ -84,7 +84,9 @@ class GvisorAccount(Account):
         return self._out_of_memory()
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
-        """gVisor counts as used what a program wanted to use: the host knows better."""
+        """gVisor counts as used what a program wanted to use of processors: the host knows better. The largest that one
+        process was, it knows best."""
+        self._peak_rss = max(self._peak_rss, peak_rss)
         self.look()
 
     def look(self) -> None:

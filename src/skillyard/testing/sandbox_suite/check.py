@@ -45,8 +45,9 @@ class Check:
         return "; ".join(reason for reason in lacking if reason)
 
     async def run(self, ground: Ground) -> None:
-        """Raises Failed, or whatever the backend raised; TimeoutError after :data:`DEADLINE_S`."""
-        async with asyncio.timeout(DEADLINE_S):
+        """Raises Failed, or whatever the backend raised; TimeoutError after :data:`DEADLINE_S` of the ground's
+        patience."""
+        async with asyncio.timeout(DEADLINE_S * ground.patience):
             await self.function(ground)
 
 
@@ -89,7 +90,7 @@ async def examine(check: Check, ground: Ground) -> Verdict:
     try:
         await check.run(ground)
     except TimeoutError:
-        return Verdict(check, Status.FAILED, f"not done after {DEADLINE_S:.0f} s")
+        return Verdict(check, Status.FAILED, f"not done after {DEADLINE_S * ground.patience:.0f} s")
     except Exception as failure:  # noqa: BLE001 - the verdict carries it
         return Verdict(check, Status.FAILED, f"{type(failure).__name__}: {failure}")
     return Verdict(check, Status.PASSED)

@@ -46,7 +46,8 @@ class Ground:
     sandboxes die with the server that made them. ``witness`` gives the processes of the host that a sandbox is made
     of, by its handle, where its programs are none themselves (a kernel of its own). ``variables`` are names that the
     backend documents as further parts of a sandbox's environment. ``keeps_bounding_set``: an ordinary user without a
-    user namespace cannot empty it; no_new_privs then sees to it that nothing is gained from it.
+    user namespace cannot empty it; no_new_privs then sees to it that nothing is gained from it. ``patience`` multiplies
+    the time that a check may take, where a sandbox takes much longer than milliseconds to make.
     """
 
     backend: Backend
@@ -54,6 +55,7 @@ class Ground:
     hidden: Sequence[Path] = ()
     reopen: Callable[[], Awaitable[Backend]] | None = None
     witness: Callable[[str], Awaitable[list[int]]] | None = None
+    patience: float = 1.0
     variables: frozenset[str] = frozenset()
     keeps_bounding_set: bool = False
 
