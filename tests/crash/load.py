@@ -118,7 +118,9 @@ class Client:
 
     async def _family(self) -> None:
         """It never ends by itself."""
-        await self._run(FAMILY, timeout_ms=60_000, key=self._key(), detach=True, patience_s=self._chance.uniform(0, 1))
+        await self._run(
+            FAMILY, timeout_ms=3_600_000, key=self._key(), detach=True, patience_s=self._chance.uniform(0, 1)
+        )
 
     async def _cancel(self) -> None:
         """Any run that works, of this caller or another."""

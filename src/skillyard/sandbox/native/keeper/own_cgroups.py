@@ -14,7 +14,7 @@ _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 def mount() -> None:
     """Over each read-only hierarchy, the same once more, where we may write it. For a mount namespace of one's own."""
-    closed = [found for found in _mounted() if not os.access(found[0], os.W_OK)]
+    closed = [found for found in _mounted() if os.statvfs(found[0]).f_flag & os.ST_RDONLY]
     if not closed or os.geteuid() != 0:
         return
     try:
