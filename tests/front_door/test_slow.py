@@ -181,6 +181,21 @@ def test_a_page_of_a_log_ends_though_the_run_goes_on_writing(door: Door) -> None
 
 
 @pytest.mark.long
+def test_large_bodies_that_never_end_keep_no_small_one_out(door: Door) -> None:
+    """Two principals hold all that bodies may hold, thirty megabytes each time and the last byte missing."""
+    size = 30 * 1024 * 1024
+    with ExitStack() as stack:
+        for who in ("alice", "owner"):
+            head = door.head("POST /rpc", "Content-Type: application/json", f"Content-Length: {size}", who=who)
+            for _ in range(4):
+                stack.enter_context(held(door, 1, head + b" " * (size - 1)))
+        probe = door.post(b" " * 20 * 1024 * 1024)
+        until(lambda: door.ask(probe).error["data"]["type"] in ("Busy", "Unavailable"))
+        assert door.rpc(BODY, who="mallory").json["result"]
+        assert door.rpc(BODY, who="alice").json["result"]
+
+
+@pytest.mark.long
 def test_many_values_in_many_requests_do_not_add_up(door: Door) -> None:
     """Three megabytes of empty lists take sixty of memory: runs that keep them are few, the others come again."""
     code = "import time\ndef main(args):\n    time.sleep(5)"
