@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native import cgroups
+from skillyard.sandbox.native import group_files, hierarchies
 from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
@@ -16,7 +16,7 @@ LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
 @pytest.fixture(autouse=True)
 def kernel_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel fills a new group with its files; here a write makes them."""
-    monkeypatch.setattr(cgroups, "write", lambda path, text: Path(path).write_text(text))
+    monkeypatch.setattr(group_files, "write", lambda path, text: Path(path).write_text(text))
 
 
 @pytest.fixture
@@ -27,21 +27,21 @@ def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "user").mkdir()
     (tmp_path / "user" / "cgroup.controllers").write_text("cpu memory pids\n")
     (tmp_path / "user" / "cgroup.subtree_control").write_text("")
-    monkeypatch.setattr(cgroups, "mounted", lambda: ({}, str(tmp_path)))
-    monkeypatch.setattr(cgroups, "own_paths", lambda: {"": "/user"})
+    monkeypatch.setattr(hierarchies, "mounted", lambda: ({}, str(tmp_path)))
+    monkeypatch.setattr(hierarchies, "own_paths", lambda: {"": "/user"})
     return tmp_path
 
 
 def test_version_2_claims_the_nearest_group_that_hands_controllers_down(unified: Path) -> None:
     (unified / "user" / "cgroup.subtree_control").unlink()
     (unified / "user" / "cgroup.subtree_control").mkdir()  # writing fails, as where a group has processes
-    found = cgroups.find("skillyard-test")
+    found = hierarchies.find("skillyard-test")
     assert found.version == 2
     assert found.parents == dict.fromkeys(("memory", "pids", "cpu"), str(unified / "skillyard-test"))
 
 
 def test_version_2_prefers_our_own_group(unified: Path) -> None:
-    found = cgroups.find("skillyard-test")
+    found = hierarchies.find("skillyard-test")
     assert found.parents["memory"] == str(unified / "user" / "skillyard-test")
     assert (unified / "user" / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
 
@@ -49,7 +49,7 @@ def test_version_2_prefers_our_own_group(unified: Path) -> None:
 def test_version_2_takes_what_is_handed_down_and_names_the_rest(unified: Path) -> None:
     """A user's systemd may delegate memory and pids alone."""
     (unified / "user" / "cgroup.controllers").write_text("memory pids\n")
-    found = cgroups.find("skillyard-test")
+    found = hierarchies.find("skillyard-test")
     assert (found.has("memory"), found.has("pids"), found.has("cpu")) == (True, True, False)
     assert found.missing == {"cpu": f"it is not handed down to {unified}/user"}
     written = {path.name for path in Path(_make(found, 2).directories[""]).iterdir()}
@@ -59,7 +59,7 @@ def test_version_2_takes_what_is_handed_down_and_names_the_rest(unified: Path) -
 def test_version_2_opens_groups_to_whoever_clones_into_them(unified: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[tuple[str, int]] = []
     monkeypatch.setattr(os, "chown", lambda path, uid, gid: opened.append((path, uid)))
-    found = cgroups.find("skillyard-test")
+    found = hierarchies.find("skillyard-test")
     parent = found.parents["memory"]
     assert found.let_clone(os.geteuid()) == f"{parent}/zygotes/cgroup.procs"
     found.make("n1-1-0", LIMITS)
@@ -70,7 +70,7 @@ def test_version_2_opens_groups_to_whoever_clones_into_them(unified: Path, monke
 
 
 def test_version_2_sets_each_limit(unified: Path) -> None:
-    group = _make(cgroups.find("skillyard-test"), 2)
+    group = _make(hierarchies.find("skillyard-test"), 2)
     written = {path.name: path.read_text() for path in Path(group.directories[""]).iterdir()}
     assert written == {"memory.max": str(64 << 20), "pids.max": "17", "cpu.max": "150000 100000"}
 
@@ -79,7 +79,7 @@ def test_nothing_that_can_be_written_is_named_per_controller(unified: Path) -> N
     for directory in (unified, unified / "user"):
         (directory / "cgroup.subtree_control").unlink(missing_ok=True)
         (directory / "cgroup.subtree_control").mkdir()
-    found = cgroups.find("skillyard-test")
+    found = hierarchies.find("skillyard-test")
     assert found.parents == {}
     assert set(found.missing) == {"memory", "pids", "cpu"}
 
@@ -89,9 +89,9 @@ def test_version_1_takes_one_directory_a_controller(tmp_path: Path, monkeypatch:
     for controller in ("memory", "pids", "cpu"):
         (tmp_path / controller / "own").mkdir(parents=True)
         mounts[controller] = str(tmp_path / controller)
-    monkeypatch.setattr(cgroups, "mounted", lambda: (mounts, None))
-    monkeypatch.setattr(cgroups, "own_paths", lambda: dict.fromkeys(mounts, "/own"))
-    found = cgroups.find("skillyard-test")
+    monkeypatch.setattr(hierarchies, "mounted", lambda: (mounts, None))
+    monkeypatch.setattr(hierarchies, "own_paths", lambda: dict.fromkeys(mounts, "/own"))
+    found = hierarchies.find("skillyard-test")
     assert found.version == 1
     group = _make(found, 1)
     assert (Path(group.directories["memory"]) / "memory.limit_in_bytes").read_text() == str(64 << 20)
@@ -102,9 +102,9 @@ def test_version_1_takes_one_directory_a_controller(tmp_path: Path, monkeypatch:
 
 def test_what_one_controller_lacks_the_others_still_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pids").mkdir()
-    monkeypatch.setattr(cgroups, "mounted", lambda: ({"pids": str(tmp_path / "pids")}, None))
-    monkeypatch.setattr(cgroups, "own_paths", dict)
-    found = cgroups.find("skillyard-test")
+    monkeypatch.setattr(hierarchies, "mounted", lambda: ({"pids": str(tmp_path / "pids")}, None))
+    monkeypatch.setattr(hierarchies, "own_paths", dict)
+    found = hierarchies.find("skillyard-test")
     assert found.has("pids")
     assert not found.has("memory")
     assert found.missing == dict.fromkeys(("memory", "cpu"), "the host mounts no such controller")

@@ -11,10 +11,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skillyard.sandbox.native import group_parents
+from skillyard.sandbox.native import group_files, group_parents
 
 _PERIOD_US = 100_000
-_NEEDED = ("memory", "pids", "cpu")
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 """File, what a fresh group has, the least."""
 _UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
@@ -63,7 +62,7 @@ class Group:
 
     def processes(self) -> int:
         """Processes and threads that are in it now."""
-        text = _read(f"{self._path('pids')}/pids.current").strip()
+        text = group_files.read(f"{self._path('pids')}/pids.current").strip()
         return int(text) if text.isdigit() else 0
 
     def hurry(self) -> None:
@@ -71,12 +70,12 @@ class Group:
         wait for the locks that they hold."""
         with contextlib.suppress(OSError):
             if path := self._path("cpu"):
-                write(*_UNBOUND[self.version](path))
+                group_files.write(*_UNBOUND[self.version](path))
 
     def own_memory(self) -> int:
         """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
         key = "anon" if self.version == 2 else "total_rss"
-        return _counter(_read(f"{self._path('memory')}/memory.stat"), key)
+        return group_files.counter(group_files.read(f"{self._path('memory')}/memory.stat"), key)
 
     def weigh(self, level: int) -> bool:
         """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
@@ -84,7 +83,7 @@ class Group:
         if path is None:
             return False
         name, whole, least = _WEIGHTS[self.version]
-        write(f"{path}/{name}", str(max(least, whole >> level)))
+        group_files.write(f"{path}/{name}", str(max(least, whole >> level)))
         return True
 
     def peak_memory(self) -> int | None:
@@ -92,7 +91,7 @@ class Group:
         return int(text) if text.isdigit() else None
 
     def _counter(self, name: str, key: str) -> int:
-        return _counter(self._text(name), key)
+        return group_files.counter(self._text(name), key)
 
     def _text(self, name: str) -> str:
         fd = self._open.get(name)
@@ -157,7 +156,7 @@ class Cgroups:
         for controller, name, value in writes:
             path = group.directories.get("" if self.version == 2 else controller)
             if path and self.has(controller) and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
-                write(f"{path}/{name}", value.lstrip("?"))
+                group_files.write(f"{path}/{name}", value.lstrip("?"))
 
     def stand_back(self) -> None:
         """All sandboxes together weigh half of what one process of the server does, when both want to work."""
@@ -165,7 +164,7 @@ class Cgroups:
         if path is not None:
             name, whole, _ = _WEIGHTS[self.version]
             with contextlib.suppress(OSError):
-                write(f"{path}/{name}", str(whole // 2))
+                group_files.write(f"{path}/{name}", str(whole // 2))
 
     def let_clone(self, uid: int) -> str:
         """Have a process of this user, once it is in the group whose ``cgroup.procs`` this gives, clone into ours.
@@ -228,129 +227,5 @@ def _limits_v2(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
     )
 
 
-def find(name: str) -> Cgroups:
-    """The hierarchies of this host in which we may make the group ``name`` for our sandboxes' groups."""
-    mounts, unified = mounted()
-    own = own_paths()
-    if unified and "memory" in words(f"{unified}/cgroup.controllers"):
-        return _find_v2(unified, own.get("", "/"), name)
-    found = Cgroups(version=1)
-    for controller in _NEEDED:
-        if controller not in mounts:
-            found.missing[controller] = "the host mounts no such controller"
-            continue
-        try:
-            found.parents[controller] = found.claim(_parent(mounts[controller], own.get(controller, "/"), name))
-        except OSError as error:
-            found.missing[controller] = f"cannot make a group: {error.strerror}"
-    return found
-
-
-def _parent(mount: str, own: str, name: str) -> str:
-    base = f"{mount}{own}".rstrip("/")
-    return f"{base if os.path.isdir(base) else mount}/{name}"
-
-
-def _find_v2(mount: str, own: str, name: str) -> Cgroups:
-    """The nearest group above ours that we may write and that hands down what we need.
-
-    A group with processes of its own cannot hand controllers down (the no-internal-process rule), so it is most
-    often an ancestor: the root for root, the user's delegated slice for an ordinary user.
-    """
-    at = own
-    why = "no group above ours may be written"
-    while True:
-        base = f"{mount}{at}".rstrip("/") or mount
-        if os.access(base, os.W_OK):
-            try:
-                return _claim_v2(base, name)
-            except OSError as error:
-                why = f"{base}: {_explained(error)}"
-        if at in ("/", ""):
-            return Cgroups(version=2, missing=dict.fromkeys(_NEEDED, why))
-        at = os.path.dirname(at)
-
-
-def _explained(error: OSError) -> str:
-    if error.errno == errno.EBUSY:
-        return "it has processes of its own, and so hands no controllers down"
-    return error.strerror or str(error)
-
-
-def _claim_v2(base: str, name: str) -> Cgroups:
-    """With those controllers that ``base`` has; memory must be one of them."""
-    had = [each for each in _NEEDED if each in words(f"{base}/cgroup.controllers")]
-    if "memory" not in had:
-        raise OSError(0, "the memory controller is not handed down to it")
-    _hand_down(base, had)
-    found = Cgroups(version=2)
-    found.parents = dict.fromkeys(had, found.claim(f"{base}/{name}"))
-    found.missing = {each: f"it is not handed down to {base}" for each in _NEEDED if each not in had}
-    try:
-        _hand_down(found.parents["memory"], had)
-    except OSError:
-        found.close()
-        raise
-    return found
-
-
-def _hand_down(path: str, controllers: Sequence[str]) -> None:
-    wanted = set(controllers) - set(words(f"{path}/cgroup.subtree_control"))
-    if wanted:
-        write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
-
-
-def mounted() -> tuple[dict[str, str], str | None]:
-    """Version 1 mount points by controller, and the version 2 mount point (proc_pid_mountinfo(5))."""
-    controllers: dict[str, str] = {}
-    unified: str | None = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            kind, _, options = [*right.split(), "", "", ""][:3]
-            target = left.split()[4]
-            if kind == "cgroup2":
-                unified = unified or target
-            elif kind == "cgroup":
-                controllers.update({name: target for name in options.split(",") if name in _NEEDED})
-    return controllers, unified
-
-
-def own_paths() -> Mapping[str, str]:
-    """Controller (``""`` for version 2) → our own group."""
-    own: dict[str, str] = {}
-    with open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            own.update(dict.fromkeys(controllers.split(","), path))
-    return own
-
-
 def _distinct(directories: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(directories.values()))
-
-
-def write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def words(path: str) -> list[str]:
-    return _read(path).split()
-
-
-def _counter(text: str, key: str) -> int:
-    """The number behind ``key`` in lines of a key and a number."""
-    words = text.split()
-    return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from skillyard.sandbox.native import cgroups
+from skillyard.sandbox.native import group_files, hierarchies
 
 LEAF = "skillyard-server"
 _MARKS = ("user.delegate", "trusted.delegate")
@@ -20,17 +20,17 @@ _MARKS = ("user.delegate", "trusted.delegate")
 def make() -> None:
     """For the process that starts a keeper, beside its parent, the server. Does nothing where there is no need, where
     others are in that group too, or where it is not ours."""
-    _, unified = cgroups.mounted()
-    if unified is None or "memory" not in cgroups.words(f"{unified}/cgroup.controllers"):
+    _, unified = hierarchies.mounted()
+    if unified is None or "memory" not in group_files.words(f"{unified}/cgroup.controllers"):
         return
-    own = cgroups.own_paths().get("", "/")
+    own = hierarchies.own_paths().get("", "/")
     base = f"{unified}{own}".rstrip("/")
-    members = cgroups.words(f"{base}/cgroup.procs")
+    members = group_files.words(f"{base}/cgroup.procs")
     if os.path.exists(f"{base}/cgroup.type") and _is_ours(base, own) and _are_us(members):
         with suppress(OSError):
             os.makedirs(f"{base}/{LEAF}", 0o755, exist_ok=True)
             for pid in members:
-                cgroups.write(f"{base}/{LEAF}/cgroup.procs", pid)
+                group_files.write(f"{base}/{LEAF}/cgroup.procs", pid)
 
 
 def _is_ours(base: str, own: str) -> bool:

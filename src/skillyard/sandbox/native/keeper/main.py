@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from skillyard.sandbox.native import cgroups, group_parents, group_room, interpreter, kernel, landlock
+from skillyard.sandbox.native import cgroups, group_parents, group_room, hierarchies, interpreter, kernel, landlock
 from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces, own_cgroups
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
@@ -178,7 +178,7 @@ class Keeper:
         return ids.choose(config["uid_base"], config["uid_count"])
 
     def find_groups(self, run_dir: str) -> cgroups.Cgroups:
-        return cgroups.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
+        return hierarchies.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
 
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
         return Yard(loop, host, config["ready"], Retirement(config["retire_runs"], config["retire_s"]))
