@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from skillyard.testing.sandbox_suite import Check, Ground
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
+PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)
+"""More than one for an emulated machine, as tests/vm boots it."""
 
 
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base = tmp_path_factory.mktemp("native")
     backend = NativeBackend(base / "run")
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), _reopen(tmp_path_factory.mktemp("again")))
+    reopen = _reopen(tmp_path_factory.mktemp("again"))
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=PATIENCE)
     await backend.close()
 
 

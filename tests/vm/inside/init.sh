@@ -1,6 +1,6 @@
 #!/bin/sh
 # pid 1 of the machine: what systemd would have mounted, then the scenario, then off.
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME=/root
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME=/root SKILLYARD_TEST_PATIENCE=5
 here=/opt/skillyard/tests/vm/inside
 [ -c /dev/nvme1n1 ] || mount -t devtmpfs -o nosuid,mode=755 devtmpfs /dev
 exec >/dev/console 2>&1

@@ -127,8 +127,9 @@ async def kill_leaves_the_other_programs(ground: Ground) -> None:
 async def timeout_keeps_the_output_and_ends_the_tree(ground: Ground) -> None:
     marker = fresh("tree")
     async with ground.sandbox() as sandbox:
-        process = await start(sandbox, python(STUBBORN + WAIT, marker), timeout_ms=3_000)
-        ending = await _bounded(process, 3.0)
+        timeout_s = 3.0 * ground.patience
+        process = await start(sandbox, python(STUBBORN + WAIT, marker), timeout_ms=int(timeout_s * 1000))
+        ending = await _bounded(process, timeout_s)
         expect_gone(marker, "when a timeout was told")
         expect(ending.outcome is Outcome.TIMEOUT, "a program that takes too long ends as timeout", ending)
         expect(b"ready" in await collect(process), "what it wrote before is kept")

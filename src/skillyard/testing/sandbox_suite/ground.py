@@ -47,7 +47,7 @@ class Ground:
     of, by its handle, where its programs are none themselves (a kernel of its own). ``variables`` are names that the
     backend documents as further parts of a sandbox's environment. ``keeps_bounding_set``: an ordinary user without a
     user namespace cannot empty it; no_new_privs then sees to it that nothing is gained from it. ``patience`` multiplies
-    the time that a check may take, where a sandbox takes much longer than milliseconds to make.
+    the time that a check and a program of it may take, where a sandbox takes much longer than milliseconds to make.
     """
 
     backend: Backend
@@ -63,7 +63,9 @@ class Ground:
         """A spec that accepts what the probe calls missing: each wall has its own check."""
         probe = await self.backend.probe()
         missing = frozenset(n for n, p in probe.protections.items() if p.level is Level.MISSING)
-        return SandboxSpec(limits=limits or Limits(timeout_ms=20_000), allow_degraded=missing, **options)
+        return SandboxSpec(
+            limits=limits or Limits(timeout_ms=int(20_000 * self.patience)), allow_degraded=missing, **options
+        )
 
     async def supervises(self, name: str) -> bool:
         """Whether a limit is only watched: who passes it is ended, and is not refused before."""
