@@ -12,6 +12,7 @@ import pytest
 
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Ground
+from tests.landlock.host import need
 
 
 @pytest.fixture(scope="package")
@@ -23,9 +24,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="package")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     backend = LandlockBackend(tmp_path_factory.mktemp("landlock") / "run")
-    probe = await backend.probe()
-    if not probe.ready:
-        pytest.skip(probe.facts["why"])
+    need(await backend.probe())
     yield Ground(backend, tmp_path_factory.mktemp("scratch"))
     await backend.close()
 

@@ -16,6 +16,7 @@ from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.endings import STUBBORN, WAIT
 from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, python, run, start, until
 from skillyard.testing.sandbox_suite.observe import processes
+from tests.landlock.host import need
 
 pytestmark = pytest.mark.anyio
 
@@ -39,9 +40,7 @@ while True:
 async def apart(tmp_path: Path) -> AsyncIterator[Ground]:
     """A keeper that may be killed."""
     backend = LandlockBackend(tmp_path / "run")
-    probe = await backend.probe()
-    if not probe.ready:
-        pytest.skip(probe.facts["why"])
+    need(await backend.probe())
     yield Ground(backend, tmp_path)
     await backend.close()
 
@@ -82,8 +81,7 @@ async def test_keeper_is_killed(apart: Ground) -> None:
 
 async def test_a_closed_backend_leaves_no_directory(tmp_path: Path) -> None:
     backend = LandlockBackend(tmp_path / "run")
-    if not (probe := await backend.probe()).ready:
-        pytest.skip(probe.facts["why"])
+    need(probe := await backend.probe())
     async with Ground(backend, tmp_path).sandbox() as sandbox:
         await run(sandbox, python("open('file', 'w').write('x')"))
     await backend.close()

@@ -10,6 +10,7 @@ import pytest
 
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Check, Ground
+from tests.landlock.host import need
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
@@ -20,9 +21,7 @@ VARIABLES = frozenset({"SKILLYARD_ROOT", "LD_LIBRARY_PATH"})
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base = tmp_path_factory.mktemp("landlock")
     backend = LandlockBackend(base / "run")
-    probe = await backend.probe()
-    if not probe.ready:
-        pytest.skip(probe.facts["why"])
+    need(await backend.probe())
     yield Ground(
         backend,
         tmp_path_factory.mktemp("scratch"),

@@ -259,7 +259,7 @@ while depth < 10_000:
 open('end', 'w').close()
 print(depth)
 """
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(Limits(timeout_ms=50_000)) as sandbox:
         result = await run(sandbox, python(make))
         expect(result.stdout == b"10000\n", "foreign code can make such trees", result)
         names = [entry.name for entry in await sandbox.entries("/workspace")]
