@@ -87,6 +87,14 @@ async def test_each_answer_ends_as_an_error_of_the_client(name: str, *, blocking
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_MORE_KIB
 
 
+@pytest.mark.anyio
+@BOTH
+@pytest.mark.parametrize("name", ["a body without an end", "a body until the connection ends"])
+async def test_an_answer_without_an_end_is_left(name: str, *, blocking: bool) -> None:
+    with Hostile(ENDLESS[name]) as server, pytest.raises(BadReply, match="has more than"):
+        await ask(server.url, blocking=blocking)
+
+
 def test_a_server_that_only_ever_goes_on_is_left() -> None:
     with (
         Hostile(ENDLESS["continue, and again"]) as server,

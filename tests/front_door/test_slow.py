@@ -182,8 +182,8 @@ def test_a_page_of_a_log_ends_though_the_run_goes_on_writing(door: Door) -> None
 
 @pytest.mark.long
 def test_large_bodies_that_never_end_keep_no_small_one_out(door: Door) -> None:
-    """Two principals hold all that bodies may hold, thirty megabytes each time and the last byte missing."""
-    size = 30 * 1024 * 1024
+    """Two principals hold all that bodies may hold, the largest each time and the last byte missing."""
+    size = 32 * 1024 * 1024
     with ExitStack() as stack:
         for who in ("alice", "owner"):
             head = door.head("POST /rpc", "Content-Type: application/json", f"Content-Length: {size}", who=who)
