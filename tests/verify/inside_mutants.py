@@ -92,6 +92,7 @@ MUTANTS = (
     Mutant(
         "pid_namespace", ("pid_namespace",), "sandboxes stay in the keeper's pid namespace and see its /proc",
         ("proc-processes", "processes-signal", "namespaces-shared-pid", "leftovers-processes", "processes-stay",
+            "processes-peer-number",
          "processes-slow-down"),
         {WALLS: _shared("CLONE_NEWPID")[WALLS] + NO_PROC}, who="root", short=True,
     ),

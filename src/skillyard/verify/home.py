@@ -42,7 +42,7 @@ import sys
 def main(args):
     value = os.environ.get("{SECRET}", "")
     if args["how"] == "leave":
-        for place in ("/tmp", "/workspace", "/dev/shm"):
+        for place in (os.environ.get("TMPDIR", "/tmp"), os.getcwd()):
             with open(place + "/secret", "w") as file:
                 file.write(value)
         return {{"had": bool(value)}}

@@ -51,6 +51,17 @@ def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
     return not walls or any(enforced.get(wall, Level.MISSING) != Level.MISSING for wall in walls)
 
 
+_REFUSALS = ("Permission denied", "Operation not permitted", "not supported by protocol", "No such file or directory")
+
+
+def without_neighbours(judgement: Judgement) -> Judgement:
+    """Where an isolation without mounts and namespaces refuses even the harmless neighbour of an attack, nothing can be
+    shown: that is told as what it is, neither contained nor broken."""
+    if judgement.verdict is not Verdict.BROKEN or not any(word in judgement.why for word in _REFUSALS):
+        return judgement
+    return not_applicable(f"this isolation refuses what is harmless, too: {judgement.why}")
+
+
 def held_to_its_claims(judgement: Judgement, attack: Attack, enforced: Mapping[str, str]) -> Judgement:
     """What nobody claims to stop is no escape."""
     if judgement.verdict is not Verdict.ESCAPED or claims(enforced, attack.walls):

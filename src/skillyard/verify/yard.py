@@ -26,17 +26,19 @@ _PAUSE_S = 0.25
 @dataclass(slots=True)
 class Yard:
     """``runtime`` is there when the server is a runtime of this process, ``canaries`` when targets were planted.
-    ``enforced`` is what the records of this attack's runs claimed."""
+    ``moved``: its sandboxes have their own places below another directory than /. ``enforced`` is what the records of
+    this attack's runs claimed."""
 
     caller: ProtocolMethods
     isolation: str | None = None
     runtime: Runtime | None = None
     canaries: Canaries | None = None
+    moved: bool = False
     enforced: dict[str, str] = field(default_factory=dict)
 
     def fresh(self) -> Yard:
         """The same place, for another attack."""
-        return Yard(self.caller, self.isolation, self.runtime, self.canaries)
+        return Yard(self.caller, self.isolation, self.runtime, self.canaries, self.moved)
 
     async def attack(self, body: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
         """Run a body of the battery's language (:mod:`skillyard.verify.prelude`)."""
@@ -44,7 +46,8 @@ class Yard:
 
     async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
         """Run source. Raises what the API raises; a server that is busy is asked again."""
-        params: dict[str, Any] = {"language": "python", "code": code, "args": dict(args or {})}
+        source = moved(code) if self.moved else code
+        params: dict[str, Any] = {"language": "python", "code": source, "args": dict(args or {})}
         params["limits"] = {"timeout_ms": TIMEOUT_MS, **limits}
         return await self.call_run("run_code", params)
 
@@ -67,6 +70,22 @@ class Yard:
 
 
 HEARTBEAT = "def main(args):\n    return {'echo': args['word']}\n"
+WHERE = "import os\ndef main(args):\n    return {'cwd': os.getcwd()}\n"
+
+_MOVED = """
+def main(args):
+    import os, re, sys
+    root = os.getcwd().removesuffix("/workspace")
+    text = re.sub(r"(?<![\\w.])(?=/(?:workspace|tmp|dev/shm)\\b)", lambda found: root, {SOURCE})
+    exec(compile(text, "program", "exec"), globals())
+    return globals()["main"](args)
+"""
+
+
+def moved(source: str) -> str:
+    """A program that finds /workspace, /tmp and /dev/shm below the directory where an isolation without mounts has
+    them."""
+    return _MOVED.replace("{SOURCE}", repr(source))
 
 
 async def serves(yard: Yard) -> str:

@@ -127,8 +127,8 @@ _works("files", "Write, read, move, link, walk and remove files in /workspace, /
         file.write(b"x" * 100_000)
         file.flush()
         shutil.copy(file.name, directory + "/copy")
-        return {"size": os.path.getsize(directory + "/copy"), "cwd": os.getcwd()}
-""", {"size": 100_000, "cwd": "/workspace"})  # fmt: skip
+        return {"size": os.path.getsize(directory + "/copy"), "cwd": os.path.basename(os.getcwd())}
+""", {"size": 100_000, "cwd": "workspace"})  # fmt: skip
 _works("locks", "Lock files, watch them with epoll-friendly descriptors and wait with timers.", """
     import fcntl, os, select, time
     with open("/tmp/lock", "w") as one, open("/tmp/lock", "w") as two:

@@ -41,8 +41,9 @@ FAMILY.program(
     own = {"/workspace", "/tmp", "/dev/shm", "/proc", "/sys", "/var/tmp"}
     devices = {"/dev/" + name for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "console")}
     seen = 0
+    tops = ("/",) if os.access("/", os.R_OK) else ("/usr", "/etc", "/var", "/run", "/root", "/home", "/opt", "/srv")
     until = time.monotonic() + 12
-    for top, names, files in os.walk("/", onerror=lambda error: None):
+    for top, names, files in (found for start in tops for found in os.walk(start)):
         names[:] = [name for name in names if os.path.join(top, name) not in own]
         for name in files:
             path = os.path.join(top, name)
@@ -59,7 +60,7 @@ FAMILY.program(
         if time.monotonic() > until:
             break
     tried.append("search")
-    works("something was there to search", lambda: seen > 100)
+    works("something was there to search", lambda: seen > 0)
     """,
 )
 

@@ -143,7 +143,7 @@ _left(
     """
     import resource
     must_hold("no variable", "LEFT" not in os.environ)
-    must_be("directory", "/workspace", os.getcwd())
+    must_be("directory", os.path.realpath("/workspace"), os.getcwd())
     must_be("mask", 0o022, os.umask(0o022))
     must_hold("priority", os.getpriority(os.PRIO_PROCESS, 0) < 15)
     must_hold("descriptors", resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 40)

@@ -38,7 +38,8 @@ FAMILY.program(
                 got.append(f"{what} {other}: {before}")
         libc.setfsuid(other)
         libc.setfsgid(other)
-        must_be(f"file ids after asking for {other}", (me, group), (libc.setfsuid(-1), libc.setfsgid(-1)))
+        held = (libc.setfsuid(-1), libc.setfsgid(-1))
+        must_hold(f"file ids after asking for {other}: {held}", held in ((me, group), (-1, -1)))
     works("become itself", os.setresuid, me, me, me)
     """,
     walls=("user_namespace", "no_capabilities"),

