@@ -159,7 +159,7 @@ def _limit(spec: Build) -> None:
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, spec.disk_bytes),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, 1),  # as skillyard.sandbox.native.walls.core_limit says
         (resource.RLIMIT_NOFILE, 1024),
         (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_MSGQUEUE, 0),
