@@ -21,7 +21,6 @@ DESCRIPTORS: Ends = (("exit", "OSError"),)
 HARMLESS: Ends = ((None, None),)
 NO_MOUNTS = {"landlock": "its one place to write is the working directory"}
 NO_SENDING = {"landlock": "its filter refuses to send descriptors at all"}
-NO_NAMES = {"landlock": "nobody counts names there"}
 ROOM = {"memory_mb": 512, "timeout_ms": 4_000}
 
 
@@ -146,7 +145,7 @@ FAULTS = (
     Fault("disk: bytes", "open('f', 'wb').write(bytes(64 << 20))", DISK),
     Fault("disk: bytes in /tmp", "open('/tmp/f', 'wb').write(bytes(64 << 20))", DISK, weak=NO_MOUNTS),
     Fault("disk: bytes in /dev/shm", "open('/dev/shm/f', 'wb').write(bytes(64 << 20))", DISK, weak=NO_MOUNTS),
-    Fault("disk: names", "for n in range(100_000):\n    os.mkdir(str(n))", DISK, weak=NO_NAMES),
+    Fault("disk: names", "for n in range(100_000):\n    os.mkdir(str(n))", DISK),
     Fault("disk: the size of one file", "os.truncate(os.open('f', os.O_CREAT | os.O_RDWR), 1 << 40)", DISK),
     Fault("descriptors: open files", "held = [os.open('/dev/null', os.O_RDONLY) for _ in range(100_000)]", DESCRIPTORS),
     Fault("descriptors: in flight", """
