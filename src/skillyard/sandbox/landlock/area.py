@@ -58,8 +58,9 @@ def make(run_dir: str, *, own_uids: bool) -> Area:
     return Area(path, secrets.token_hex(16), not os.statvfs(path).f_flag & os.ST_NOEXEC)
 
 
-def discard(run_dir: str) -> None:
-    """Remove the area; nothing runs in it any more."""
+def discard(run_dir: str, area: Area) -> None:
+    """Remove the area, even if the run directory is gone; nothing runs in it any more."""
+    _remove(area.path)
     _sweep(run_dir)
 
 
@@ -70,6 +71,11 @@ def _sweep(run_dir: str) -> None:
             path = file.read()
     except FileNotFoundError:
         return
+    _remove(path)
+    os.unlink(note)
+
+
+def _remove(path: str) -> None:
     parent, name = os.path.split(path)
     if name.startswith("skillyard-"):
         with suppress(FileNotFoundError):
@@ -80,7 +86,6 @@ def _sweep(run_dir: str) -> None:
                         pass
             finally:
                 os.close(fd)
-    os.unlink(note)
 
 
 def _is_ours(parent: int, name: str) -> bool:

@@ -37,10 +37,11 @@ class LandlockKeeper(Keeper):
     def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
         self._run_dir = config["run_dir"]
         self._given = Ids(0, 1)
+        self._area: area.Area | None = None
         try:
             super().__init__(config, listener)
         except BaseException:
-            area.discard(self._run_dir)
+            self._discard()
             raise
 
     def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
@@ -54,8 +55,8 @@ class LandlockKeeper(Keeper):
 
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
         own_ids = self._given.count > 1
-        self._area = area.make(host.run_dir, own_uids=own_ids)
-        ground = Ground(self._area, python.find(self._area, everybody=own_ids), self._given)
+        self._area = made = area.make(host.run_dir, own_uids=own_ids)
+        ground = Ground(made, python.find(made, everybody=own_ids), self._given)
         retirement = Retirement(config["retire_runs"], config["retire_s"])
         self._landlock_yard = LandlockYard(loop, host, config["ready"], retirement, ground)
         return self._landlock_yard
@@ -65,6 +66,7 @@ class LandlockKeeper(Keeper):
         self._landlock_yard.watch.check(box)
 
     def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
+        assert self._area is not None
         own = {
             "own_uid": self._given.count > 1,
             "uids": [self._given.base, self._given.count],
@@ -80,7 +82,11 @@ class LandlockKeeper(Keeper):
         self._loop.running = True
         self._landlock_yard.end_stragglers(self._stop)
         self._loop.run()
-        area.discard(self._run_dir)
+        self._discard()
+
+    def _discard(self) -> None:
+        if self._area is not None:
+            area.discard(self._run_dir, self._area)
 
     def _stop(self) -> None:
         self._loop.running = False
