@@ -61,6 +61,7 @@ async def test_the_second_starts_at_once_when_the_first_is_killed(tmp_path: Path
         assert last.stop() == 0, last.log()
     gone(footprint)
     assert contradictions(data_dir) == []
+    assert not (data_dir / "run" / "keeper.sock").exists(), "the keeper that went from server to server ended in order"
 
 
 async def test_a_second_keeper_refuses(tmp_path: Path) -> None:

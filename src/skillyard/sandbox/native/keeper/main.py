@@ -148,6 +148,7 @@ class Keeper:
         self._loop = Loop()
         self._listener = listener
         run_dir = config["run_dir"]
+        self._socket = f"{run_dir}/{SOCKET}"  # by its whole name: entering a mount namespace changes where we are
         for name in ("root", "spool"):
             os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
         chosen, self._id_lock = self.choose_ids(config)
@@ -221,7 +222,7 @@ class Keeper:
         self._groups.sweep()
         self._groups.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(SOCKET)
+            os.unlink(self._socket)
 
     def _until_empty(self, deadline: float) -> None:
         if self._yard.empty() or time.monotonic() > deadline:
