@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def verify(asked: Asked) -> None:
     attacks = _chosen(asked)
     quiet = asked.output == "-"
     began = time.monotonic()
-    findings, record = asyncio.run(_verify(asked, attacks, quiet))
+    with _ending_well():
+        findings, record = asyncio.run(_verify(asked, attacks, quiet))
     seconds = time.monotonic() - began
     made = report.as_dict(findings, record.get("enforced") or {}, str(record.get("isolation") or ""), seconds)
     made["skillyard"], made["kernel"], made["uid"] = __version__, platform.release(), os.geteuid()
@@ -80,6 +82,16 @@ def verify(asked: Asked) -> None:
             Path(asked.output).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     if report.failed(findings):
         click.get_current_context().exit(Exit.FAILED)
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """SIGTERM unwinds as Ctrl-C does: what was planted is removed, and the runtime is closed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _chosen(asked: Asked) -> list[Attack]:
