@@ -167,6 +167,7 @@ def test_an_oversize_output_is_spilled(runtime: SyncRuntime) -> None:
 def test_a_run_is_cancelled_by_its_id(runtime: SyncRuntime) -> None:
     runs: list[Run] = []
     code = "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(60)"
+    runtime.run_code("def main(args): return {}")  # where runs are refused, so that it is said here
     thread = threading.Thread(target=lambda: runs.append(runtime.run_code(code)))
     thread.start()
     deadline = time.monotonic() + 20
