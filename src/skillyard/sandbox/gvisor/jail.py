@@ -111,7 +111,8 @@ def _enter(plan: Plan, binds: list[root.Bind], groups: Sequence[int]) -> None:
     os.setresuid(0, 0, 0)
     os.umask(0o022)
     _fill_root(plan, binds)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    core = walls.core_limit()
+    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 

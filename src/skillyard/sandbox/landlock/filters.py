@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterable, Mapping, Sequence
 
 from skillyard.sandbox.native import bpf, kernel, seccomp
-from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, JEQ, JGE, LOAD, Instruction, refuse
+from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, JEQ, JGE, JSET, LOAD, Instruction, refuse
 from skillyard.sandbox.native.syscall_numbers import numbers
 from skillyard.sandbox.native.system_calls import BUILDING
 
@@ -23,14 +23,18 @@ _TYPE_MASK = 0xF
 _MESSAGES = ("sendmsg", "sendmmsg")
 """They hand descriptors to others: a file that was removed and is held by a message nobody counts."""
 
-_ABOUT_OTHERS = {
-    "prlimit64": ARG0,
-    "setpriority": ARG1,
-    "ioprio_set": ARG1,
-    "sched_setscheduler": ARG0,
-    "sched_setparam": ARG0,
-}
+_ABOUT_OTHERS = {"prlimit64": ARG0, "sched_setscheduler": ARG0, "sched_setparam": ARG0}
 """Calls that name a process, and where: only oneself, 0. Neither Landlock nor a shared uid stands before them."""
+
+_ABOUT_MANY = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
+"""Likewise, behind what is meant: a process or a group (PRIO_PROCESS, IOPRIO_WHO_PGRP and so on), never a user, who
+may be the server's."""
+
+_PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE (linux/falloc.h): as fallocate, which takes a whole disk in one
+call, whatever RLIMIT_FSIZE says (FALLOC_FL_KEEP_SIZE), long before a watch can look."""
+
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 
 _MODES_AND_TIMES = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
@@ -63,7 +67,7 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
     """From before the zygote's first instruction on. ``ids`` are first and count of those it may give; None where
     there are none, and all are one user."""
     nr = numbers(arch)
-    closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS]
+    closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS, "fallocate"]
     if ids is None:
         closed += _OWNERS
     if version < _TRUNCATES:
@@ -73,6 +77,10 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
     program += bpf.when(nr["socketpair"], _pair())
     for name, argument in _ABOUT_OTHERS.items():
         program += bpf.when(nr[name], bpf.one_of(argument, [0], refuse()))
+    for name, kinds in _ABOUT_MANY.items():
+        program += bpf.when(nr[name], [*bpf.one_of(ARG0, kinds, refuse())[:-1], *bpf.one_of(ARG1, [0], refuse())])
+    program += bpf.when(nr["ioctl"], bpf.none_of(ARG1, _PREALLOCATIONS))
+    program += bpf.when(nr["clone"], _one_table())
     if ids is not None:
         program += _identities(nr, *ids)
     else:
@@ -88,13 +96,18 @@ def closing_filter(arch: str = kernel.ARCH) -> bytes:
 
 
 def _closed(nr: Mapping[str, int], names: Iterable[str], answer: int = errno.EPERM) -> list[Instruction]:
-    answers = {"clone3": errno.ENOSYS}
+    answers = {"clone3": errno.ENOSYS, "fallocate": errno.EOPNOTSUPP}
     return [step for name in names if name in nr for step in bpf.when(nr[name], [refuse(answers.get(name, answer))])]
 
 
 def _pair() -> list[Instruction]:
     wanted = [(JEQ, len(_PAIR_TYPES) - i, 0, kind) for i, kind in enumerate(_PAIR_TYPES)]
     return [(LOAD, 0, 0, ARG1), (AND, 0, 0, _TYPE_MASK), *wanted, refuse(errno.EPROTONOSUPPORT), ALLOW]
+
+
+def _one_table() -> list[Instruction]:
+    """The threads of a process have its descriptors and no others: the watch sees those of one."""
+    return [(LOAD, 0, 0, ARG0), (JSET, 0, 2, _CLONE_THREAD), (JSET, 1, 0, _CLONE_FILES), refuse(), ALLOW]
 
 
 def _identities(nr: Mapping[str, int], first: int, count: int) -> list[Instruction]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 from skillyard.sandbox.native import kernel
 
@@ -38,39 +40,57 @@ def tree(root: int, most: int) -> list[int]:
     return seen
 
 
-def resident(pid: int) -> int:
-    """Bytes of private and shared resident memory: an upper bound that is cheap to read."""
-    words = read(f"/proc/{pid}/statm").split()
+def resident(place: str) -> int:
+    """Bytes of private and shared resident memory: an upper bound that is cheap to read. ``place`` is where /proc
+    tells of a process (:func:`skillyard.sandbox.native.keeper.tree.place_of`)."""
+    words = read(f"{place}/statm").split()
     return int(words[1]) * _PAGE if len(words) > 1 else 0
 
 
-def proportional(pid: int) -> int:
+def proportional(place: str) -> int:
     """Bytes, with what is shared counted in part only. A process that hides counts with all it has."""
-    for line in read(f"/proc/{pid}/smaps_rollup").splitlines():
+    for line in read(f"{place}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    return resident(pid)
+    return resident(place)
 
 
-def removed_files(pid: int, device: int) -> Iterator[tuple[int, int]]:
-    """(inode, bytes) of files on ``device`` that a process holds open and that have no name any more."""
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
-    for number in numbers:
+@dataclass(slots=True)
+class Held:
+    """What processes hold open: ``removed``, files that have no name any more (inode: bytes); ``sockets``; whether
+    one of them ``hides`` it, which a process may that cannot be traced (PR_SET_DUMPABLE(2const))."""
+
+    removed: dict[int, int] = field(default_factory=dict)
+    sockets: set[int] = field(default_factory=set)
+    hides: bool = False
+
+
+def held(places: Iterable[str], device: int) -> Held:
+    """Of files, those on ``device``."""
+    found = Held()
+    for place in places:
         try:
-            about = os.stat(f"/proc/{pid}/fd/{number}")
-        except OSError:
-            continue
-        if about.st_nlink == 0 and about.st_dev == device:
-            yield about.st_ino, about.st_blocks * 512
+            numbers = os.listdir(f"{place}/fd")
+        except OSError as error:
+            found.hides |= isinstance(error, PermissionError) and resident(place) > 0
+            continue  # or it has ended
+        for number in numbers:
+            with suppress(OSError):
+                _add(found, os.stat(f"{place}/fd/{number}"), device)
+    return found
 
 
-def removed_mappings(pid: int, homes: str) -> set[int]:
+def _add(found: Held, about: os.stat_result, device: int) -> None:
+    if stat.S_ISSOCK(about.st_mode):
+        found.sockets.add(about.st_ino)
+    elif about.st_nlink == 0 and about.st_dev == device:
+        found.removed[about.st_ino] = about.st_blocks * 512
+
+
+def removed_mappings(place: str, homes: str) -> set[int]:
     """Inodes of files below ``homes`` that a process has mapped and that have no name any more."""
     found: set[int] = set()
-    for line in read(f"/proc/{pid}/maps").splitlines():
+    for line in read(f"{place}/maps").splitlines():
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5].startswith(homes) and words[5].endswith(" (deleted)"):
             found.add(int(words[4]))

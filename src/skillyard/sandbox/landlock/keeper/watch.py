@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from skillyard.sandbox.landlock.keeper import look
 from skillyard.sandbox.landlock.keeper.box import LandlockBox
 from skillyard.sandbox.landlock.tree import Sum, measuring
 from skillyard.sandbox.landlock.work import work
+from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.tree import place_of
 from skillyard.sandbox.native.keeper.yard import MIB
 
 INODES_PER_MIB = 128
@@ -20,6 +22,8 @@ _TORN_IN_A_ROW = 40
 _REST = 8
 """After a count of files, this many times its own time passes until the next."""
 _MAPPINGS_EVERY = 10
+_HIDDEN_IN_A_ROW = 20
+"""Looks. A child of init hides too, until it is confined."""
 
 
 class DiskWatch:
@@ -28,16 +32,20 @@ class DiskWatch:
     def __init__(self, loop: Loop, box: LandlockBox) -> None:
         self._loop = loop
         self._box = box
-        self._device = os.stat(box.root).st_dev
+        self.device = os.stat(box.root).st_dev
         self._counting = False
         self._next_at = 0.0
         self._torn = 0
         self._turns = 0
-        self._hidden = 0
+        self._nameless = 0
+        self._hiding = 0
 
-    def see(self, tree: list[int]) -> None:
-        """With the eyes of the sandbox's user."""
-        self._hidden = self._removed(tree)
+    def see(self, places: Sequence[str], held: look.Held) -> None:
+        """What its processes hold that no count of names finds. With the eyes of the sandbox's user."""
+        self._nameless = self._removed(places, held.removed)
+        self._hiding = self._hiding + 1 if held.hides else 0
+        if self._hiding > _HIDDEN_IN_A_ROW:
+            self._box.end_for("disk", "a process that hides what files it holds")
 
     def count(self) -> None:
         now = time.monotonic()
@@ -59,24 +67,21 @@ class DiskWatch:
             return
         self._torn = self._torn + 1 if total.torn else 0
         limit = box.shape.disk_mb * MIB
-        if total.bytes + self._hidden > limit:
+        if total.bytes + self._nameless > limit:
             box.end_for("disk", f"over the disk limit of {box.shape.disk_mb} MiB")
         elif total.names > max(LEAST_INODES, box.shape.disk_mb * INODES_PER_MIB):
             box.end_for("disk", f"more files than go with a disk limit of {box.shape.disk_mb} MiB")
         elif self._torn > _TORN_IN_A_ROW:
             box.end_for("disk", "its files were moved about too fast to be counted")
 
-    def _removed(self, tree: list[int]) -> int:
+    def _removed(self, places: Sequence[str], held: dict[int, int]) -> int:
         """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
         largest that a file may be."""
         self._turns += 1
-        held: dict[int, int] = {}
-        for pid in tree:
-            held.update(look.removed_files(pid, self._device))
         if self._turns % _MAPPINGS_EVERY == 0:
             largest = self._box.shape.disk_mb * MIB
-            for pid in tree:
-                for inode in look.removed_mappings(pid, self._box.root):
+            for place in places:
+                for inode in look.removed_mappings(place, self._box.root):
                     held.setdefault(inode, largest)
         return sum(held.values())
 
@@ -97,10 +102,13 @@ class Watch:
         if self._processes and (len(tree) > most or sum(len(look.threads(pid)) for pid in tree) > most):
             box.end_for("processes", f"over the limit of {most} processes and threads")
             return
+        disk = self._disk(box)
         with look.eyes_of(box.uid):
-            self._check_memory(box, tree)
-            self._disk(box).see(tree)
-        self._disk(box).count()
+            places = [place_of(pid) for pid in tree]
+            held = look.held(places, disk.device)
+            self._check_memory(box, places, len(held.sockets))
+            disk.see(places, held)
+        disk.count()
 
     def forget(self, box: LandlockBox) -> None:
         self._disks.pop(box.handle, None)
@@ -110,11 +118,12 @@ class Watch:
             self._disks[box.handle] = DiskWatch(self._loop, box)
         return self._disks[box.handle]
 
-    def _check_memory(self, box: LandlockBox, tree: list[int]) -> None:
+    def _check_memory(self, box: LandlockBox, places: Sequence[str], sockets: int) -> None:
         limit = box.shape.memory_mb * MIB
-        used = sum(look.resident(pid) for pid in tree)
+        used = sum(map(look.resident, places))
         if used > limit:
-            used = sum(look.proportional(pid) for pid in tree)
+            used = sum(map(look.proportional, places))
+        used = max(used, sum(map(kernel_memory.of_process, places)) + kernel_memory.of_sockets(sockets))
         box.account.saw(used)
         if used > limit and box.forced is None:
             box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")

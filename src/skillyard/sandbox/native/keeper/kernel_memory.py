@@ -18,9 +18,15 @@ _TRUE_SIZE = 2
 _QUEUES = 4
 
 
-def held(init: int, tree: Iterable[int]) -> int:
-    """Bytes, an upper bound; next to nothing for the little that any program has."""
-    return _sockets(init) + sum(map(_of_process, tree))
+def held(init: int, places: Iterable[str]) -> int:
+    """Bytes, an upper bound; next to nothing for the little that any program has. ``places`` are the processes, as
+    :func:`skillyard.sandbox.native.keeper.tree.place_of` tells."""
+    return _sockets(init) + sum(map(of_process, places))
+
+
+def of_sockets(count: int) -> int:
+    """Bytes that wait in so many sockets at most; of few, nothing."""
+    return count * _buffer() if count > _FEW_SOCKETS else 0
 
 
 def _sockets(init: int) -> int:
@@ -29,7 +35,7 @@ def _sockets(init: int) -> int:
     count = int(words[2]) if words[:2] == ["sockets:", "used"] else 0
     if count <= _FEW_SOCKETS or not _own_network(init):
         return 0
-    return count * _buffer() + _TRUE_SIZE * sum(_queued(init, name) for name in ("tcp", "tcp6"))
+    return of_sockets(count) + _TRUE_SIZE * sum(_queued(init, name) for name in ("tcp", "tcp6"))
 
 
 def _own_network(init: int) -> bool:
@@ -54,10 +60,10 @@ def _queued(init: int, protocol: str) -> int:
     return total
 
 
-def _of_process(pid: int) -> int:
+def of_process(place: str) -> int:
     """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
     found = 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
+    for line in _read(f"{place}/status").splitlines():
         if line.startswith("VmPTE:"):
             found += int(line.split()[1]) * 1024
         elif line.startswith("FDSize:"):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.tree import tree_of
+from skillyard.sandbox.native.keeper.tree import place_of, tree_of
 from skillyard.sandbox.native.keeper.yard import MIB, Yard
 
 _EVERY_S = 0.05
@@ -57,25 +57,26 @@ def check(box: Box) -> None:
 
 def _of_tree(box: Box, limit: int) -> int:
     """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
-    tree = tree_of(box.pid)
-    used = sum(_resident(pid) for pid in tree)
+    places = [place_of(pid) for pid in tree_of(box.pid)]
+    used = sum(map(_resident, places))
     if used > limit:
-        used = sum(_proportional(pid) for pid in tree)
-    return max(used, kernel_memory.held(box.pid, tree))
+        used = sum(map(_proportional, places))
+    return max(used, kernel_memory.held(box.pid, places))
 
 
-def _resident(pid: int) -> int:
+def _resident(place: str) -> int:
     """Private and shared resident memory, an upper bound that is cheap to read (proc_pid_statm(5))."""
-    words = _read(f"/proc/{pid}/statm").split()
+    words = _read(f"{place}/statm").split()
     return int(words[1]) * _PAGE if len(words) > 1 else 0
 
 
-def _proportional(pid: int) -> int:
-    """Pages shared with the zygote count in part only (proc_pid_smaps_rollup in proc_pid_smaps(5))."""
-    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+def _proportional(place: str) -> int:
+    """Pages shared with the zygote count in part only (proc_pid_smaps_rollup in proc_pid_smaps(5)). A process that
+    hides counts with all it has."""
+    for line in _read(f"{place}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    return 0
+    return _resident(place)
 
 
 def _read(path: str) -> str:

@@ -20,6 +20,23 @@ def tree_of(pid: int) -> list[int]:
     return seen
 
 
+def place_of(pid: int) -> str:
+    """The directory of /proc that tells what a process holds: when its first thread has ended and others have not,
+    /proc/PID tells of nothing, and one of theirs of all that they share (proc_pid_task(5))."""
+    place = f"/proc/{pid}"
+    if not _has_memory(place):
+        try:
+            threads = os.listdir(f"{place}/task")
+        except OSError:
+            return place  # it has ended
+        return next((at for at in (f"{place}/task/{thread}" for thread in threads) if _has_memory(at)), place)
+    return place
+
+
+def _has_memory(place: str) -> bool:
+    return _read(f"{place}/statm")[:2] not in ("", "0 ")
+
+
 def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii") as file:

@@ -1,0 +1,149 @@
+"""What no controller counts is looked at from outside: nothing hides from the look, at any level."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skillyard import SyncRuntime
+from skillyard.client.run import Run
+from skillyard.domain.errors import ProtectionMissing
+from skillyard.settings import load_settings
+from tests.attacks.programs import PRELUDE
+
+LIBRARY = """
+import subprocess
+
+def beside(source):
+    '''A process that goes on with ``source`` when its first thread has ended.'''
+    whole = THREADS.format(source=source.strip().replace(chr(10), chr(10) + ' ' * 8))
+    return subprocess.Popen([sys.executable, '-I', '-S', '-c', whole], stdout=subprocess.PIPE)
+
+THREADS = '''
+import ctypes, os, threading, time
+def main():
+    time.sleep(0.3)
+    try:
+        {source}
+    finally:
+        os._exit(0)
+threading.Thread(target=main).start()
+ctypes.CDLL(None).syscall(60, 0)
+'''
+REMOVED = '''
+held = []
+for _ in range(48):
+    held.append(os.open('file', os.O_CREAT | os.O_RDWR))
+    os.write(held[-1], bytes(1 << 20))
+    os.unlink('file')
+    time.sleep(0.04)
+os.write(1, b'through')
+'''
+"""
+
+MEMORY = {
+    "processes whose first thread ended": """
+        eater = "held = bytearray(48 << 20)\\nfor i in range(0, 48 << 20, 4096): held[i] = 1\\ntime.sleep(5)"
+        children = [beside(eater) for _ in range(5)]
+        return [child.stdout.read() for child in children] and 'through'
+    """,
+    "full sockets": """
+        held = [socket.socketpair() for _ in range(480)]
+        for one, _ in held:
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+            while not refusal(one.send, bytes(1 << 15)):
+                pass
+        time.sleep(3)
+        return 'through'
+    """,
+    "page tables": """
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        size = 96 << 30
+        start = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, 0)
+        for at in range(start, start + size, 2 << 20):
+            ctypes.c_char.from_address(at).value
+        time.sleep(3)
+        return 'through'
+    """,
+}
+DISK = {
+    "removed, held by one that cannot be traced": """
+        libc.prctl(4, 0, 0, 0, 0)
+        exec(REMOVED)
+        return 'through'
+    """,
+    "removed, held by one whose first thread ended": """
+        return beside(REMOVED).stdout.read().decode()
+    """,
+}
+
+
+@pytest.fixture(scope="module", params=["native", "landlock"])
+def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("watched"), policy={"isolation": request.param})
+    with SyncRuntime(settings=settings) as runtime:
+        try:
+            runtime.run_code("def main(args): pass")
+        except ProtectionMissing as missing:
+            pytest.skip(str(missing))
+        yield runtime
+
+
+def run(runtime: SyncRuntime, body: str, **limits: Any) -> Run:
+    lines = body.strip("\n").splitlines()
+    margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
+    source = "\n".join("    " + line[margin:] for line in lines)
+    return runtime.run_code(f"{PRELUDE}{LIBRARY}\ndef main(args):\n{source}\n", limits={"timeout_ms": 30_000, **limits})
+
+
+@pytest.mark.parametrize("how", MEMORY)
+def test_memory(how: str, runtime: SyncRuntime) -> None:
+    ended = run(runtime, MEMORY[how], memory_mb=128, disk_mb=16)
+    assert ended["outcome"] == "memory", dict(ended)
+
+
+@pytest.mark.parametrize("how", DISK)
+def test_files(how: str, runtime: SyncRuntime) -> None:
+    """The file system refuses, or the watch ends the run."""
+    ended = run(runtime, DISK[how], disk_mb=16)
+    assert "through" not in str(ended.get("output")), dict(ended)
+
+
+def test_space_cannot_be_reserved_beyond_the_limit(runtime: SyncRuntime) -> None:
+    """One call that takes what is there is done before anybody looks; fallocate(2), ioctl_xfs_preallocate."""
+    ended = run(
+        runtime,
+        """
+        fd = os.open('file', os.O_CREAT | os.O_RDWR)
+        sys_call(285, fd, 1, 0, 256 << 20)
+        for command in (0x40305828, 0x4030582A, 0x40305839):
+            refusal(fcntl.ioctl, fd, command, struct.pack('hhqqi4i', 0, 0, 0, 256 << 20, 0, 0, 0, 0, 0))
+        twin = refusal(os.posix_fallocate, fd, 0, 1 << 20)
+        return {'held': os.fstat(fd).st_blocks * 512, 'twin': twin}
+        """,
+        disk_mb=16,
+    )
+    assert ended.output["twin"] == ""
+    assert 1 << 20 <= ended.output["held"] <= 16 << 20, dict(ended)
+
+
+def test_others_of_the_same_user_keep_their_priority(runtime: SyncRuntime) -> None:
+    """setpriority(2) and ioprio_set(2) name a user too, who may be the server's."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    ended = run(
+        runtime,
+        """
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        for who in (0, os.getuid()):
+            refusal(os.setpriority, os.PRIO_USER, who, nice + 1)
+            sys_call(251, 3, who, 3 << 13)
+        return {'twin': refusal(os.setpriority, os.PRIO_PROCESS, 0, min(19, nice + 2))}
+        """,
+    )
+    assert ended.output == {"twin": ""}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
