@@ -23,6 +23,8 @@ CALL_S = 60.0
 
 SMALL = {"memory_mb": 64, "disk_mb": 16, "pids": 32}
 """Limits that let fifty runs work at once on a small host."""
+PLACES = {"SKILLYARD_ADMISSION__RUNNING": "128", "SKILLYARD_NATIVE__TENANT_PIDS": "4096"}
+"""As many at once for one caller."""
 
 
 class Server:
@@ -93,7 +95,7 @@ def launch(data_dir: Path, *, ready: int = 0, **env: str) -> subprocess.Popen[by
             [sys.executable, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)],
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "SKILLYARD_NATIVE__READY": str(ready), **env},
+            env={**os.environ, **PLACES, "SKILLYARD_NATIVE__READY": str(ready), **env},
         )
 
 

@@ -26,7 +26,7 @@ SPEC = SandboxSpec(Limits(memory_mb=64, disk_mb=16, pids=32), single=True)
 @pytest.mark.parametrize("count", [32, pytest.param(1000, marks=pytest.mark.long)])
 async def test_ready_at_once(tmp_path: Path, count: int) -> None:
     footprint = Footprint(tmp_path)
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=count))
+    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=count, tenant_pids=512 + 8 * count))
     try:
         started = time.monotonic()
         await backend.prepare(SPEC)
