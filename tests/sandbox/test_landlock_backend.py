@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skillyard.sandbox.landlock.backend import LandlockBackend
-from skillyard.testing.sandbox_suite import Check, Ground
+from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
 from tests.landlock.host import need
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
+SLOW = frozenset({"files-hostile_trees_are_removed", "endurance-a_hundred_in_a_row_leave_nothing"})
+"""A disk's file system takes tens of seconds for what a tmpfs drops at once."""
 VARIABLES = frozenset({"SKILLYARD_ROOT", "LD_LIBRARY_PATH"})
 
 
@@ -40,5 +43,11 @@ def _reopen(run_dir: Path) -> Callable[[], Awaitable[LandlockBackend]]:
     return reopen
 
 
-async def test_conformance(check: Check, ground: Ground, hold: Hold) -> None:
-    await hold(check, ground)
+def _promises() -> Iterator[Any]:
+    for check in CHECKS:
+        yield pytest.param(check, id=check.id, marks=pytest.mark.long if check.id in SLOW else ())
+
+
+@pytest.mark.parametrize("promise", [*_promises()])
+async def test_conformance(promise: Check, ground: Ground, hold: Hold) -> None:
+    await hold(promise, ground)
