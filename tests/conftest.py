@@ -18,7 +18,7 @@ def anyio_backend() -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and (reason := excuses(report.longreprtext)):
+    if report.failed and (reason := excuses(Path(item.path), report.longreprtext)):
         report.outcome = "skipped"
         report.longrepr = (str(Path(item.path)), item.reportinfo()[1] or 0, f"Skipped: {reason}")
     return report
