@@ -77,6 +77,26 @@ DISK = {
         exec(REMOVED)
         return 'through'
     """,
+    "in a directory that is never where it was listed": """
+        for number in range(3000):
+            os.close(os.open(f'name{number}', os.O_CREAT | os.O_WRONLY))
+        os.mkdir('moved')
+        home, name, number = os.getcwd(), 'moved', 0
+        os.chdir('moved')
+        if os.fork() == 0:
+            os.chdir(home)
+            while True:
+                number += 7919
+                fresh = f'moved{number % 100003}'
+                os.rename(name, fresh)
+                name = fresh
+                time.sleep(0.001)
+        for number in range(48):
+            with open(f'file{number}', 'wb') as file:
+                file.write(bytes(1 << 20))
+            time.sleep(0.2)
+        return 'through'
+    """,
     "removed, held by one whose first thread ended": """
         return beside(REMOVED).stdout.read().decode()
     """,
@@ -147,3 +167,25 @@ def test_others_of_the_same_user_keep_their_priority(runtime: SyncRuntime) -> No
     )
     assert ended.output == {"twin": ""}
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_program_that_makes_and_removes_files_goes_on(runtime: SyncRuntime) -> None:
+    """It may be held for a moment to be counted, and finds nothing changed; what it stopped itself stays so."""
+    ended = run(
+        runtime,
+        """
+        sleeper = subprocess.Popen(['sleep', '60'])
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        end, count = time.monotonic() + 2, 0
+        while time.monotonic() < end:
+            names = [f'file{number}' for number in range(200)]
+            for name in names:
+                os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+            for name in names:
+                os.unlink(name)
+            count += 1
+        done, status = os.waitpid(sleeper.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        return {'worked': count > 0, 'stopped': os.WIFSTOPPED(status)}
+        """,
+    )
+    assert ended.output == {"worked": True, "stopped": True}

@@ -120,8 +120,8 @@ def _place_file(source: str, target: str, about: os.stat_result) -> Iterator[Non
 
 
 class Sum:
-    """What a tree holds: ``bytes`` on the disk and ``names``. ``torn`` when it was moved about meanwhile, and
-    some of it may have been missed."""
+    """What a tree holds: ``bytes`` on the disk and ``names``. ``torn`` when something was listed and then not there:
+    it was removed, or moved about and missed."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -167,18 +167,23 @@ class _Walk:
         with suppress(OSError), os.scandir(self._fd) as listing:
             for entry in listing:
                 self._into.names += 1
-                with suppress(OSError):
+                try:
                     about = entry.stat(follow_symlinks=False)
-                    self._into.bytes += about.st_blocks * 512
-                    if stat.S_ISDIR(about.st_mode):
-                        inner.append(entry.name)
+                except OSError:
+                    self._into.torn = True
+                    yield
+                    continue
+                self._into.bytes += about.st_blocks * 512
+                if stat.S_ISDIR(about.st_mode):
+                    inner.append(entry.name)
                 yield
 
     def _down(self, name: str) -> bool:
         try:
             self._fd = _instead(self._fd, _open_anyway(self._fd, name))
         except OSError:
-            return False  # it is gone
+            self._into.torn = True
+            return False
         return True
 
     def _up(self) -> bool:

@@ -40,6 +40,11 @@ def tree(root: int, most: int) -> list[int]:
     return seen
 
 
+def is_stopped(pid: int) -> bool:
+    """By a signal (the state in proc_pid_stat(5))."""
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
+
+
 def resident(place: str) -> int:
     """Bytes of private and shared resident memory: an upper bound that is cheap to read. ``place`` is where /proc
     tells of a process (:func:`skillyard.sandbox.native.keeper.tree.place_of`)."""

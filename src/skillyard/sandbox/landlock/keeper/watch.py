@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 
-from skillyard.sandbox.landlock.keeper import look
+from skillyard.sandbox.landlock.keeper import look, pause
 from skillyard.sandbox.landlock.keeper.box import LandlockBox
 from skillyard.sandbox.landlock.tree import Sum, measuring
 from skillyard.sandbox.landlock.work import work
@@ -18,7 +18,10 @@ from skillyard.sandbox.native.keeper.yard import MIB
 
 INODES_PER_MIB = 128
 LEAST_INODES = 4096
-_TORN_IN_A_ROW = 40
+_TORN_IN_A_ROW = 2
+"""Counts that missed something, after which the next is made while nothing moves."""
+_HOLD_S = 0.005
+"""Until what was stopped stands still on its processor too."""
 _REST = 8
 """After a count of files, this many times its own time passes until the next."""
 _MAPPINGS_EVERY = 10
@@ -51,8 +54,24 @@ class DiskWatch:
         now = time.monotonic()
         if not self._counting and now >= self._next_at:
             self._counting = True
-            total = Sum()
-            work(self._loop, self._all(total), lambda error: self._counted(now, total, error))
+            if self._torn > _TORN_IN_A_ROW:
+                box = self._box
+                stopped = pause.stop(box.pid, box.shape.pids)
+                self._loop.after(_HOLD_S, lambda: self._walk(now, stopped))
+            else:
+                self._walk(now, set())
+
+    def _walk(self, began: float, stopped: set[int]) -> None:
+        total = Sum()
+
+        def done(error: OSError | None) -> None:
+            self._counted(began, total, error)
+            if stopped:
+                self._torn = 0
+                if not self._box.dead:
+                    pause.go_on(self._box.pid, self._box.shape.pids, stopped)
+
+        work(self._loop, self._all(total), done)
 
     def _all(self, total: Sum) -> Iterator[None]:
         for name in ("workspace", "tmp", "dev/shm"):
@@ -71,8 +90,6 @@ class DiskWatch:
             box.end_for("disk", f"over the disk limit of {box.shape.disk_mb} MiB")
         elif total.names > max(LEAST_INODES, box.shape.disk_mb * INODES_PER_MIB):
             box.end_for("disk", f"more files than go with a disk limit of {box.shape.disk_mb} MiB")
-        elif self._torn > _TORN_IN_A_ROW:
-            box.end_for("disk", "its files were moved about too fast to be counted")
 
     def _removed(self, places: Sequence[str], held: dict[int, int]) -> int:
         """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
