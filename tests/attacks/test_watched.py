@@ -80,21 +80,23 @@ DISK = {
     "in a directory that is never where it was listed": """
         for number in range(3000):
             os.close(os.open(f'name{number}', os.O_CREAT | os.O_WRONLY))
-        os.mkdir('moved')
-        home, name, number = os.getcwd(), 'moved', 0
-        os.chdir('moved')
+        names, number = [f'moved{number}' for number in range(8)], 8
+        inner = []
+        for name in names:
+            os.mkdir(name)
+            inner.append(os.open(name, os.O_RDONLY))
         if os.fork() == 0:
-            os.chdir(home)
             while True:
-                number += 7919
-                fresh = f'moved{number % 100003}'
-                os.rename(name, fresh)
-                name = fresh
+                for at, name in enumerate(names):
+                    number += 7919
+                    names[at] = f'moved{number % 1000003}'
+                    os.rename(name, names[at])
                 time.sleep(0.001)
-        for number in range(48):
-            with open(f'file{number}', 'wb') as file:
-                file.write(bytes(1 << 20))
-            time.sleep(0.2)
+        for number in range(64):
+            fd = os.open(f'file{number}', os.O_CREAT | os.O_WRONLY, dir_fd=inner[number % 8])
+            os.write(fd, bytes(1 << 20))
+            os.close(fd)
+            time.sleep(0.1)
         return 'through'
     """,
     "removed, held by one whose first thread ended": """
