@@ -99,6 +99,21 @@ DISK = {
             time.sleep(0.1)
         return 'through'
     """,
+    "moved from one directory to the next": """
+        for name in ('a', 'b', 'a/held'):
+            os.mkdir(name)
+        inner = os.open('a/held', os.O_RDONLY)
+        if os.fork() == 0:
+            while True:
+                os.rename('a/held', 'b/held')
+                os.rename('b/held', 'a/held')
+        for number in range(64):
+            fd = os.open(f'file{number}', os.O_CREAT | os.O_WRONLY, dir_fd=inner)
+            os.write(fd, bytes(1 << 20))
+            os.close(fd)
+            time.sleep(0.1)
+        return 'through'
+    """,
     "removed, held by one whose first thread ended": """
         return beside(REMOVED).stdout.read().decode()
     """,

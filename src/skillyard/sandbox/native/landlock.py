@@ -12,7 +12,7 @@ from skillyard.sandbox.native import kernel
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
-TRUNCATE, IOCTL_DEV = 1 << 14, 1 << 15
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 SCOPE_ABSTRACT_UNIX, SCOPE_SIGNAL = 1 << 0, 1 << 1
 
 NET_BIND_TCP, NET_CONNECT_TCP = 1 << 0, 1 << 1
@@ -71,8 +71,16 @@ def create(version: int, *, tcp: bool = True) -> int:
 
 def scope() -> None:
     """Only confine signals and abstract sockets (version 6): what this thread makes, and what that makes in
-    domains of its own, can be signalled from here, and nothing else."""
-    enter(_create(struct.pack("QQQ", 0, 0, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)))
+    domains of its own, can be signalled from here, and nothing else.
+
+    A domain that says nothing of REFER forbids it, whatever the others allow: so it is allowed here, everywhere."""
+    ruleset = _create(struct.pack("QQQ", REFER, 0, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL))
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        allow(ruleset, root, REFER)
+    finally:
+        os.close(root)
+    enter(ruleset)
 
 
 def allow(ruleset: int, fd: int, rights: int) -> None:

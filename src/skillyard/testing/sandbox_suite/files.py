@@ -209,6 +209,23 @@ except OSError: os.mkfifo('socket')  # not even that is given here
         await _not_found(sandbox, *(f"/workspace/{name}" for name in names), "/dev/zero")
 
 
+@files.check()
+async def names_move_and_multiply_between_directories(ground: Ground) -> None:
+    """rename(2) and link(2), which a file system wall may forbid across directories (landlock(7), REFER)."""
+    steps = """
+import json, os
+os.chdir(HERE + '/workspace')
+os.makedirs('a'), os.makedirs('b/c')
+open('a/file', 'w').write('moved')
+os.rename('a/file', 'b/c/file')
+os.link('b/c/file', 'a/twin')
+os.rename('b/c', 'a/c')
+print(json.dumps([open('a/c/file').read(), os.stat('a/twin').st_nlink, sorted(os.listdir('a'))]))
+"""
+    told = await ground.look(steps)
+    expect(told == ["moved", 2, ["c", "twin"]], "they are where they were put", told)
+
+
 @files.check("disk")
 async def writing_beyond_the_disk_is_refused(ground: Ground) -> None:
     async with ground.sandbox(Limits(timeout_ms=20_000, disk_mb=8)) as sandbox:
