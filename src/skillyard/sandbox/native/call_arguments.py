@@ -209,8 +209,8 @@ CLOSING_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("prlimit64",),
-        "any limit; `RLIMIT_CORE` can be read, and setting it is answered as done and does nothing (`EPERM` where the old "
-        "value is wanted too)",
+        "any limit; `RLIMIT_CORE` can be read, and setting it is answered as done and does nothing (`EPERM` where the "
+        "old value is wanted too)",
         _CORE_STAYS,
         tuple(_core_stays(ARG1, ARG2, ARG3)),
     ),
