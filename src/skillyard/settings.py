@@ -99,7 +99,9 @@ class AdmissionSettings(_Section):
     def config(self) -> AdmissionConfig:
         host_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
         memory_mb = int(host_mb * self.overcommit)
-        return AdmissionConfig(self.running, self.queued, self.queued_each, memory_mb, self.reserve, self.requests_mb * MIB)
+        return AdmissionConfig(
+            self.running, self.queued, self.queued_each, memory_mb, self.reserve, self.requests_mb * MIB
+        )
 
 
 Isolation = Literal["native", "gvisor", "landlock", "auto"]
