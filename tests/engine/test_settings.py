@@ -39,7 +39,7 @@ def test_xdg_data_home_without_our_variable(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_arguments_beat_variables_beat_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
-        'backend = "native"\n[limits]\nmemory_mb = 100\npids = 50\n[limits.max]\npids = 60\n'
+        "[limits]\nmemory_mb = 100\npids = 50\n[limits.max]\npids = 60\n"
         '[environments.mine]\npackages = ["six"]\n[policy]\nrequire = "kernel"\n'
     )
     monkeypatch.setenv("SKILLYARD_LIMITS__MEMORY_MB", "200")
@@ -73,7 +73,10 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
         ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
         ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
         ("[limits", "cannot be read as TOML"),
-        ('backend = "docker"', "backend: Input should be 'native'"),
+        (
+            '[policy]\nisolation = "docker"',
+            "policy.isolation: Input should be 'native', 'gvisor', 'landlock' or 'auto'",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -146,7 +146,7 @@ async def timeout_comes_from_the_limits_when_none_is_given(ground: Ground) -> No
 async def timeout_needs_no_caller(ground: Ground) -> None:
     marker = fresh("alone")
     async with ground.sandbox() as sandbox:
-        process = await start(sandbox, python(WAIT, marker), timeout_ms=int(600 * ground.patience))
+        process = await start(sandbox, python(WAIT, marker), timeout_ms=int(2000 * ground.patience))
         await until(process, b"ready")
         await eventually(lambda: not processes(marker), "the backend keeps the deadline while nobody waits", BOUND_S)
 
