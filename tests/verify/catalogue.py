@@ -11,6 +11,7 @@ _OWN_PROCESS = (
     "could fail it"
 )
 NO_MUTANT: dict[str, str] = {
+    "canaries-process-handle": "the mutant without pids lets processes-signal find the host's numbers",
     "channel-descriptors": "read(2) drops descriptors that come with bytes; what is judged is the server after it",
     "entries-x32": "kernels without the x32 interface answer as the filter does",
     "leftovers-settings": _OWN_PROCESS,
@@ -20,6 +21,7 @@ NO_MUTANT: dict[str, str] = {
     "privileges-priority": "raising a priority needs a capability of the host's own namespace",
     "processes-end-init": "init is the sandbox's own: ending it ends the run; what is judged is the server after it",
     "processes-signal-everybody": "without a pid namespace it would end everything else of its user",
+    "processes-touch": "without a pid namespace ids stand; without both it would slow the host's processes",
     "results-digits": "the guest cannot write such a number; the server's own check is tried by channel-values",
     "results-evil-types": "the guest makes plain JSON of it, whatever its methods say",
     "results-exception": "the guest cuts it; the server's own check is tried by channel-lengths",

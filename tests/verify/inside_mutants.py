@@ -165,7 +165,6 @@ def _enter():
             LANDLOCK: NO_LANDLOCK,
             WALLS: ONE_UID,
         },
-        short=True,
     ),
     Mutant(
         "read_only_devices", ("read_only_root",), "device files are mounted for writing",
@@ -205,7 +204,7 @@ def _mount_box(spec):
     Mutant(
         "private_proc", ("private_proc",), "no part of /proc is masked",
         ("proc-dangerous-files", "proc-dangerous-directories"),
-        {YARD: "def masked_proc():\n    return (), ()"}, short=True,
+        {YARD: "def masked_proc():\n    return (), ()"},
     ),
     Mutant(
         "proc_sys", ("private_proc", "landlock", "own_uid", "non_root"),
@@ -231,7 +230,7 @@ kernel.mount = _no_sys
     ),
     Mutant(
         "non_root", ("non_root",), "sandboxes are user 0 of their namespace",
-        ("privileges-who",), {WALLS: "INSIDE_ID = 0"}, short=True,
+        ("privileges-who",), {WALLS: "INSIDE_ID = 0"},
     ),
     Mutant(
         "own_uid", ("own_uid",), "all sandboxes are one user outside",

@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "memory (watched)", ("memory",), "nobody watches, and no process is bounded",
         ("memory-anonymous", "memory-private-mappings", "memory-copies-of-files", "memory-many-processes"),
-        WIDE_MEMORY, who="ordinary", short=True,
+        WIDE_MEMORY, who="ordinary",
     ),
     Mutant(
         "memory+disk", ("memory", "disk"), "wide memory and a wide tmpfs: files are memory",
@@ -97,7 +97,7 @@ Cgroups.make = _wide
     Mutant(
         "timeout", ("timeout",), "no program is ended for its time",
         ("limits-time-loop", "limits-time-sleep", "limits-time-handover", "limits-time-stop"),
-        {BOX: "Box.time_bound_ms = lambda self, asked: 10**8"}, short=True,
+        {BOX: "Box.time_bound_ms = lambda self, asked: 10**8"},
     ),
     Mutant(
         "output", ("output",), "no program is ended for what it writes",

@@ -154,7 +154,7 @@ MUTANTS = (
             "channel-garbage", "channel-lengths", "channel-order", "channel-headers", "channel-values", "channel-deaf",
             "results-log-forgery",
         ),
-        outside=believing, short=True,
+        outside=believing,
     ),
     Mutant(
         "own_words", ("rule: a run's own words are no record",), "what a run returns is laid over its record",
@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "unredacted", ("rule: secrets are taken out of what leaves",), "nothing is taken out",
-        ("secrets-leaving",), outside=unredacted, short=True,
+        ("secrets-leaving",), outside=unredacted,
     ),
     Mutant(
         "secrets_for_code", ("rule: a secret is its skill's",), "code gets the secrets of the skills it mounts",

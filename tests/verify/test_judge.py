@@ -8,9 +8,9 @@ import pytest
 
 from skillyard.client.run import Run
 from skillyard.domain.errors import InvalidInput
-from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, escaped
+from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped
 from skillyard.verify.battery import chosen, face
-from skillyard.verify.judge import held_to_its_claims, judged
+from skillyard.verify.judge import held_to_its_claims, judged, within_its_means
 from skillyard.verify.make import Family
 from skillyard.verify.report import as_dict, failed
 from skillyard.verify.yard import Yard
@@ -33,6 +33,9 @@ def evidence(**changes: Any) -> dict[str, Any]:
         (ran(evidence(got=["a secret"], wrong=["odd"])), (), Verdict.ESCAPED),
         (ran(evidence(wrong=["open: EMFILE"])), (), Verdict.BROKEN),
         (ran(evidence(tried=0)), (), Verdict.BROKEN),
+        (ran(evidence(elsewhere="told nothing")), (), Verdict.NOT_APPLICABLE),
+        (ran(evidence(elsewhere="told nothing", got=["a secret"])), (), Verdict.ESCAPED),
+        (ran(evidence(elsewhere="told nothing", wrong=["odd"])), (), Verdict.BROKEN),
         (ran({}), (), Verdict.BROKEN),
         (ran({"truncated": True, "blob_id": "blob:1"}), (), Verdict.BROKEN),
         (ran(status="failed", outcome="memory", log="armed\n"), ("memory",), Verdict.CONTAINED),
@@ -46,14 +49,14 @@ def test_verdicts(run: Run, ends: tuple[str, ...], verdict: Verdict) -> None:
     assert judged(run, ends).verdict is verdict
 
 
-def attack(judgement: Judgement | Exception, *walls: str) -> Attack:
+def attack(judgement: Judgement | Exception, *walls: str, rests_on: tuple[str, ...] = ()) -> Attack:
     async def steps(yard: Yard) -> Judgement:
         if isinstance(judgement, Exception):
             raise judgement
         return judgement
 
     family = Family("made-up", walls=walls, invariants=(1,))
-    family.steps("one", "Tries nothing.", steps)
+    family.steps("one", "Tries nothing.", steps, rests_on=rests_on)
     return family.attacks[0]
 
 
@@ -67,6 +70,29 @@ def test_what_nobody_claims_is_no_escape() -> None:
         assert held_to_its_claims(escaped("got"), made, enforced).verdict is verdict
     assert held_to_its_claims(escaped("got"), attack(CONTAINED), {}).verdict is Verdict.ESCAPED
     assert held_to_its_claims(CONTAINED, made, {}) is CONTAINED
+
+
+@pytest.mark.parametrize(
+    ("judgement", "enforced", "outcome", "verdict"),
+    [
+        (broken("no loopback"), {"net_namespace": "missing"}, "", Verdict.NOT_APPLICABLE),
+        (broken("no loopback"), {"net_namespace": "missing"}, "exit", Verdict.NOT_APPLICABLE),
+        (Judgement(Verdict.TOO_TIGHT, "no loopback"), {"net_namespace": "missing"}, "", Verdict.NOT_APPLICABLE),
+        (broken("no loopback"), {"net_namespace": "kernel"}, "", Verdict.BROKEN),
+        (broken("[Errno 1] Operation not permitted"), {"ipc_namespace": "missing"}, "", Verdict.BROKEN),
+        (broken("no loopback"), {}, "", Verdict.BROKEN),
+        (broken("lost"), {"net_namespace": "missing"}, "lost", Verdict.BROKEN),
+        (Judgement(Verdict.TOO_TIGHT, "memory"), {"net_namespace": "missing"}, "memory", Verdict.TOO_TIGHT),
+        (escaped("a secret"), {"net_namespace": "missing"}, "", Verdict.ESCAPED),
+        (CONTAINED, {"net_namespace": "missing"}, "", Verdict.CONTAINED),
+    ],
+)
+def test_only_what_the_record_says_is_missing_excuses(
+    judgement: Judgement, enforced: dict[str, str], outcome: str, verdict: Verdict
+) -> None:
+    made = attack(CONTAINED, rests_on=("net_namespace",))
+    yard = Yard(Server(serves=True), enforced=enforced, outcomes={outcome})  # type: ignore[arg-type]
+    assert within_its_means(judgement, made, yard).verdict is verdict
 
 
 class Server:

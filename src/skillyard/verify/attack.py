@@ -63,8 +63,9 @@ class Attack:
     """One attack, or one benign program.
 
     ``tries`` is one sentence. ``invariants`` are numbers of SECURITY.md. ``walls`` name the protections that stand in
-    its way: when a run's record claims none of them, the attack does not apply. ``alone``: it measures or fills, and
-    nothing else may run beside it.
+    its way: when a run's record claims none of them, the attack does not apply. ``rests_on`` names those that give its
+    programs what they need, such as a loopback of their own: where the record says that one is missing, a program that
+    does not work does not apply. ``alone``: it measures or fills, and nothing else may run beside it.
     """
 
     name: str
@@ -76,3 +77,4 @@ class Attack:
     needs: frozenset[Need] = frozenset()
     alone: bool = False
     benign: bool = False
+    rests_on: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from skillyard.domain.errors import InvalidInput
 from skillyard.verify.attack import Attack, Judgement, Need, Verdict, broken, escaped, not_applicable
-from skillyard.verify.judge import held_to_its_claims, without_neighbours
+from skillyard.verify.judge import held_to_its_claims, within_its_means
 from skillyard.verify.yard import Yard, serves
 
 BOUND_S = 150.0
@@ -64,8 +64,7 @@ async def face(yard: Yard, attack: Attack) -> Finding:
     judgement = lacking(yard, attack)
     if judgement is None:
         judgement = held_to_its_claims(await _tried(yard, attack), attack, yard.enforced)
-        if yard.moved:
-            judgement = without_neighbours(judgement)
+        judgement = within_its_means(judgement, attack, yard)
         if judgement.verdict is Verdict.CONTAINED and (why := await serves(yard)):
             judgement = escaped(f"afterwards the server did not serve: {why}")
     return Finding(attack, judgement, time.monotonic() - began)

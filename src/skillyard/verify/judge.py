@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skillyard.client.run import Run
+from skillyard.domain.outcome import Outcome
 from skillyard.domain.protection import Level
 from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped, not_applicable
 from skillyard.verify.prelude import ARMED
+
+if TYPE_CHECKING:
+    from skillyard.verify.yard import Yard
 
 
 def judged(run: Run, ends: Collection[str] = ()) -> Judgement:
@@ -31,6 +35,8 @@ def weighed(evidence: Any) -> Judgement:
         return broken("; ".join(map(str, evidence["wrong"])))
     if not evidence["tried"]:
         return broken("the program tried nothing")
+    if evidence.get("elsewhere"):
+        return not_applicable(str(evidence["elsewhere"]))
     return CONTAINED
 
 
@@ -51,15 +57,16 @@ def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
     return not walls or any(enforced.get(wall, Level.MISSING) != Level.MISSING for wall in walls)
 
 
-_REFUSALS = ("Permission denied", "Operation not permitted", "not supported by protocol", "No such file or directory")
+_FINISHED = frozenset({"", Outcome.EXIT})
 
 
-def without_neighbours(judgement: Judgement) -> Judgement:
-    """Where an isolation without mounts and namespaces refuses even the harmless neighbour of an attack, nothing can be
-    shown: that is told as what it is, neither contained nor broken."""
-    if judgement.verdict is not Verdict.BROKEN or not any(word in judgement.why for word in _REFUSALS):
+def within_its_means(judgement: Judgement, attack: Attack, yard: Yard) -> Judgement:
+    """A program that did not work, where the record says that what it rests on is missing, shows nothing. Runs that
+    were lost or ended by a limit say more than that, and stay what they are; so does every escape."""
+    lacking = [wall for wall in attack.rests_on if yard.enforced.get(wall) == Level.MISSING]
+    if judgement.verdict not in (Verdict.BROKEN, Verdict.TOO_TIGHT) or not lacking or not yard.outcomes <= _FINISHED:
         return judgement
-    return not_applicable(f"this isolation refuses what is harmless, too: {judgement.why}")
+    return not_applicable(f"needs what {', '.join(lacking)} would give, and that is not claimed here: {judgement.why}")
 
 
 def held_to_its_claims(judgement: Judgement, attack: Attack, enforced: Mapping[str, str]) -> Judgement:

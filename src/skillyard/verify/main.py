@@ -29,7 +29,7 @@ from skillyard.verify.canaries import planted, planted_file
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime, workplace
 from skillyard.verify.judge import told
-from skillyard.verify.yard import HEARTBEAT, WHERE, Yard
+from skillyard.verify.yard import HEARTBEAT, Yard, at_home
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -104,8 +104,7 @@ def _chosen(asked: Asked) -> list[Attack]:
 async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple[list[Finding], dict[str, Any]]:
     async with _yard(asked) as yard:
         first = await yard.run(HEARTBEAT, {"word": "first"})
-        where = await yard.run(WHERE)
-        yard.moved = where.ok and where.output["cwd"] != "/workspace"
+        await at_home(yard)
         if not first.ok:
             raise Failure(f"a benign run does not work here: {told(first)}", "`skillyard doctor` says why", Exit.FAILED)
         at_once = asked.at_once or min(4, os.cpu_count() or 1)

@@ -31,13 +31,14 @@ class Family:
         limits: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
         alone: bool = False,
+        rests_on: tuple[str, ...] = (),
     ) -> None:
         """One run of ``body``. ``ends``: see :func:`skillyard.verify.judge.judged`."""
 
         async def steps(yard: Yard) -> Judgement:
             return judged(await yard.attack(body, args, **(limits or {})), ends)
 
-        self.steps(name, tries, steps, walls=walls, invariants=invariants, alone=alone)
+        self.steps(name, tries, steps, walls=walls, invariants=invariants, alone=alone, rests_on=rests_on)
 
     def steps(
         self,
@@ -50,6 +51,7 @@ class Family:
         needs: Collection[Need] = (),
         alone: bool = False,
         benign: bool = False,
+        rests_on: tuple[str, ...] = (),
     ) -> None:
         """Several runs, or a judge of its own."""
         self.attacks.append(
@@ -63,5 +65,6 @@ class Family:
                 frozenset(needs),
                 alone,
                 benign,
+                rests_on,
             )
         )

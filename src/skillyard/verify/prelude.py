@@ -13,6 +13,9 @@ ARMED = "armed"
 
 ARCHES = ("x86_64", "aarch64")
 
+OWN_KERNEL = 'OWN_KERNEL = (os.uname().release, os.uname().version) == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")'
+"""Source: whether another kernel than the host's answers."""
+
 _PRELUDE = r'''
 import ctypes, errno, mmap, os, platform, signal, socket, struct, sys, time
 
@@ -22,8 +25,37 @@ libc.mmap.restype = ctypes.c_void_p
 got, tried, wrong = [], [], []
 REFUSED = ("EACCES", "EPERM", "EROFS", "ENOENT", "ENOSYS", "EXDEV", "ESRCH", "ENODEV", "ENXIO", "EOPNOTSUPP",
            "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENETUNREACH", "ECONNREFUSED", "EHOSTUNREACH",
-           "EPFNOSUPPORT", "EADDRNOTAVAIL")
+           "EPFNOSUPPORT", "EADDRNOTAVAIL", "ENOTSUP")
 """Errors that say no. Any other one says that the attempt itself was wrong."""
+
+
+OWN_KERNEL = (os.uname().release, os.uname().version) == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
+"""What gVisor's kernel says of itself wherever it runs. No kernel of that age could build the native walls, so that
+this never holds there. Ids, devices and settings are that kernel's own then, and what is got of the host is judged."""
+away = []
+
+
+def elsewhere(why):
+    """What was tried cannot tell anything here."""
+    tried.append("elsewhere")
+    away.append(why)
+
+
+def listed(path):
+    """Names in a directory; none where it may not be listed."""
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def text_of(path):
+    """What a file says; nothing where it may not be read."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def name_of(number):
@@ -112,7 +144,7 @@ def armed():
 
 
 def evidence(**more):
-    return {"got": got[:12], "tried": len(tried), "wrong": wrong[:8], **more}
+    return {"got": got[:12], "tried": len(tried), "wrong": wrong[:8], "elsewhere": "; ".join(away), **more}
 '''
 
 

@@ -27,7 +27,7 @@ _PAUSE_S = 0.25
 class Yard:
     """``runtime`` is there when the server is a runtime of this process, ``canaries`` when targets were planted.
     ``moved``: its sandboxes have their own places below another directory than /. ``enforced`` is what the records of
-    this attack's runs claimed."""
+    this attack's runs claimed, ``outcomes`` how they ended."""
 
     caller: ProtocolMethods
     isolation: str | None = None
@@ -35,6 +35,7 @@ class Yard:
     canaries: Canaries | None = None
     moved: bool = False
     enforced: dict[str, str] = field(default_factory=dict)
+    outcomes: set[str] = field(default_factory=set)
 
     def fresh(self) -> Yard:
         """The same place, for another attack."""
@@ -46,16 +47,18 @@ class Yard:
 
     async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
         """Run source. Raises what the API raises; a server that is busy is asked again."""
-        source = moved(code) if self.moved else code
-        params: dict[str, Any] = {"language": "python", "code": source, "args": dict(args or {})}
+        params: dict[str, Any] = {"language": "python", "code": code, "args": dict(args or {})}
         params["limits"] = {"timeout_ms": TIMEOUT_MS, **limits}
         return await self.call_run("run_code", params)
 
     async def call_run(self, method: str, params: Mapping[str, Any]) -> Run:
         """A method that runs something, with these very parameters."""
         asked = dict(params) if self.isolation is None else {**params, "isolation": self.isolation}
+        if self.moved and "code" in asked:
+            asked["code"] = moved(asked["code"])
         run = Run.of(await self._patiently(method, asked))
         self.enforced.update(run.raw.get("enforced") or {})
+        self.outcomes.add(str(run.raw.get("outcome") or ""))
         return run
 
     async def _patiently(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,16 +79,22 @@ _MOVED = """
 def main(args):
     import os, re, sys
     root = os.getcwd().removesuffix("/workspace")
-    text = re.sub(r"(?<![\\w.])(?=/(?:workspace|tmp|dev/shm)\\b)", lambda found: root, {SOURCE})
+    text = re.sub(r"(?<![\\w.])(?=/(?:workspace|tmp|dev/shm|skills|blobs)\\b)", lambda found: root, {SOURCE})
     exec(compile(text, "program", "exec"), globals())
     return globals()["main"](args)
 """
 
 
 def moved(source: str) -> str:
-    """A program that finds /workspace, /tmp and /dev/shm below the directory where an isolation without mounts has
-    them."""
+    """A program that finds /workspace, /tmp, /dev/shm, /skills and /blobs below the directory where an isolation
+    without mounts has them."""
     return _MOVED.replace("{SOURCE}", repr(source))
+
+
+async def at_home(yard: Yard) -> None:
+    """Find out where its sandboxes have their own places."""
+    where = await yard.run(WHERE)
+    yard.moved = where.ok and where.output["cwd"] != "/workspace"
 
 
 async def serves(yard: Yard) -> str:

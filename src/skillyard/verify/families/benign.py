@@ -20,8 +20,10 @@ def too_tight(why: str) -> Judgement:
     return Judgement(Verdict.TOO_TIGHT, why)
 
 
-def _works(name: str, does: str, body: str, gives: Mapping[str, Any], **limits: Any) -> None:
-    """``body`` is the function's; ``gives`` is what it must return."""
+def _works(
+    name: str, does: str, body: str, gives: Mapping[str, Any], rests_on: tuple[str, ...] = (), **limits: Any
+) -> None:
+    """``body`` is the function's; ``gives`` is what it must return. ``rests_on``: see Attack."""
 
     async def steps(yard: Yard) -> Judgement:
         code = "def main(args):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
@@ -30,7 +32,7 @@ def _works(name: str, does: str, body: str, gives: Mapping[str, Any], **limits: 
             return too_tight(told(run))
         return WORKS if run.output == gives else too_tight(f"gave {str(run.output)[:160]}")
 
-    FAMILY.steps(name, does, steps, benign=True)
+    FAMILY.steps(name, does, steps, benign=True, rests_on=rests_on)
 
 
 _works("threads", "Run threads with locks, queues and a pool.", """
@@ -89,7 +91,20 @@ _works("asyncio", "Run an event loop with tasks, a subprocess, a server and a si
         await asyncio.sleep(0.05)
         return {"said": said.decode(), "out": out.decode(), "seen": seen}
     return asyncio.run(everything())
-""", {"said": "HELLO\n", "out": "out\n", "seen": ["signal"]})  # fmt: skip
+""", {"said": "HELLO\n", "out": "out\n", "seen": ["signal"]}, ("net_namespace",))  # fmt: skip
+_works("event-loop", "Run an event loop with tasks, a thread, a subprocess and a signal handler, without a server.", """
+    import asyncio, os, signal
+    async def everything():
+        seen = []
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, seen.append, "signal")
+        numbers = await asyncio.gather(*(asyncio.to_thread(pow, n, 2) for n in range(4)))
+        process = await asyncio.create_subprocess_exec("echo", "out", stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.05)
+        return {"numbers": numbers, "out": out.decode(), "seen": seen}
+    return asyncio.run(everything())
+""", {"numbers": [0, 1, 4, 9], "out": "out\n", "seen": ["signal"]})  # fmt: skip
 _works("multiprocessing", "Fork workers with queues, pipes and locks.", """
     import multiprocessing
     context = multiprocessing.get_context("fork")
@@ -103,13 +118,13 @@ _works("multiprocessing", "Fork workers with queues, pipes and locks.", """
     for worker in workers:
         worker.join()
     return {"got": got, "codes": [worker.exitcode for worker in workers]}
-""", {"got": [0, 1, 4, 9], "codes": [0, 0, 0, 0]})  # fmt: skip
+""", {"got": [0, 1, 4, 9], "codes": [0, 0, 0, 0]}, ("ipc_namespace",))  # fmt: skip
 _works("process-pool", "Map a function over a pool of processes.", """
     from concurrent.futures import ProcessPoolExecutor
     import math, multiprocessing
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
         return {"sum": sum(pool.map(math.factorial, range(8)))}
-""", {"sum": 5914})  # fmt: skip
+""", {"sum": 5914}, ("ipc_namespace",))  # fmt: skip
 _works("files", "Write, read, move, link, walk and remove files in /workspace, /tmp and /dev/shm.", """
     import os, pathlib, shutil, tempfile
     for place in ("/workspace", "/tmp", "/dev/shm"):
@@ -216,7 +231,7 @@ _works("sockets", "Serve and connect on the loopback by TCP, UDP and unix socket
     left.send(b"pair")
     name = socket.getaddrinfo("localhost", 80, socket.AF_INET)[0][4][0]
     return {"page": page, "said": said, "pair": right.recv(9).decode(), "localhost": name}
-""", {"page": "page", "said": "datagram", "pair": "pair", "localhost": "127.0.0.1"})  # fmt: skip
+""", {"page": "page", "said": "datagram", "pair": "pair", "localhost": "127.0.0.1"}, ("net_namespace",))  # fmt: skip
 _works("signals", "Handle signals and alarms, also in children.", """
     import os, signal, time
     seen = []
@@ -238,7 +253,8 @@ _works("who-am-i", "Ask for user, home, processors, time zone, locale and machin
             "home": os.path.isdir(os.path.expanduser("~")),
             "processors": (os.cpu_count() or 0) > 0, "python": platform.python_version_tuple()[0],
             "time": time.time() > 1e9, "encoding": locale.getpreferredencoding().upper().replace("-", "")}
-""", {"user": True, "home": True, "processors": True, "python": "3", "time": True, "encoding": "UTF8"})  # fmt: skip
+""", {"user": True, "home": True, "processors": True, "python": "3", "time": True, "encoding": "UTF8"},
+    ("mount_namespace",))  # fmt: skip
 _works("text", "Use dates, decimals, regular expressions, JSON, CSV, XML, HTML and Unicode.", """
     import csv, datetime, decimal, html, io, json, re, unicodedata, xml.etree.ElementTree as tree
     rows = list(csv.DictReader(io.StringIO("a,b\\n1,2\\n")))

@@ -74,7 +74,7 @@ for place in ("/tmp", "/dev/shm", "/root", "/home", "/workspace", os.path.expand
 )  # fmt: skip
 _hunts(
     "processes", "Find a planted process: its arguments, variables, memory, files; signal, trace and slow it.", """
-for pid in os.listdir("/proc"):
+for pid in listed("/proc"):
     if pid.isdigit() and int(pid) != os.getpid():
         for name in ("cmdline", "environ", "comm", "maps", "status"):
             hunt(f"/proc/{pid}/{name}", read(f"/proc/{pid}/{name}"))
@@ -84,9 +84,13 @@ for name in ("cmdline", "environ", "mem", "maps", "fd", "root", "cwd"):
 for number in (0, 10, 12, 15, 18, 23):
     must_fail(f"signal {number}", os.kill, pid, number)
 must_fail("slow down", os.setpriority, os.PRIO_PROCESS, pid, 19)
-must_fail("pidfd", os.pidfd_open, pid)
 must_fail("limits", __import__("resource").prlimit, pid, 7, (10, 10))
-""", lambda canaries: {"pid": canaries.pid}, walls=("pid_namespace", "private_proc"),
+""", lambda canaries: {"pid": canaries.pid}, walls=("pid_namespace", "private_proc", "landlock", "own_uid"),
+)  # fmt: skip
+_hunts(
+    "process-handle", "Get a handle on a planted process by its number.", """
+must_fail("pidfd", os.pidfd_open, args["pid"])
+""", lambda canaries: {"pid": canaries.pid}, walls=("pid_namespace",),
 )  # fmt: skip
 _hunts(
     "listeners", "Connect to planted listeners of the loopback, of a unix path and of an abstract name.", """

@@ -108,12 +108,17 @@ def _names(name: str, tries: str, body: str) -> None:
         tries,
         f"""
         works("a few", os.mkdir, "/tmp/few")
+        if OWN_KERNEL:
+            elsewhere("files are its own kernel's memory there, none is the host's: memory-kernel-memory fills that")
+            return evidence()
         armed()
         count = 0
         try:
 {body}
         except OSError:
             pass
+        if count >= 60_000:
+            time.sleep(2)  # where nobody but a watch counts, it has looked by then
         must_hold(f"made {{count}} files with a limit of {{args['limit']}} MiB", count < 60_000)
         """,
         ends=("disk", "DiskLimitExceeded", "OSError"),

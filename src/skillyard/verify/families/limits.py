@@ -41,8 +41,8 @@ FAMILY.program(
     "fork-bomb",
     "Have every child fork on, so that their number doubles.",
     """
-    counter = mmap.mmap(os.open("/tmp/counter", os.O_CREAT | os.O_RDWR), 0) if False else None
     parent, generation = os.getpid(), 0
+    book = os.open("/tmp/alive", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     armed()
     for turn in range(7):
         try:
@@ -50,13 +50,14 @@ FAMILY.program(
                 generation += 1
         except OSError:
             time.sleep(0.05)
+    os.write(book, b"x")
     if os.getpid() != parent:
         time.sleep(20)
         os._exit(generation)
     time.sleep(0.5)
-    alive = [name for name in os.listdir("/proc") if name.isdigit()]
-    must_hold(f"{len(alive)} processes at once with a limit of {args['pids']}", len(alive) <= args["pids"] + 4)
-    works("it did fork", lambda: len(alive) > 6)
+    alive = os.fstat(book).st_size
+    must_hold(f"{alive} processes at once with a limit of {args['pids']}", alive <= args["pids"] + 4)
+    works("it did fork", lambda: alive > 6)
     """,
     walls=("pids",),
     ends=("processes", "ProcessLimitExceeded", "timeout", "TimeoutError"),
@@ -110,7 +111,7 @@ for child in children:
 wall = time.monotonic() - began
 used = sum(resource.getrusage(kind).ru_utime + resource.getrusage(kind).ru_stime
            for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-return {"used": used, "wall": wall, "processors": len(os.sched_getaffinity(0))}
+return {"used": used, "wall": wall, "processors": len(os.sched_getaffinity(0)), "own": OWN_KERNEL}
 """
 
 
@@ -119,7 +120,13 @@ async def _cpus(yard: Yard) -> Judgement:
     run = await yard.attack(_SPIN, {"wall_s": 1.5, "children": 3}, cpus=0.2)
     if not run.ok:
         return broken(told(run))
-    share = run.output["used"] / run.output["wall"]
+    used = run.output["used"]
+    if run.output["own"]:  # its clock counts what the program wanted: the host's counts what it got
+        told_ms = (run.raw.get("usage") or {}).get("cpu_ms")
+        if told_ms is None:
+            return broken("the record tells no processor time")
+        used = told_ms / 1000
+    share = used / run.output["wall"]
     if yard.enforced.get("cpus") == "kernel":
         return CONTAINED if share < 0.45 else escaped(f"used {share:.2f} processors with a limit of 0.2")
     if run.output["processors"] > 1:

@@ -17,7 +17,7 @@ FAMILY = Family("memory", walls=("memory",), invariants=(7,))
 
 _BODY = """
 MIB = 1 << 20
-asked = args["asked"]
+asked = args["asked"] + (args.get("kernel", 0) if OWN_KERNEL else 0)
 block = os.urandom(4096) * 256
 held = []
 def touch(mapped):
@@ -221,9 +221,12 @@ armed()
 
 
 async def _kernel_memory(yard: Yard) -> Judgement:
-    """Where nobody but a watch counts, SECURITY.md says so: the watch sees processes."""
+    """Where nobody but a watch counts, SECURITY.md says so: the watch sees processes. A kernel of the sandbox's own is
+    given memory for itself besides (docs/gvisor.md)."""
     limits = {"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64}
-    judgement = judged(await yard.attack(_KERNEL_BODY, {"limit": LIMIT_MB, "asked": 160}, **limits), _ENDS)
+    judgement = judged(
+        await yard.attack(_KERNEL_BODY, {"limit": LIMIT_MB, "asked": 160, "kernel": 320}, **limits), _ENDS
+    )
     if judgement.verdict is Verdict.ESCAPED and yard.enforced.get("memory") == Level.SUPERVISED:
         return not_applicable(f"memory is only watched here, and the watch sees processes: {judgement.why}")
     return judgement

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
+from skillyard.domain.protection import Level
+from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.judge import judged, told
 from skillyard.verify.make import Family
-from skillyard.verify.yard import Yard
+from skillyard.verify.prelude import OWN_KERNEL
+from skillyard.verify.yard import HEARTBEAT, Yard
 
 FAMILY = Family("namespaces", walls=("seccomp",), invariants=(2, 3))
 
@@ -43,7 +45,8 @@ FAMILY.program(
         if os.path.samestat(os.fstat(found), os.stat("/proc/self/ns/user")):
             raise PermissionError(errno.EPERM, "its own")
         return found
-    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
+    kinds = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+    for kind in kinds if not OWN_KERNEL else [kind for kind in kinds if os.path.exists(f"/proc/self/ns/{kind}")]:
         for pid in (1, os.getppid()):
             must_fail(f"open {kind} of {pid}", os.open, f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
         own = works(f"open its own {kind}", os.open, f"/proc/self/ns/{kind}", os.O_RDONLY)
@@ -83,7 +86,7 @@ FAMILY.program(
     call_refused("statmount", ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 512, 0)
     call_refused("listmount", ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 8, 0)
     call_refused("open_tree_attr", -100, b"/", 0, 0, 0)
-    works("list the mounts", lambda: open("/proc/self/mounts").read(1))
+    works("list a directory", os.listdir, "/usr/bin")
     """,
     walls=("seccomp",),
 )
@@ -109,23 +112,25 @@ FAMILY.program(
     call_refused("setdomainname", b"verify", 6)
     call_refused("sethostname", -1, 6)
     name = os.uname().nodename
-    must_be("name by file", name, open("/proc/sys/kernel/hostname").read().strip()
-            if os.path.exists("/proc/sys/kernel/hostname") else name)
+    must_be("name by file", name, text_of("/proc/sys/kernel/hostname").strip() or name)
     works("ask for its name", socket.gethostname)
     """,
     walls=("seccomp", "no_capabilities", "uts_namespace"),
 )
 
-_LINKS = """
+_LINKS = (
+    f"import os, time\n{OWN_KERNEL}\n"
+    + """
 def main(args):
-    import os, time
-    spaces = {}
-    for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
-        spaces[kind] = os.readlink("/proc/self/ns/" + kind)
+    if OWN_KERNEL:
+        return {"own": True}
+    space = os.readlink("/proc/self/ns/" + args["kind"])
     began = time.time()
     time.sleep(args["hold_s"])
-    return {"spaces": spaces, "began": began, "ended": time.time(), "node": os.uname().nodename}
+    return {"space": space, "began": began, "ended": time.time()}
 """
+)
+_OWN = not_applicable("each sandbox has a kernel of its own, whose numbers tell nothing of another's")
 
 
 def _shares(kind: str, wall: str) -> None:
@@ -133,13 +138,14 @@ def _shares(kind: str, wall: str) -> None:
 
     async def steps(yard: Yard) -> Judgement:
         for hold_s in (0.3, 2.0):
-            runs = await asyncio.gather(*(yard.run(_LINKS, {"hold_s": hold_s}) for _ in range(2)))
+            runs = await asyncio.gather(*(yard.run(_LINKS, {"kind": kind, "hold_s": hold_s}) for _ in range(2)))
             if not all(run.ok for run in runs):
                 return broken("; ".join(told(run) for run in runs if not run.ok))
             one, two = (run.output for run in runs)
+            if "own" in one and "own" in two:
+                return _OWN
             if max(one["began"], two["began"]) < min(one["ended"], two["ended"]):
-                same = one["spaces"][kind] == two["spaces"][kind]
-                return escaped(f"two runs share {one['spaces'][kind]}") if same else CONTAINED
+                return escaped(f"two runs share {one['space']}") if one["space"] == two["space"] else CONTAINED
         return broken("two runs were never at work at once")
 
     FAMILY.steps(
@@ -159,23 +165,36 @@ for _kind, _wall in (
 
 
 async def _ids(yard: Yard) -> Judgement:
-    """The second number of uid_map is the id outside, in a namespace that all sandboxes have in common."""
-    code = """
+    """The second number of uid_map is the id outside, in a namespace that all sandboxes have in common; without a
+    namespace the id is the same inside and outside."""
+    code = (
+        f"import os\n{OWN_KERNEL}\n"
+        + """
+import time
 def main(args):
-    import time
+    if OWN_KERNEL:
+        return {"own": True}
     began = time.time()
     time.sleep(args["hold_s"])
-    return {"map": open("/proc/self/uid_map").read().split(), "began": began, "ended": time.time()}
+    try:
+        outside = int(open("/proc/self/uid_map").read().split()[1]) or os.getuid()
+    except PermissionError:
+        outside = os.getuid() if args["bare"] else None
+    return {"id": outside, "began": began, "ended": time.time()}
 """
+    )
+    bare = (await yard.run(HEARTBEAT, {"word": "who"})).raw.get("enforced", {}).get("user_namespace") == Level.MISSING
     for hold_s in (0.3, 2.0):
-        runs = await asyncio.gather(*(yard.run(code, {"hold_s": hold_s}) for _ in range(2)))
+        runs = await asyncio.gather(*(yard.run(code, {"hold_s": hold_s, "bare": bare}) for _ in range(2)))
         if not all(run.ok for run in runs):
             return broken("; ".join(told(run) for run in runs if not run.ok))
         one, two = (run.output for run in runs)
+        if "own" in one and "own" in two:
+            return _OWN
         if max(one["began"], two["began"]) < min(one["ended"], two["ended"]):
-            return (
-                escaped(f"two runs are the same user outside: {one['map']}") if one["map"] == two["map"] else CONTAINED
-            )
+            if one["id"] is None or two["id"] is None:
+                return broken("the map of ids cannot be read")
+            return escaped(f"two runs are the same user outside: {one['id']}") if one["id"] == two["id"] else CONTAINED
     return broken("two runs were never at work at once")
 
 
