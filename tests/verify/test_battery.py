@@ -74,7 +74,9 @@ async def test_every_attack_is_contained_and_benign_programs_work(tmp_path: Path
 async def test_some_of_each_wall_at_the_landlock_level(tmp_path: Path) -> None:
     if TOO_OLD:
         pytest.skip("this kernel's Landlock is too old for the level")
-    assert await fought("landlock", tmp_path, [a for a in ATTACKS if a.name in SOME]) == NEEDS_NAMESPACES & SOME
+    # an ordinary user's chmod of its own server's files answers success and changes nothing, which errors cannot tell
+    some = SOME if os.geteuid() == 0 else SOME - {"canaries-files"}
+    assert await fought("landlock", tmp_path, [a for a in ATTACKS if a.name in some]) == NEEDS_NAMESPACES
 
 
 @pytest.mark.long
