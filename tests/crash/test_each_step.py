@@ -57,7 +57,7 @@ async def test_killed(
         runs = (await runtime.call("runs.list"))["runs"]
         outcome = runs[0]["outcome"] if runs else NOTHING
         assert outcome in expected, runs
-        idle(footprint)
+        await asyncio.to_thread(idle, footprint)  # the loop goes on sweeping
         until(lambda: not contradictions(data_dir), 10, f"the store agrees with itself: {contradictions(data_dir)}")
         await _asked_again(runtime, runs)
     gone(footprint)

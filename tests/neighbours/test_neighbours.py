@@ -30,13 +30,17 @@ COUNTED_ONLY = ("fork bombs", "memory hogs", "spinning")
 """Floods within sandboxes: an ordinary user's scheduler knows processes, not tenants."""
 
 
+USUAL = {"SKILLYARD_ADMISSION__RUNNING": "64", "SKILLYARD_NATIVE__TENANT_PIDS": "0"}
+"""A server as its users start it."""
+
+
 def counts(yard: Yard) -> bool:
     return bool(yard.enforced["cpus"] == yard.enforced["pids"] == yard.enforced["memory"] == "kernel")
 
 
 @pytest.fixture(scope="module")
 def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
-    made = Yard(tmp_path_factory.mktemp("yard"))
+    made = Yard(tmp_path_factory.mktemp("yard"), **USUAL)
     try:
         made.measure(1)
         yield made
