@@ -67,7 +67,7 @@ class Yard:
     def client(self, name: str) -> SyncClient:
         return SyncClient(self.server.url, self.tokens[name], timeout=60, retries=0)
 
-    def measure(self, seconds: float, least: int = 20, most: int = 200) -> Latency:
+    def measure(self, seconds: float, least: int = 40, most: int = 200) -> Latency:
         """How long the quiet tenant's runs take, each of which must complete."""
         found, end = Latency(), time.monotonic() + seconds
         headers = {"authorization": f"Bearer {self.tokens['quiet']}"}
