@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from tests.standing import excuses
+
+
+def pytest_configure() -> None:
+    """Whoever starts tests in the background may have had SIGINT ignored, which what they start would inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

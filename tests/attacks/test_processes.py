@@ -81,7 +81,8 @@ STUCK = {
 def test_the_time_limit_ends(name: str, attack: Attack) -> None:
     started = time.monotonic()
     run = attack(STUCK[name], timeout_ms=700)
-    assert run["outcome"] == "timeout", dict(run)
+    ends = {"timeout", "processes"} if name == "a forking one" else {"timeout"}  # whichever limit comes first
+    assert run["outcome"] in ends, dict(run)
     assert time.monotonic() - started < 15
 
 
