@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping
 from functools import cache
 
 from skillyard.sandbox.native.syscall_numbers import numbers
@@ -73,6 +74,34 @@ def must_fail(what, function, *args, refused=REFUSED):
         return None
     got.append(f"{what}: {result!r}"[:160])
     return result
+
+
+def must_not_become(what, change, changed):
+    """An attempt to change something: got when it is changed, or cannot be looked at after the call said yes."""
+    tried.append(what)
+    try:
+        change()
+    except OSError as error:
+        if name_of(error.errno) not in REFUSED:
+            wrong.append(f"{what}: {name_of(error.errno)}")
+        return
+    try:
+        done = changed()
+    except OSError:
+        done = True
+    if done:
+        got.append(what)
+
+
+def level(wall):
+    """What the record of this server's runs says of a protection: kernel, supervised or missing."""
+    return LEVELS.get(wall, "kernel")
+
+
+def may_bound():
+    """Whether who made this sandbox could shrink its bounding set (capabilities(7), CAP_SETPCAP): as root, or in a user
+    namespace. Else all other sets are empty and no_new_privs is set, so that nothing can come from it."""
+    return level("user_namespace") != "missing" or level("own_uid") != "missing" or libc.prctl(39, 0, 0, 0, 0) != 1
 
 
 def must_be(what, expected, found):
@@ -156,9 +185,11 @@ def _table(names: tuple[str, ...]) -> str:
     return f"NR = {chosen!r}[platform.machine()]\n"
 
 
-def program(body: str) -> str:
-    """Source whose ``main(args)`` has ``body``, which ends with the evidence unless it returns by itself."""
+def program(body: str, levels: Mapping[str, str]) -> str:
+    """Source whose ``main(args)`` has ``body``, which ends with the evidence unless it returns by itself. ``levels``
+    are those of the protections that are not the kernel's."""
     body = textwrap.dedent(body).strip("\n")
     names = tuple(sorted(set(re.findall(r"call_refused\(\s*\"(\w+)\"|NR\[\"(\w+)\"\]", body))))
     flat = tuple(sorted({name for pair in names for name in pair if name}))
-    return f"{_PRELUDE}\n{_table(flat)}\n\ndef main(args):\n{textwrap.indent(body, '    ')}\n    return evidence()\n"
+    head = f"{_PRELUDE}\n{_table(flat)}\nLEVELS = {dict(levels)!r}\n"
+    return f"{head}\ndef main(args):\n{textwrap.indent(body, '    ')}\n    return evidence()\n"

@@ -11,6 +11,7 @@ from skillyard.client.errors import RpcError
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import Busy
+from skillyard.domain.protection import Level
 from skillyard.verify.prelude import program
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ _PAUSE_S = 0.25
 @dataclass(slots=True)
 class Yard:
     """``runtime`` is there when the server is a runtime of this process, ``canaries`` when targets were planted.
-    ``moved``: its sandboxes have their own places below another directory than /. ``enforced`` is what the records of
+    ``moved``: its sandboxes have their own places below another directory than /; ``levels``: what its records say of
+    protections that are not the kernel's. ``enforced`` is what the records of
     this attack's runs claimed, ``outcomes`` how they ended."""
 
     caller: ProtocolMethods
@@ -34,16 +36,17 @@ class Yard:
     runtime: Runtime | None = None
     canaries: Canaries | None = None
     moved: bool = False
+    levels: Mapping[str, str] = field(default_factory=dict)
     enforced: dict[str, str] = field(default_factory=dict)
     outcomes: set[str] = field(default_factory=set)
 
     def fresh(self) -> Yard:
         """The same place, for another attack."""
-        return Yard(self.caller, self.isolation, self.runtime, self.canaries, self.moved)
+        return Yard(self.caller, self.isolation, self.runtime, self.canaries, self.moved, self.levels)
 
     async def attack(self, body: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
         """Run a body of the battery's language (:mod:`skillyard.verify.prelude`)."""
-        return await self.run(program(body), args, **limits)
+        return await self.run(program(body, self.levels), args, **limits)
 
     async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
         """Run source. Raises what the API raises; a server that is busy is asked again."""
@@ -92,8 +95,9 @@ def moved(source: str) -> str:
 
 
 async def at_home(yard: Yard) -> None:
-    """Find out where its sandboxes have their own places."""
+    """Find out where its sandboxes have their own places, and what stands round them."""
     where = await yard.run(WHERE)
+    yard.levels = {name: level for name, level in yard.enforced.items() if level != Level.KERNEL}
     yard.moved = where.ok and where.output["cwd"] != "/workspace"
 
 

@@ -81,6 +81,8 @@ FAMILY.program(
         except RuntimeError:
             break
         threads.append(thread)
+    if level("pids") == "supervised":
+        time.sleep(2)  # looked at, many times in this while
     stop.set()
     must_hold(f"{len(threads)} threads at once with a limit of {args['pids']}", len(threads) <= args["pids"])
     works("some were possible", lambda: len(threads) >= 4)

@@ -172,7 +172,7 @@ _poisons(
             module = importlib.import_module(name)
         except ImportError:
             continue
-        if "poisoned" in open(module.__file__).read():
+        if "poisoned" in text_of(module.__file__):
             got.append(f"{name} from {module.__file__}")
     """,
     walls=("read_only_root", "landlock", "mount_namespace"),

@@ -30,7 +30,7 @@ async def _mounting(yard: Yard) -> Judgement:
     must_hold("its memory does not hold the value", not in_memory(tail))
     works("the skill is mounted", lambda: os.path.isdir("/skills/{SKILL}"))
     """
-    code = program(body).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
+    code = program(body, yard.levels).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
     params = {"language": "python", "code": code, "args": {"tail": value[-8:]}, "mount_skills": [SKILL]}
     return judged(await yard.call_run("run_code", params))
 
@@ -102,7 +102,7 @@ async def _afterwards(yard: Yard) -> Judgement:
     must_hold("its memory does not hold the value", not in_memory(args["tail"]))
     works("it can look", lambda: len(texts) >= 1)
     """
-    code = program(body).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
+    code = program(body, yard.levels).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
     return judged(await yard.run(code, {"tail": value[-8:]}))
 
 

@@ -72,7 +72,9 @@ FAMILY.program(
     works("the interpreter itself", lambda: ids(sys.executable) == mine)
     for place in ("/tmp", "/workspace", "/dev/shm"):
         copy = f"{place}/python"
-        shutil.copy(os.path.realpath(sys.executable), copy)
+        with open(os.path.realpath(sys.executable), "rb") as python, \
+                open(copy, "wb", opener=lambda path, flags: os.open(path, flags, 0o700)) as file:
+            shutil.copyfileobj(python, file)
         for mode in (0o4755, 0o2755, 0o6755):
             os.chmod(copy, mode)
             must_be(f"{oct(mode)} in {place}", mine, ids(copy))
@@ -111,7 +113,8 @@ FAMILY.program(
     done = subprocess.run([sys.executable, "-I", "-S", "-c", ask], capture_output=True, text=True)
     told = done.stdout.strip().split("|")
     works("ask a program for its capabilities", lambda: len(told) == 3 and told[0] == "0")
-    must_be("bounding set of a program", "[]", told[1] if told[1:] else "[]")
+    if may_bound():
+        must_be("bounding set of a program", "[]", told[1] if told[1:] else "[]")
     must_be("capabilities of a program", "00" * 24, told[-1] if told else "00" * 24)
     """,
     walls=("no_capabilities", "seccomp"),
