@@ -113,6 +113,10 @@ class SandboxGone(SandboxFault):
     """No such sandbox or process any more."""
 
 
+class GateFault(SandboxFault):
+    """The gate, which is a sandbox's only way out, failed or knows no such session."""
+
+
 class StoreFault(SkillyardError):
     """A store cannot be read or written."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from skillyard.domain.errors import ProtectionMissing
@@ -36,6 +36,9 @@ WALLS = (
 )
 LIMITS = ("memory", "cpus", "pids", "disk", "timeout", "output")
 PROTECTIONS = WALLS + LIMITS
+
+ABILITIES = ("egress",)
+"""Optional: ``egress`` is a network with no way out but the gate."""
 
 ADVISORY = frozenset({"own_uid", "uts_namespace", "cgroup_namespace"})
 """Recorded, and not demanded by default: an ordinary user has one uid to give."""
@@ -87,6 +90,8 @@ class Probe:
     protections: Mapping[str, Protection]
     facts: Mapping[str, str]
     """Versions and the like, for doctor and the run record."""
+    abilities: Mapping[str, Protection] = field(default_factory=dict)
+    """What it can do beside (:data:`ABILITIES`); what is not named here it cannot."""
 
     def enforced(self) -> dict[str, str]:
         return {name: p.level.value for name, p in self.protections.items()}

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.egress.session import Egress
 from skillyard.domain.limits import Limits
 
 
@@ -48,7 +49,8 @@ class SandboxSpec:
     """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
     share one (a principal's name where policy says so). ``tenant`` is whose sandbox it is: where a backend shares
     the host out, it does so between tenants. ``single`` says that one program will be started: the
-    sandbox may end with it, which is faster; it must still be destroyed."""
+    sandbox may end with it, which is faster; it must still be destroyed. ``egress`` plugs it into a session of the
+    gate; without it there is no network."""
 
     limits: Limits = field(default_factory=Limits)
     environment: EnvironmentRef = field(default_factory=EnvironmentRef)
@@ -57,6 +59,7 @@ class SandboxSpec:
     group: str = ""
     tenant: str = ""
     single: bool = False
+    egress: Egress | None = None
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
 

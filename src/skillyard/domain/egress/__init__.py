@@ -1,0 +1,1 @@
+"""What a sandbox may reach: rules, policies and decisions. Values only; the gate acts on them."""

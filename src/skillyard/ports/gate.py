@@ -1,0 +1,61 @@
+"""The gate port: the only way out of a sandbox with a network policy."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import EgressPlan, NetworkLog
+from skillyard.domain.sandbox import Mount
+
+
+class GateSession(Protocol):
+    """One run's: open before its sandbox is made, closed after it is gone."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables by which programs inside find the gate and trust its authority. No secret values."""
+        ...
+
+    @property
+    def mounts(self) -> Sequence[Mount]:
+        """Files that the sandbox needs, such as the certificates to trust."""
+        ...
+
+    async def change(self, policy: Policy) -> None:
+        """In force when this returns: for new connections, and those that it no longer allows are ended."""
+        ...
+
+    async def log(self) -> NetworkLog:
+        """What was decided so far."""
+        ...
+
+    async def close(self) -> NetworkLog:
+        """End every connection, forget every secret; the whole log. Idempotent."""
+        ...
+
+
+class Plug(Protocol):
+    """What a backend plugs a sandbox into. The sockets listen in the sandbox's own network namespace; what each is for
+    can be seen by asking it: datagrams and streams on port 53 for names, :data:`PROXY_PORT` for proxy clients, streams
+    on other ports for programs that know no proxy, a packet socket for attempts at ports that nothing listens on."""
+
+    async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
+        """The gate serves them from here on; ours are closed. Raises GateFault for an unknown session or a gate that is
+        gone: the sandbox must then not be used."""
+        ...
+
+
+class Gate(Plug, Protocol):
+    async def open(self, key: str, plan: EgressPlan) -> GateSession:
+        """A session for one run, ``key`` its id. Raises GateFault."""
+        ...
+
+    async def close(self) -> None:
+        """End every session. Idempotent."""
+        ...
