@@ -6,6 +6,7 @@ widen, and a decision can name the layer and the rule that made it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,6 +51,10 @@ class Layer:
         """The allow rule that names ``name``, by itself or by a wildcard of its domain."""
         found = (r for r in self.rules if not r.deny and not r.everything and _meets(r, name, None, port))
         return next(found, None)
+
+    def uses(self, port: int) -> bool:
+        """Whether it allows anything at all on ``port``."""
+        return any(not rule.deny and rule.has_port(port) for rule in self.rules)
 
     def texts(self) -> list[str]:
         return [rule.text for rule in self.rules]
@@ -104,14 +109,16 @@ class Policy:
         return any(self.ask(name, None, port).allowed for port in self._ports_tried())
 
     def ports(self, most: int) -> tuple[int, ...]:
-        """Ports that rules name one by one or by ranges of at most ``most`` ports, ascending."""
+        """Ports on which something may be allowed, and that rules name one by one or by ranges of at most ``most``
+        ports, ascending."""
         found: set[int] = set()
         for layer in self.layers:
             for rule in layer.rules:
                 for first, last in () if rule.deny else rule.ports:
                     if last - first < most:
                         found.update(range(first, last + 1))
-        return tuple(sorted(found)[:most])
+        usable = (port for port in sorted(found) if all(layer.uses(port) for layer in self.layers))
+        return tuple(itertools.islice(usable, most))
 
     @property
     def every_port(self) -> bool:

@@ -27,8 +27,8 @@ MAX_RULES = 1000
 _MAX_TEXT = 512
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_PORTS = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\d{1,5}(?:-\d{1,5})?)*")
-_V6 = re.compile(r"\[([0-9A-Fa-f:.]+(?:/\d{1,3})?)\](?::(.*))?")
+_PORTS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*")
+_V6 = re.compile(r"\[([0-9A-Fa-f:.]+(?:/[0-9]{1,3})?)\](?::(.*))?")
 
 PortRanges = tuple[tuple[int, int], ...]
 
@@ -86,6 +86,8 @@ def parse_rule(text: object, field: str = "network") -> Rule:
 
 
 def _split(field: str, text: str, rest: str) -> tuple[str, str | None]:
+    if "://" in rest:
+        raise InvalidInput(field, "must be a host without a scheme or path", shape(text))
     if rest.startswith("["):
         match = _V6.fullmatch(rest)
         if match is None:
