@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from secrets import token_hex
 from typing import Any
 
 from skillyard.domain.egress.policy import Policy
@@ -12,6 +13,9 @@ from skillyard.domain.egress.rule import Rule
 DNS_PORT = 53
 PROXY_PORT = 3128
 """Where HTTP and SOCKS5 proxy clients find the gate, at 127.0.0.1 inside."""
+TRUST_FILE = "/run/egress/ca.pem"
+"""Where a sandbox finds the certificates to trust, among them its session's authority."""
+PLACEHOLDER_PREFIX = "skillyard-secret-"
 MOST_PORTS = 256
 """Ports that one sandbox listens on for programs that know no proxy."""
 USUAL_PORTS = (
@@ -44,6 +48,12 @@ class GateSecret:
     placeholder: str
     value: str = field(repr=False)
     hosts: tuple[Rule, ...] = ()
+
+
+def new_placeholder() -> str:
+    """What a sandbox holds in a secret's place: 128 random bits, of characters that no URL, JSON text, shell or header
+    has to quote."""
+    return PLACEHOLDER_PREFIX + token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)
