@@ -1,0 +1,80 @@
+"""Looking names up and dialling addresses, without one session being able to hold up another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from skillyard.domain.egress.address import Address
+from skillyard.egress.addresses import plain
+from skillyard.egress.trouble import Unreachable
+
+_THREADS = 64
+_AT_ONCE = 4
+"""Lookups of one session at once: getaddrinfo(3) blocks a thread for as long as a name server is silent."""
+_MOST_CANDIDATES = 8
+_HEAD_START_S = 0.25
+"""Before the next address is tried beside one that does not answer (RFC 8305 §5)."""
+
+
+class Dialer:
+    """``own`` gives the host's own addresses."""
+
+    def __init__(self, own: Callable[[], Collection[Address]]) -> None:
+        self.own = own
+        self._threads = ThreadPoolExecutor(_THREADS, "resolve")
+        self._waiting: dict[str, asyncio.Semaphore] = {}
+
+    async def resolve(self, session: str, name: str, within: float) -> Sequence[Address]:
+        """The addresses of ``name``, in the host's order of preference. Raises Unreachable."""
+        turn = self._waiting.setdefault(session, asyncio.Semaphore(_AT_ONCE))
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(within), turn:
+                return await loop.run_in_executor(self._threads, _lookup, name)
+        except TimeoutError:
+            raise Unreachable(f"{name} cannot be looked up within {within:g} s") from None
+
+    def forget(self, session: str) -> None:
+        self._waiting.pop(session, None)
+
+    async def dial(self, addresses: Sequence[Address], port: int, within: float) -> tuple[socket.socket, Address]:
+        """A connected socket and its peer: these very addresses, the next a little after one that is slow.
+        Raises Unreachable."""
+        faults: list[OSError] = []
+        try:
+            async with asyncio.timeout(within):
+                for address in addresses[:_MOST_CANDIDATES]:
+                    try:
+                        return await _connect(address, port), address
+                    except OSError as error:
+                        faults.append(error)
+        except TimeoutError:
+            raise Unreachable(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
+        raise Unreachable(f"{addresses[0]} port {port}: {os.strerror(faults[0].errno or 0)}")
+
+
+def _lookup(name: str) -> list[Address]:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(f"{name} cannot be looked up: {error.strerror}") from None
+    return list(dict.fromkeys(plain(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found))
+
+
+async def _connect(address: Address, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, (str(address), port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock

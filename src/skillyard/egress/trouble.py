@@ -1,0 +1,21 @@
+"""Why a connection is not made, or not continued: one line, which a log repeats and a program may be told."""
+
+from __future__ import annotations
+
+
+class Trouble(Exception):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Refused(Trouble):
+    """The policy, or what every connection is held to, says no."""
+
+
+class Unreachable(Trouble):
+    """It was allowed, and there is no such name, or nobody answers."""
+
+
+class Ended(Trouble):
+    """It was under way, and a limit, a narrower policy or the end of its session ended it."""
