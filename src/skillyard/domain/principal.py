@@ -17,16 +17,19 @@ class Scope(StrEnum):
     ADMIN = "admin"
 
 
+DEFAULT_PROJECT = "default"
 ALL_SCOPES: frozenset[Scope] = frozenset(Scope)
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """``skills`` are patterns of names (``*``, ``salesforce.*``); ADMIN sees every principal's objects."""
+    """``skills`` are patterns of names (``*``, ``salesforce.*``); ADMIN sees every principal's objects. ``project``
+    says whose secrets its runs get."""
 
     name: str
     scopes: frozenset[Scope] = ALL_SCOPES
     skills: tuple[str, ...] = ("*",)
+    project: str = DEFAULT_PROJECT
 
     def require(self, scope: Scope) -> None:
         """Raises Forbidden unless the scope was granted; ADMIN grants all."""

@@ -8,6 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.secret import Delivery
+
 
 class SkillKind(StrEnum):
     ACTION = "action"
@@ -31,13 +33,19 @@ class RuntimeSpec:
 
 @dataclass(frozen=True, slots=True)
 class SecretNeed:
+    """``delivery`` and ``hosts`` (``api.x.com``, ``*.x.com:8443``) are what the author asks for; the operator's own
+    choice goes before them."""
+
     name: str
     optional: bool = False
+    delivery: Delivery = Delivery.ENV
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the manifest declares that it needs from outside its own files."""
+    """What the manifest declares that it needs from outside its own files. ``network`` are rules of
+    :mod:`skillyard.domain.egress.rule`, as they are written."""
 
     network: tuple[str, ...] = ()
     secrets: tuple[SecretNeed, ...] = ()

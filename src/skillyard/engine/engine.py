@@ -20,12 +20,13 @@ from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
 from skillyard.engine.failure import Failure
-from skillyard.engine.grant import Grant, Refused, make_grant, make_spec
+from skillyard.engine.grant import Grant, make_grant, make_spec
 from skillyard.engine.held import HeldRequests
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.large import LargeReads
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
+from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.schemas import SchemaChecks

@@ -24,18 +24,10 @@ from skillyard.engine.environments import Environment, InstallFailed
 from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.plan import Plan
 from skillyard.engine.redact import NOTHING, Redaction
+from skillyard.engine.refused import Refused
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
-
-
-class Refused(Exception):
-    """The run fails before it starts; ``type`` is one of the reserved error types (skills-protocol §4)."""
-
-    def __init__(self, type_: str, message: str) -> None:
-        super().__init__(message)
-        self.type = type_
-        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
