@@ -5,7 +5,8 @@ from __future__ import annotations
 import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import click
 from pydantic import BaseModel
@@ -138,6 +139,10 @@ def _kind(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (tuple, frozenset):
         return f"list of {_kind(arguments[0])}"
+    if origin is dict:
+        return f"table of {_kind(arguments[1])}"
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
     if arguments and origin is not None:
         return " or ".join(f"`{value}`" for value in arguments)
     return {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false"}[kind.__name__]

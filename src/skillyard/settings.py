@@ -30,6 +30,7 @@ from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.protection import PROTECTIONS
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
+from skillyard.network_settings import NetworkSettings
 
 MIB = 1024 * 1024
 BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
@@ -207,6 +208,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
     policy: PolicySettings = PolicySettings()
+    network: NetworkSettings = NetworkSettings()
     output: OutputSettings = OutputSettings()
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings = RecordSettings()
@@ -247,7 +249,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, toml, foreign
 
     def engine_config(self) -> EngineConfig:
-        """What the engine needs to know. Raises InvalidInput for limits that contradict each other."""
+        """What the engine needs to know. Raises InvalidInput for settings that contradict each other."""
         policy, blobs = self.policy, self.blobs
         return EngineConfig(
             limits=self.limits.family(),
@@ -261,6 +263,7 @@ class Settings(BaseSettings):
             kernel_only=BOUNDED_BY_KERNEL if policy.require == "kernel" else frozenset(),
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,
+            network=self.network.config(),
             log_bytes=self.output.log_bytes,
             json_blob_bytes=blobs.json_bytes,
             run_blob_bytes=blobs.max_bytes,
@@ -285,6 +288,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         settings = Settings(**given)
         settings.limits.family()
+        settings.network.config()
     except ValidationError as error:
         raise _explained(error) from None
     except SettingsError as error:

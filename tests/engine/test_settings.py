@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import InvalidInput
+from skillyard.engine.config import EngineConfig
 from skillyard.settings import BOUNDED_BY_KERNEL, Settings, load_settings
 
 
@@ -81,6 +82,67 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+    (tmp_path / "config.toml").write_text(
+        f'''
+        [network]
+        rules = ["*", "!10.0.0.1", "10.0.0.0/8:5432"]
+        open = true
+        run_code = ["api.x.com:443"]
+        ca_file = "{authority}"
+        [network.hosts]
+        "DB.internal" = "10.0.0.5"
+        six = ["2001:db8::1", "192.0.2.7"]
+        [network.limits]
+        idle_s = 5
+        '''
+    )
+    settings = load_settings()
+    network = settings.engine_config().network
+    assert [rule.text for rule in network.rules] == ["*", "!10.0.0.1", "10.0.0.0/8:5432"]
+    assert [rule.text for rule in network.run_code if not isinstance(rule, str)] == ["api.x.com:443"]
+    assert (network.open, settings.network.ca_file, network.limits.idle_s) == (True, authority, 5)
+    assert {name: list(map(str, found)) for name, found in network.hosts.items()} == {
+        "db.internal": ["10.0.0.5"],
+        "six": ["2001:db8::1", "192.0.2.7"],
+    }
+    monkeypatch.setenv("SKILLYARD_NETWORK__RULES", "none")
+    monkeypatch.setenv("SKILLYARD_NETWORK__RUN_CODE", "mounted")
+    network = load_settings().engine_config().network
+    assert (network.rules, network.run_code) == ((), "mounted")
+
+
+def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
+    network = load_settings().engine_config().network
+    assert ([rule.text for rule in network.rules], network.run_code, network.open) == (["*"], (), False)
+    assert network == EngineConfig().network
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('rules = ["api.x.com", 5]', r"network.rules\[1\]: must be a rule .*got integer"),
+        ('rules = ["*.com"]', r"network.rules\[0\]: a wildcard needs a domain .*got string of 5 characters"),
+        ('rules = "all"', "network.rules: must be a list of rules, 'none' or 'open'"),
+        ('run_code = "open"', "network.run_code: must be 'none', 'mounted' or a list of rules"),
+        ('run_code = ["x.com", "*:443"]', "network.run_code: asks for every host: that needs network.open = true"),
+        ("hosts = 3", "network.hosts: must be a table of names"),
+        ('hosts = {"a b" = "10.0.0.1"}', "network.hosts: names must be host names"),
+        ('hosts = {db = "10.0.0"}', "network.hosts.db: must be IPv4 or IPv6 addresses"),
+        ("hosts = {db = []}", "network.hosts.db: must be an address or a list"),
+        ('ca_file = "/nonexistent/ca.pem"', "network.ca_file: there is no file"),
+        ("limits = {idle_s = 0}", "network.limits.idle_s: Input should be greater than 0"),
+        ("bandwidth = 1", "network.bandwidth: Extra inputs"),
+    ],
+)
+def test_what_is_wrong_with_the_network_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text(f"[network]\n{text}\n")
     with pytest.raises(InvalidInput, match=said):
         load_settings()
 

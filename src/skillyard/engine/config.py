@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from skillyard.domain.egress.address import Address
+from skillyard.domain.egress.rule import Rule, parse_rule
+from skillyard.domain.egress.session import EgressLimits
 from skillyard.domain.limits import LimitFamily
 
 MIB = 1024 * 1024
@@ -42,6 +45,19 @@ class AdmissionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """What runs may reach at all. ``rules`` are the operator's layer; ``open`` is the consent to every host;
+    ``run_code`` is what code gets, ``mounted`` for what its mounted skills declare; ``hosts`` are addresses of names
+    that are asked before any name server."""
+
+    rules: tuple[Rule, ...] = (parse_rule("*"),)
+    open: bool = False
+    run_code: Literal["mounted"] | tuple[Rule, ...] = ()
+    hosts: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)
+    limits: EgressLimits = field(default_factory=EgressLimits)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the use cases need to know. Times are seconds unless the name says otherwise.
 
@@ -61,6 +77,7 @@ class EngineConfig:
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
     separate_principals: bool = False
+    network: NetworkConfig = NetworkConfig()
     log_bytes: int = 64 * MIB
     json_blob_bytes: int = 32 * MIB
     run_blob_bytes: int = 4096 * MIB

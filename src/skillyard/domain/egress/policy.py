@@ -186,5 +186,12 @@ def parse_rules(value: object, field: str = "network") -> tuple[Rule, ...]:
 
 
 def is_open(rules: Iterable[Rule]) -> bool:
-    """Whether they ask for every host, which an operator has to consent to (skills-protocol §8)."""
-    return any(rule.everything and not rule.deny for rule in rules)
+    """Whether they ask for every host, which an operator has to consent to (skills-protocol §8): ``*``, or a network
+    so wide that nobody can have meant its hosts."""
+    return any(not rule.deny and (rule.everything or _vast(rule)) for rule in rules)
+
+
+def _vast(rule: Rule) -> bool:
+    """Wider than what a registry gives to one holder: shorter than /8 in IPv4, than /16 in IPv6."""
+    network = rule.network
+    return network is not None and network.prefixlen < (8 if network.version == 4 else 16)
