@@ -188,23 +188,42 @@ def test_runtime_is_a_table() -> None:
     assert rules({"runtime": "python"}) == [("runtime", "type")]
 
 
-@pytest.mark.parametrize("host", ["api.x.com", "*.x.com", "x.com:443", "*.x.co.uk:8443", "10.0.0.1", "A.b"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("api.x.com", "*.x.com", "x.com:443", "*.x.co.uk:8443", "10.0.0.1", "A.b", "x_y.com", "[::1]", "::1"),
+        *("!admin.x.com", "x.com:80,443,8000-8100", "x.com:*", "10.0.0.0/8:5432", "[2001:db8::/32]:443"),
+    ],
+)
 def test_hosts(host: str) -> None:
     assert rules({"permissions": {"network": [host]}}) == []
 
 
-def test_every_host_is_a_warning() -> None:
-    changes = {"permissions": {"network": ["*"]}}
+@pytest.mark.parametrize("host", ["*", "*:443", "0.0.0.0/0", "128.0.0.0/1", "::/0", "[2000::/3]:443"])
+def test_every_host_is_a_warning(host: str) -> None:
+    changes = {"permissions": {"network": [host]}}
     assert rules(changes, level="warning") == [("permissions.network[0]", "network-open")]
+
+
+def test_the_words_none_and_open() -> None:
+    assert rules({"permissions": {"network": "none"}}) == []
+    assert rules({"permissions": {"network": "open"}}, level="warning") == [("permissions.network", "network-open")]
+    assert rules({"permissions": {"network": "some"}}) == [("permissions.network", "type")]
+
+
+def test_too_many_rules() -> None:
+    assert rules({"permissions": {"network": ["x.com"] * 1001}}) == [("permissions.network", "network-many")]
 
 
 @pytest.mark.parametrize(
     ("host", "rule"),
     [
-        *((h, "network-host") for h in ("https://x.com", "x.com/a", "*x.com", "a.*.com", "*.com", "x..com", "[::1]")),
-        *((h, "network-host") for h in ("x.com:", "x_y.com", "-x.com", "x.com.", "*.*.com", "x com", "é.com")),
+        *((h, "network-host") for h in ("https://x.com", "x.com/a", "*x.com", "a.*.com", "*.com", "x..com")),
+        *((h, "network-host") for h in ("x.com:", "[::1", "-x.com", "x.com.", "*.*.com", "x com", "é.com")),
         ("x.com:0", "network-port"),
         ("x.com:65536", "network-port"),
+        ("x.com:9-8", "network-port"),
+        *((h, "network-host") for h in ("0x7f.1", "2130706433", "10.0.0.1/8", "[fe80::1%lo]", "!", "!!x.com", "*.*")),
         ("", "type"),
         (3, "type"),
     ],
