@@ -60,6 +60,8 @@ class RunRecord:
     logs_preview: str = ""
     logs_blob: str | None = None
     error: dict[str, Any] | None = None
+    network: dict[str, Any] | None = None
+    """What it might reach and what it tried (:mod:`skillyard.engine.network`); None without a network."""
     idempotency_key: str | None = None
     request_digest: str = ""
     sandbox: str | None = None

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shape
 from skillyard.domain.outcome import Outcome
@@ -16,15 +17,18 @@ from skillyard.stores.database import Database
 
 SWEEP_BATCH = 500
 
-_FIELDS = tuple(field.name for field in fields(RunRecord))
+_APART = "network"
+"""The field with a column of its own."""
+_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name != _APART)
 
 _INSERT = """
-    INSERT INTO runs (run_id, principal, status, created_at, ended_at, idempotency_key, request_digest, record)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+    INSERT INTO runs (run_id, principal, status, created_at, ended_at, idempotency_key, request_digest, record,
+        network)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 _TAKEN = """
     SELECT run_id, request_digest FROM runs WHERE principal = ? AND idempotency_key = ?"""
 _REPLACE = """
-    UPDATE runs SET status = ?, ended_at = ?, record = ?
+    UPDATE runs SET status = ?, ended_at = ?, record = ?, network = ?
     WHERE run_id = ? AND status = 'running' AND principal = ? AND idempotency_key IS ?"""
 _SWEEP = """
     DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE ended_at < ? LIMIT ?)"""
@@ -48,6 +52,7 @@ class SqliteRecords:
             record.idempotency_key,
             record.request_digest,
             encode(record),
+            _network(record),
         )
         refusal = await self._database.write(lambda connection: _insert(connection, record, values))
         if refusal is not None:
@@ -64,15 +69,15 @@ class SqliteRecords:
         return await self._replace(record)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        row = await self._database.lookup("SELECT record FROM runs WHERE run_id = ?", (run_id,))
-        return decode(row[0]) if row else None
+        row = await self._database.lookup("SELECT record, network FROM runs WHERE run_id = ?", (run_id,))
+        return decode(*row) if row else None
 
     async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None:
         row = await self._database.lookup(
-            "SELECT record FROM runs WHERE principal = ? AND idempotency_key = ?",
+            "SELECT record, network FROM runs WHERE principal = ? AND idempotency_key = ?",
             (principal, idempotency_key),
         )
-        return decode(row[0]) if row else None
+        return decode(*row) if row else None
 
     async def list(
         self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
@@ -96,8 +101,8 @@ class SqliteRecords:
         return [decode(row[0]) for row in rows]
 
     async def unfinished(self) -> Sequence[RunRecord]:
-        rows = await self._database.fetch("SELECT record FROM runs WHERE status = 'running' ORDER BY seq")
-        return [decode(row[0]) for row in rows]
+        rows = await self._database.fetch("SELECT record, network FROM runs WHERE status = 'running' ORDER BY seq")
+        return [decode(*row) for row in rows]
 
     async def sweep(self, older_than: float) -> int:
         swept = 0
@@ -112,6 +117,7 @@ class SqliteRecords:
             record.status.value,
             _ended(record),
             encode(record),
+            _network(record),
             record.run_id,
             record.principal,
             record.idempotency_key,
@@ -126,11 +132,12 @@ class SqliteRecords:
 
 
 def encode(record: RunRecord) -> str:
-    """ASCII JSON: half a surrogate pair, which SQLite's text cannot hold, stays an escape."""
-    return json.dumps({name: getattr(record, name) for name in _FIELDS}, separators=(",", ":"))
+    """All but what stands apart, as ASCII JSON: half a surrogate pair, which SQLite's text cannot hold, stays an
+    escape."""
+    return _json({name: getattr(record, name) for name in _FIELDS})
 
 
-def decode(text: str) -> RunRecord:
+def decode(text: str, network: str | None = None) -> RunRecord:
     """Fields that a later version added are passed over; missing ones get their defaults."""
     try:
         values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
@@ -138,7 +145,7 @@ def decode(text: str) -> RunRecord:
         values["status"] = RunStatus(values["status"])
         values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
         values["output_blobs"] = tuple(values.get("output_blobs", ()))
-        return RunRecord(**values)
+        return RunRecord(**values, network=None if network is None else json.loads(network))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFault("a run record is damaged; restore the database from a backup") from error
 
@@ -160,6 +167,14 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
 
 def _sweep(connection: sqlite3.Connection, older_than: float) -> int:
     return connection.execute(_SWEEP, (older_than, SWEEP_BATCH)).rowcount
+
+
+def _network(record: RunRecord) -> str | None:
+    return None if record.network is None else _json(record.network)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _ended(record: RunRecord) -> float | None:

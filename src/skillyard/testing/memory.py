@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape
 from skillyard.domain.paging import check_page
@@ -104,7 +105,8 @@ class MemoryRecords:
             if after not in ids:
                 raise InvalidInput("after", "must be the id of an existing run", shape(after))
             found = found[ids.index(after) + 1 :]
-        return [record for record in found if status is None or record.status == status][:limit]
+        page = [record for record in found if status is None or record.status == status][:limit]
+        return [replace(record, network=None) for record in page]
 
     async def unfinished(self) -> Sequence[RunRecord]:
         return [record for record in self._records.values() if record.status is RunStatus.RUNNING]

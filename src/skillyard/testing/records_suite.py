@@ -60,6 +60,7 @@ FULL = RunRecord(
     logs_preview="line\n",
     logs_blob="blob:l",
     error={"type": "MemoryLimitExceeded", "message": "m"},
+    network={"connections": [{"host": "a half \ud800", "allowed": False}], "dropped": 2**40},
     idempotency_key="key 'with' \"quotes\" \0",
     request_digest="d",
     sandbox="handle",
@@ -191,6 +192,21 @@ async def a_list_is_newest_first_in_pages(make: Maker) -> None:
         rest = [record.run_id for record in await store.list("alice", after="run_3")]
         expect(rest == ["run_1"], "a principal's next page", rest)
         expect(await store.list("carol") == [], "nobody else's runs")
+
+
+@check
+async def a_list_is_without_what_can_be_large(make: Maker) -> None:
+    async with make() as store:
+        first = running(1, network={"connections": [], "dropped": 0})
+        await store.insert(first)
+        expect(await store.list("alice") == [replace(first, network=None)], "a list has no network")
+        expect(await store.unfinished() == [first], "what is unfinished has it")
+        changed = replace(first, network={"connections": [], "dropped": 7})
+        expect(await store.update_running(changed), "it changes while the run goes on")
+        expect(await store.get("run_1") == changed, "the change is there")
+        last = ended(first, network={"connections": [{"port": 443}], "dropped": 0})
+        expect(await store.finish(last), "a running record is finished")
+        expect(await store.get("run_1") == last, "what it ended with stands")
 
 
 @check
