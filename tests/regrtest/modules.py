@@ -6,8 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-SHORT = ("test_json", "test_csv", "test_re", "test_threading", "test_subprocess", "test_tempfile", "test_sqlite3",
-         "test_zipfile", "test_decimal")  # fmt: skip
+SHORT = ("test_json", "test_csv", "test_re", "test_tempfile", "test_sqlite3", "test_decimal")
 
 LONG = (
     "test_json", "test_csv", "test_re", "test_asyncio", "test_threading", "test_thread", "test_threading_local",

@@ -25,10 +25,10 @@ WHOLE = ("walls",)
 _SHORT = """
 lifecycle-nothing_of_one_sandbox_is_in_the_next
 endings-signal_is_told endings-kill_ends_the_whole_tree endings-usage_is_told
-limits-memory_hog_of_many_ends_as_memory limits-disk_is_one_for_all_places
+limits-disk_is_one_for_all_places
 mounts-mounts_cannot_be_changed
 guest-skills_and_blobs_are_read
-survival-task_goes_on_without_its_server survival-run_ends_with_its_server
+survival-task_goes_on_without_its_server
 """
 SHORT = frozenset(_SHORT.split())
 

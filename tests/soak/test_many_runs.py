@@ -49,7 +49,7 @@ BYTES_A_RECORD = 8 * 1024
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=pytest.mark.long)])
 async def test_nothing_grows(tmp_path: Path, count: int) -> None:
     data_dir = tmp_path / "data"
     footprint = Footprint(data_dir)
