@@ -23,7 +23,17 @@ SERVER_MB, KEEPER_MB = 1024, 256
 """What the server and its keeper may hold at most, under any of the floods."""
 
 SHORT = ("memory hogs",)
-LONG = ("five hundred runs", "fork bombs", "huge bodies", "spinning", "many values", "slow uploads", "huge results", "blobs", "logs")
+LONG = (
+    "five hundred runs",
+    "fork bombs",
+    "huge bodies",
+    "spinning",
+    "many values",
+    "slow uploads",
+    "huge results",
+    "blobs",
+    "logs",
+)
 
 
 COUNTED_ONLY = ("fork bombs", "memory hogs", "spinning")
