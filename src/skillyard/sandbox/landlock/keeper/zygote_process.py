@@ -15,16 +15,15 @@ from skillyard.sandbox.landlock.filters import closing_filter, zygote_filter
 from skillyard.sandbox.landlock.keeper.python import Python
 from skillyard.sandbox.native import kernel, seccomp
 from skillyard.sandbox.native.keeper import namespaces
-from skillyard.sandbox.native.keeper.zygote_process import environment
+from skillyard.sandbox.native.keeper.zygote_process import KEEPER_FD, environment, keep_only
 
-_KEEPER_FD, _ERRORS_FD = 3, 2
 _OOM_SCORE = "500"
 _CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP = 6, 7, 8
 _CAPABILITIES = 64
 
 START = (
     "import sys, json; settings = json.loads(sys.argv[1]); sys.path.append(settings['code']);"
-    f" from skillyard.sandbox.landlock.zygote import main; main({_KEEPER_FD}, settings)"
+    f" from skillyard.sandbox.landlock.zygote import main; main({KEEPER_FD}, settings)"
 )
 
 
@@ -116,15 +115,7 @@ def _be_somebody(uid: int) -> None:
 
 
 def _exec(plan: ZygotePlan, executable: str, settings: dict[str, object], sock: socket.socket, errors: int) -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    high = [os.dup(fd) for fd in (null, errors, sock.fileno())]
-    while any(fd <= _KEEPER_FD for fd in high):
-        high = [os.dup(fd) if fd <= _KEEPER_FD else fd for fd in high]
-    os.dup2(high[0], 0)
-    os.dup2(high[0], 1)
-    os.dup2(high[1], _ERRORS_FD)
-    os.dup2(high[2], _KEEPER_FD)
-    kernel.close_from(_KEEPER_FD + 1)
+    keep_only(sock, errors)
     block = (plan.block.first, plan.block.count) if plan.own_ids else None
     kernel.install_filter(zygote_filter(block, plan.landlock))
     kernel.install_filter(seccomp.assemble(seccomp.large_filter()))

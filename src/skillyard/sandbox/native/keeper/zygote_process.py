@@ -17,7 +17,7 @@ from skillyard.sandbox.native.zygote_code import START
 _NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
-_KEEPER_FD, _ERRORS_FD = 3, 2
+KEEPER_FD, _ERRORS_FD = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +134,25 @@ def _become(
     _exec(plan, sock, errors)
 
 
-def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
+def keep_only(sock: socket.socket, errors: int) -> None:
+    """Of all our descriptors: the keeper's socket as KEEPER_FD, and where errors are written, as standard error."""
     null = os.open("/dev/null", os.O_RDWR)
     high = [os.dup(fd) for fd in (null, errors, sock.fileno())]
-    while any(fd <= _KEEPER_FD for fd in high):
-        high = [os.dup(fd) if fd <= _KEEPER_FD else fd for fd in high]
+    while any(fd <= KEEPER_FD for fd in high):
+        high = [os.dup(fd) if fd <= KEEPER_FD else fd for fd in high]
     os.dup2(high[0], 0)
     os.dup2(high[0], 1)
     os.dup2(high[1], _ERRORS_FD)
-    os.dup2(high[2], _KEEPER_FD)
-    kernel.close_from(_KEEPER_FD + 1)
+    os.dup2(high[2], KEEPER_FD)
+    kernel.close_from(KEEPER_FD + 1)
+
+
+def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
+    keep_only(sock, errors)
     packages = plan.python.packages if plan.packages else ""
     closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
     filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
-    arguments = json.dumps([_KEEPER_FD, packages, list(plan.preload), *filters])
+    arguments = json.dumps([KEEPER_FD, packages, list(plan.preload), *filters])
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,
