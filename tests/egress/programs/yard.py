@@ -1,0 +1,109 @@
+"""A runtime whose runs may reach what a test says, and what became of their connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skillyard import SyncRuntime
+from skillyard.client.run import Run
+from skillyard.data_dir import DataDir
+from skillyard.engine.config import EnvironmentDefinition
+from skillyard.engine.environments import Environments, InstallFailed
+from skillyard.engine.installer import install_with_uv
+from skillyard.settings import load_settings
+from tests.egress.programs.clients import PACKAGES
+
+ENVIRONMENT = "net"
+TIMEOUT_MS = 60_000
+DEFINITION = EnvironmentDefinition(PACKAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run, and what its record says of the network."""
+
+    run: Run
+    connections: list[dict[str, Any]]
+    dropped: int
+
+    @property
+    def output(self) -> Any:
+        assert self.run.ok, dict(self.run.raw)
+        return self.run.output
+
+    def allowed(self) -> list[dict[str, Any]]:
+        return [one for one in self.connections if one["allowed"]]
+
+    def refused(self, host: str | None = None, port: int | None = None) -> list[dict[str, Any]]:
+        return [
+            one
+            for one in self.connections
+            if not one["allowed"] and host in (None, one["host"]) and port in (None, one["port"])
+        ]
+
+
+class Yard:
+    """One open runtime. ``inside`` calls a function where its processes shall live (a network namespace, say)."""
+
+    def __init__(
+        self,
+        home: Path,
+        network: Mapping[str, Any],
+        inside: Callable[[Callable[[], Any]], Any] = lambda work: work(),
+        **settings: Any,
+    ) -> None:
+        environments = {ENVIRONMENT: {"packages": PACKAGES}}
+        self.settings = load_settings(
+            data_dir=home, network=network, environments=environments, native={"ready": 0}, **settings
+        )
+        self._inside = inside
+        self.runtime: SyncRuntime = self._inside(self._opened)
+
+    def close(self) -> None:
+        self._inside(self.runtime.close)
+
+    def _opened(self) -> SyncRuntime:
+        runtime = SyncRuntime(settings=self.settings)
+        runtime.open()
+        return runtime
+
+    def go(self, code: str, rules: Iterable[str] | None, args: Mapping[str, Any] | None = None, **more: Any) -> Told:
+        """Run ``code``; ``rules`` narrow what it may reach, None leaves what the settings give."""
+        limits = {"timeout_ms": TIMEOUT_MS, "memory_mb": 1024, **more.pop("limits", {})}
+        if rules is not None:
+            more["network"] = list(rules)
+        run = self.runtime.run_code(code, dict(args or {}), limits=limits, **more)
+        return self.told(run)
+
+    def told(self, run: Run) -> Told:
+        network = run.raw.get("network") or self.runtime.call("get_run", {"run_id": run.run_id}).get("network") or {}
+        return Told(run, list(network.get("connections", ())), int(network.get("dropped", 0)))
+
+
+def install(home: Path) -> str:
+    """Install the environment of the clients into a data directory; why it cannot be had, or nothing."""
+    directory = DataDir(home).environments
+    directory.mkdir(parents=True, exist_ok=True)
+
+    async def prepare() -> Path | None:
+        environments = Environments({ENVIRONMENT: DEFINITION}, directory, install_with_uv)
+        try:
+            return (await environments.get(ENVIRONMENT)).ref.packages
+        finally:
+            await environments.close()
+
+    try:
+        asyncio.run(prepare())
+    except InstallFailed as error:
+        return error.message
+    return ""
+
+
+def packages_in(home: Path) -> Path | None:
+    """Where :func:`install` put them."""
+    found = sorted(DataDir(home).environments.glob(f"{ENVIRONMENT}-*"))
+    return found[0] if found else None
