@@ -1,28 +1,67 @@
-"""Bytes both ways between a sandbox and what it reached, until both ends are read or one is gone."""
+"""Bytes both ways between a sandbox and what it reached, until both have ended or one is gone."""
 
 from __future__ import annotations
 
 import asyncio
 
+from skillyard.egress.farewell import farewell
+from skillyard.egress.guard import Guard
+from skillyard.egress.guarded import Guarded
+from skillyard.egress.pump import Pump
 from skillyard.egress.stream import Stream
+from skillyard.egress.trouble import Refused, Unreachable
 from skillyard.egress.upstream import Upstream
 
 
-async def relay(client: Stream, upstream: Upstream, first: bytes = b"") -> None:
-    """``first`` was read from the client and goes before the rest; so does what either stream was given back.
-    Returns when both have ended; closes both."""
+async def relay(client: Stream, upstream: Upstream, first: bytes = b"", guard: Guard | None = None) -> None:
+    """``first`` was read from the client already. ``guard`` judges what is said until it is raw. Both streams are
+    closed when this returns or raises: OSError, Refused, Unreachable or Ended, the client having been told."""
+    guarded = None if guard is None else Guarded(client, upstream, guard)
+    watch = _Watch(client, upstream, guarded)
     try:
-        if first:
+        if guarded is not None:
+            await guarded.run(first)
+        elif first:
             await upstream.write(first)
-        async with asyncio.TaskGroup() as both:
-            both.create_task(_flow(client, upstream))
-            both.create_task(_flow(upstream, client))
+        if guard is None or guard.raw:
+            watch.guarded = None
+            await Pump(client, upstream).over
+        await farewell(client)
+    except (Refused, Unreachable) as trouble:
+        upstream.refuse(trouble.reason)
+        await farewell(client)
+        raise
+    except BaseException:
+        client.reset()
+        raise
     finally:
-        client.close()
+        watch.stop()
         upstream.close()
 
 
-async def _flow(source: Stream, target: Stream) -> None:
-    while data := await source.read():
-        await target.write(data)
-    target.end()
+class _Watch:
+    """One timer for the life of a connection, set on where bytes have gone by meanwhile."""
+
+    def __init__(self, client: Stream, upstream: Upstream, guarded: Guarded | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client = client
+        self._upstream = upstream
+        self._limits = upstream.session.limits
+        self.guarded = guarded
+        self._timer = self._loop.call_soon(self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        limits, reason = self._limits, "no byte"
+        due = max(self._client.moved, self._upstream.moved) + limits.idle_s
+        within = limits.idle_s
+        owing = self.guarded.owing_since if self.guarded is not None else None
+        if owing is not None and owing + limits.header_s < due:
+            due, within, reason = owing + limits.header_s, limits.header_s, "no whole request or greeting"
+        if self._loop.time() >= due:
+            self._upstream.stop(f"{reason} within {within:g} s")
+        else:
+            again = min(due, self._loop.time() + limits.header_s) if self.guarded is not None else due
+            self._timer = self._loop.call_at(again, self._look)

@@ -1,4 +1,4 @@
-"""A connected socket read and written by one task each way. Nothing is read ahead: what nobody asks for stays in the
+"""A connected socket, which one task reads and one writes. Nothing is read ahead: what nobody asks for stays in the
 kernel, which slows the sender down."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from skillyard.domain.egress.address import Address
 from skillyard.egress.addresses import endpoint
 
 PIECE = 1 << 16
-_TURN = 1 << 20
+TURN = 1 << 20
 """Bytes after which one connection lets the others have their turn."""
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, socket(7)
 
@@ -28,8 +28,10 @@ class Stream:
         self.patience = patience
         self.closed = False
         self._loop = asyncio.get_running_loop()
+        self.moved = self._loop.time()
+        """When a byte last came or went, by the loop's clock."""
         self._held = b""
-        self._turn = _TURN
+        self._turn = TURN
         self._fault: Exception | None = None
         self._waits: dict[str, asyncio.Future[None]] = {}
         self._watchers: list[Callable[[], None]] = []
@@ -39,21 +41,36 @@ class Stream:
         """What the other side dialled: the address and port that were meant, also where the kernel made them ours."""
         return endpoint(self.sock.getsockname())
 
-    async def read(self, most: int = PIECE) -> bytes:
-        """The next bytes as they come, empty at the end."""
+    async def read(self, most: int = PIECE, *, patient: bool = False) -> bytes:
+        """The next bytes as they come, empty at the end. Cancelled, it has read nothing. ``patient``: it waits for as
+        long as it takes, since somebody else looks after this connection."""
         if self._held:
             data, self._held = self._held[:most], self._held[most:]
             return data
+        if self._turn <= 0:
+            await self._let_others()
         while True:
             self._check()
             try:
                 data = self.sock.recv(most)
             except (BlockingIOError, InterruptedError):
-                await self._wait("read")
+                await self._wait("read", None if patient else self.patience)
                 continue
+            self._turn -= len(data)
+            self.moved = self._loop.time()
             self.received(len(data))
-            await self._take_turn(len(data))
             return data
+
+    def read_into(self, buffer: bytearray) -> int | None:
+        """How much came at once, 0 at the end; None when there is nothing yet."""
+        self._check()
+        try:
+            count = self.sock.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return None
+        self.moved = self._loop.time()
+        self.received(count)
+        return count
 
     def unread(self, data: bytes) -> None:
         """Give ``data`` back: the next read begins with it."""
@@ -67,17 +84,24 @@ class Stream:
     async def write(self, data: bytes) -> None:
         """Returns when the kernel has all of it."""
         view = memoryview(data)
-        while view:
-            self._check()
-            self.sending()
-            try:
-                sent = self.sock.send(view)
-            except (BlockingIOError, InterruptedError):
-                await self._wait("write")
-                continue
-            self.sent(sent)
-            view = view[sent:]
-            await self._take_turn(sent)
+        while view := view[self.write_some(view) :]:
+            await self.writable()
+
+    async def writable(self) -> None:
+        """Returns when the kernel would take something."""
+        await self._wait("write", self.patience)
+
+    def write_some(self, data: bytes | memoryview) -> int:
+        """How much of ``data`` the kernel took at once."""
+        self._check()
+        self.sending()
+        try:
+            sent = self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        self.moved = self._loop.time()
+        self.sent(sent)
+        return sent
 
     def end(self) -> None:
         """Nothing more is written; the other side reads the end."""
@@ -136,22 +160,21 @@ class Stream:
         if self._fault is not None:
             raise self._fault
 
-    async def _take_turn(self, count: int) -> None:
-        self._turn -= count
-        if self._turn <= 0:
-            self._turn = _TURN
-            await asyncio.sleep(0)
+    async def _let_others(self) -> None:
+        self._turn = TURN
+        await asyncio.sleep(0)
 
-    async def _wait(self, way: str) -> None:
-        self._turn = _TURN
+    async def _wait(self, way: str, within: float | None) -> None:
+        self._turn = TURN
         wait: asyncio.Future[None] = self._loop.create_future()
         self._waits[way] = wait
         (self._loop.add_reader if way == "read" else self._loop.add_writer)(self.sock, _wake, wait)
-        timer = self._loop.call_later(self.patience, _give_up, wait)
+        timer = self._loop.call_later(within, _give_up, wait) if within is not None else None
         try:
             await wait
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             if self._waits.get(way) is wait:
                 del self._waits[way]
                 (self._loop.remove_reader if way == "read" else self._loop.remove_writer)(self.sock)

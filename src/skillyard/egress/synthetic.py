@@ -6,7 +6,7 @@ import ipaddress
 
 from skillyard.domain.egress.address import Address
 
-POOL = ipaddress.ip_network("198.18.0.0/15")
+POOL = ipaddress.IPv4Network("198.18.0.0/15")
 OWN = POOL[1]
 """The sandbox's own, on lo: with it, resolvers that look for a configured family (AI_ADDRCONFIG) ask for IPv4."""
 _FIRST = 2
@@ -24,7 +24,7 @@ class Synthetic:
         """None when the session has asked for too many names."""
         found = self._by_name.get(name)
         if found is None and len(self._names) < MOST_NAMES:
-            found = POOL[_FIRST + len(self._names)]
+            found = ipaddress.IPv4Address(int(POOL.network_address) + _FIRST + len(self._names))
             self._by_name[name] = found
             self._names.append(name)
         return found
