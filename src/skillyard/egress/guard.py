@@ -10,7 +10,7 @@ ROOM = 1 << 16
 
 
 class Guard(Protocol):
-    """After each ``client_says`` and ``server_says`` there may be something for both sides, also when it raised."""
+    """After each call there may be something for both sides, also when it raised."""
 
     @property
     def raw(self) -> bool:
@@ -28,13 +28,23 @@ class Guard(Protocol):
         """Whether the connection ends, on both sides, once what is held was written."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`go_on` is to be called, before either side is read again and after others had their turn."""
+        ...
+
     def client_says(self, data: bytes) -> None:
         """``data`` is empty at the end of what the client says. Raises Refused; what is then for the client is the
         refusal in its own protocol, or nothing, and nothing is for the server."""
         ...
 
     def server_says(self, data: bytes) -> None:
-        """``data`` is empty at the end. Raises Refused as above (a request that waited for this answer to end)."""
+        """``data`` is empty at the end. Raises Refused as above (for a request that waited for this answer to end), or
+        Unreachable where the server does not speak its protocol."""
+        ...
+
+    def go_on(self) -> None:
+        """Work that was left over; raises as the others do."""
         ...
 
     def for_server(self) -> bytes:
@@ -64,7 +74,18 @@ class Outbox:
         return taken
 
 
-class Open(Outbox):
+class Prompt(Outbox):
+    """Never has work left over."""
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+    def go_on(self) -> None:
+        """Nothing."""
+
+
+class Open(Prompt):
     """A guard that asks nothing."""
 
     raw = True

@@ -1,0 +1,153 @@
+"""What the first bytes of a connection are. The question is not what they look like but what some server would take
+them for: whatever a lenient one would read as TLS or HTTP is held to the rules of TLS and HTTP."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+from skillyard.egress.guard import Guard, Open, Outbox
+from skillyard.egress.host_port import Host
+from skillyard.egress.http_guard import HttpGuard, refusal
+from skillyard.egress.tls_guard import ACCESS_DENIED, TlsGuard
+from skillyard.egress.trouble import Refused
+
+TLS_PORT, HTTP_PORT = 443, 80
+_MOST = 1 << 16
+"""Bytes of a first line that are waited for."""
+_SPACE = rb"\t\x0b\x0c\r\x1c-\x20\x85\xa0"  # what str.split() of a latin-1 line takes for space
+_LEADING = re.compile(rb"[" + _SPACE + rb"\n]*")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_MAYBE_REQUEST = re.compile(_TOKEN + rb"(?:\Z|[" + _SPACE + rb"])")
+_VERSION = re.compile(rb"HTTP/", re.IGNORECASE)
+_OLD_REQUEST = re.compile(rb"GET[" + _SPACE + rb"]+[^" + _SPACE + rb"]")
+_TLS_KINDS = range(20, 24)
+
+
+class Kind(Enum):
+    TLS = "TLS"
+    HTTP = "HTTP"
+    HTTP2 = "HTTP/2"
+    OTHER = "neither TLS nor HTTP"
+
+
+def sniff(data: bytes) -> Kind | None:
+    """``data`` is all that the client said so far; None while it may be anything."""
+    if not data:
+        return None
+    if data[0] in _TLS_KINDS:
+        return _sniff_tls(data)
+    return _sniff_line(data)
+
+
+def _sniff_tls(data: bytes) -> Kind | None:
+    """A record of TLS; or a ClientHello in a record of a version that servers ignore (RFC 8446 §5.1)."""
+    if len(data) < 3:
+        return None
+    if data[1] == 3 and data[2] <= 4:
+        return Kind.TLS
+    if len(data) < 6:
+        return None
+    return Kind.TLS if data[0] == 22 and data[5] == 1 else Kind.OTHER
+
+
+def _sniff_line(data: bytes) -> Kind | None:
+    """A request line, perhaps after empty lines (RFC 9112 §2.2), perhaps of HTTP/0.9, perhaps with spaces that are
+    none. Whatever cannot become one is something else."""
+    match = _LEADING.match(data)
+    start = match.end() if match else 0
+    end = data.find(b"\n", start)
+    if start == len(data):
+        return None if len(data) < _MOST else Kind.HTTP
+    if _MAYBE_REQUEST.match(data, start, len(data) if end < 0 else end) is None:
+        return Kind.OTHER
+    if end < 0:
+        return None if len(data) < _MOST else Kind.HTTP
+    line = data[start:end]
+    if _VERSION.search(line) is None and _OLD_REQUEST.match(line) is None:
+        return Kind.OTHER
+    return Kind.HTTP2 if line.startswith(b"PRI ") else Kind.HTTP
+
+
+class FirstWords(Outbox):
+    """See :class:`~skillyard.egress.guard.Guard`: waits for the client's first words and goes on as the guard of what
+    they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw. The server may speak
+    first."""
+
+    def __init__(self, host: Host, port: int) -> None:
+        super().__init__()
+        self._host = host
+        self._port = port
+        self._said = bytearray()
+        self._guard: Guard | None = None
+        self._over = False
+
+    @property
+    def raw(self) -> bool:
+        return self._guard is not None and self._guard.raw
+
+    @property
+    def wants_client(self) -> bool:
+        return self._guard is None or self._guard.wants_client
+
+    @property
+    def over(self) -> bool:
+        return self._over or (self._guard is not None and self._guard.over)
+
+    @property
+    def busy(self) -> bool:
+        return self._guard is not None and self._guard.busy
+
+    def go_on(self) -> None:
+        if self._guard is not None:
+            self._guard.go_on()
+
+    def for_server(self) -> bytes:
+        return super().for_server() + (self._guard.for_server() if self._guard is not None else b"")
+
+    def for_client(self) -> bytes:
+        return super().for_client() + (self._guard.for_client() if self._guard is not None else b"")
+
+    def client_says(self, data: bytes) -> None:
+        if self._guard is not None:
+            self._guard.client_says(data)
+            return
+        self._said += data
+        kind = sniff(bytes(self._said)) if data else Kind.OTHER  # no request and no record is complete
+        if kind is None:
+            return
+        if data or self._said or self._port in (TLS_PORT, HTTP_PORT):
+            self._guard = self._guard_of(kind)
+        else:
+            self._guard = Open()  # it only listens
+        said, self._said = bytes(self._said), bytearray()
+        if said:
+            self._guard.client_says(said)
+
+    def server_says(self, data: bytes) -> None:
+        if self._guard is not None:
+            self._guard.server_says(data)
+        else:
+            self._to_client += data
+            self._over = not data
+
+    def _guard_of(self, kind: Kind) -> Guard:
+        """Raises Refused."""
+        wanted = {TLS_PORT: Kind.TLS, HTTP_PORT: Kind.HTTP}.get(self._port, kind)
+        if kind is not wanted or kind is Kind.HTTP2:
+            self._over = True
+            reason = f"port {self._port} is for {wanted.value}, and what comes is {kind.value}"
+            if kind is wanted:
+                reason = "HTTP/2 without TLS, which cannot be held to a host"
+            self._to_client += told(kind, reason)
+            raise Refused(reason)
+        if kind is Kind.TLS:
+            return TlsGuard(self._host)
+        return HttpGuard(self._host, self._port) if kind is Kind.HTTP else Open()
+
+
+def told(kind: Kind | None, reason: str) -> bytes:
+    """How a client that speaks ``kind`` is told of a refusal; empty where no protocol has words for it."""
+    if kind is Kind.TLS:
+        return ACCESS_DENIED
+    return refusal(reason) if kind is Kind.HTTP else b""
