@@ -93,5 +93,14 @@ class Probe:
     abilities: Mapping[str, Protection] = field(default_factory=dict)
     """What it can do beside (:data:`ABILITIES`); what is not named here it cannot."""
 
+    def demand(self, ability: str) -> None:
+        """Raises ProtectionMissing, with the reason, when it cannot do that."""
+        have = self.abilities.get(
+            ability, Protection(Level.MISSING, why=f"the {self.backend} backend does not offer it")
+        )
+        if have.level is Level.MISSING:
+            mend = f"; {have.mend}" if have.mend else ""
+            raise ProtectionMissing(f"there is no {ability} here ({have.why}{mend})", protections=[ability])
+
     def enforced(self) -> dict[str, str]:
         return {name: p.level.value for name, p in self.protections.items()}

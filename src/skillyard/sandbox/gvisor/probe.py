@@ -35,6 +35,13 @@ print(json.dumps({
     "init": os.listdir("/proc/1"), "name": os.uname().nodename}))
 """
 _BOUND_MS = 20_000
+_ABILITIES = {
+    "egress": Protection(
+        Level.MISSING,
+        why="gVisor's network stack is its own, and the host's gate cannot listen in it",
+        mend="use the isolation 'native' for runs that need a network",
+    )
+}
 _CONTROLLERS = {"memory": "memory", "cpus": "cpu"}
 _SPACES = {
     "user_namespace": ("user", "gVisor's users; the sentry in a user namespace with one id"),
@@ -56,13 +63,13 @@ async def probe(backend: GvisorBackend) -> Probe:
     except SkillyardError as error:
         return absent(error.message, _texts(facts), mend=_mend(error.message))
     texts = _texts(facts) | {"platform": str(outside["platform"]), "guest_kernel": str(inside["release"])}
-    return Probe("gvisor", True, {**_walls(inside, outside, facts), **_limits(facts)}, texts)
+    return Probe("gvisor", True, {**_walls(inside, outside, facts), **_limits(facts)}, texts, _ABILITIES)
 
 
 def absent(why: str, texts: dict[str, str], *, mend: str) -> Probe:
     """The probe of a host where the backend cannot work at all."""
     missing = Protection(Level.MISSING, why=why, mend=mend)
-    return Probe("gvisor", False, dict.fromkeys((*WALLS, *LIMITS), missing), {**texts, "why": why})
+    return Probe("gvisor", False, dict.fromkeys((*WALLS, *LIMITS), missing), {**texts, "why": why}, _ABILITIES)
 
 
 async def _look(backend: GvisorBackend) -> tuple[dict[str, Any], dict[str, Any]]:

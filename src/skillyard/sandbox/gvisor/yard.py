@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.runsc import Runsc
 from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
@@ -83,6 +85,9 @@ class GvisorYard(Yard):
             for item in shows
         )
         show(self._host.home, box.pidfd, self._id(box), moved)
+
+    def listen(self, box: Box, wanted: Listen) -> Opened:
+        raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")
 
     def _is_ready(self, box: Box) -> None:
         assert isinstance(box, GvisorBox)

@@ -50,6 +50,11 @@ _NONE = {
     "private_proc": "of /proc a program may read what tells of itself",
 }
 _MEND = "use the isolation 'native' where this host allows namespaces"
+_ABILITIES = {
+    "egress": Protection(
+        Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
+    )
+}
 
 
 async def probe(backend: LandlockBackend) -> Probe:
@@ -65,7 +70,7 @@ async def probe(backend: LandlockBackend) -> Probe:
     reached = [name for name, got in seen["tried"].items() if got]
     if reached:
         return _nothing(f"a test sandbox got through: {', '.join(reached)}", facts)
-    return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts))
+    return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), _ABILITIES)
 
 
 async def _look(backend: LandlockBackend) -> dict[str, Any]:
@@ -151,4 +156,4 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
 def _nothing(why: str, facts: dict[str, Any]) -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
     texts = {**(_texts(facts) if facts else {}), "why": why}
-    return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts)
+    return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, _ABILITIES)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.egress.session import Egress
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.outcome import Usage
 from skillyard.domain.protection import Demand, Probe
 from skillyard.domain.sandbox import Held, Mount, Owner, SandboxSpec
+from skillyard.ports.gate import Plug
+from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives
 from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.plugged import PluggedSandbox, listen
 from skillyard.sandbox.native.probe import probe
 from skillyard.sandbox.native.sandbox import NativeSandbox
 
@@ -24,9 +29,11 @@ _DEFAULT_OPTIONS = KeeperOptions()
 class NativeBackend:
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
 
-    def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS) -> None:
+    def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS, plug: Plug | None = None) -> None:
+        """``plug`` is where sandboxes with ``egress`` are plugged in; without it there are none."""
         self._run_dir = run_dir
         self._options = options
+        self._plug = plug
         self._link: Link | None = None
         self._connecting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -65,6 +72,10 @@ class NativeBackend:
         except SandboxGone:  # with its keeper, before it was used: the next keeper makes another
             return await self.create_unchecked(spec, key)
 
+    @property
+    def has_gate(self) -> bool:
+        return self._plug is not None
+
     async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         """:meth:`create` without comparing demand and offer: what the probe itself uses."""
         link = self._link if self._link is not None and self._link.alive else await self._linked()
@@ -79,6 +90,7 @@ class NativeBackend:
                 "tenant": spec.tenant,
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
+                "listen": None if spec.egress is None else listen(spec.egress),
             }
         )
         try:
@@ -94,11 +106,35 @@ class NativeBackend:
         held = self._sandboxes.get(handle)
         if held is None:
             held = self._sandboxes[handle] = self.hold(link, handle, self._enforced)
+        if spec.egress is not None:
+            await self._plug_in(link, held, spec.egress, answer.get("sockets", ()))
         return held
+
+    async def open_sockets(self, handle: str, asked: dict[str, Any]) -> list[socket.socket]:
+        """Listen in a sandbox without handing it to the gate: how the probe looks. Raises SandboxFault."""
+        answer, _ = await (await self._linked()).answer({"op": "plug", "handle": handle, "listen": asked})
+        sockets: list[socket.socket] = answer["sockets"]
+        return sockets
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> NativeSandbox:
         """What stands for a sandbox that the keeper made."""
-        return NativeSandbox(link, handle, enforced)
+        if self._plug is None:
+            return NativeSandbox(link, handle, enforced)
+        return PluggedSandbox(link, handle, enforced, self._plug)
+
+    async def _plug_in(
+        self, link: Link, sandbox: NativeSandbox, egress: Egress, sockets: Sequence[socket.socket]
+    ) -> None:
+        """A sandbox that is not plugged in is not left behind."""
+        try:
+            assert isinstance(sandbox, PluggedSandbox)
+            await sandbox.plug_first(egress, sockets)
+        except asyncio.CancelledError:
+            self._unwanted(link, {"handle": sandbox.handle})
+            raise
+        except Exception:
+            await self.destroy(sandbox.handle)
+            raise
 
     async def attach(self, handle: str) -> NativeSandbox:
         known = self._sandboxes.get(handle)
@@ -201,12 +237,17 @@ class NativeBackend:
         }
 
     def _demand(self, spec: SandboxSpec) -> None:
+        assert self._probe is not None
+        self._demand_protections(self._probe, spec)
+        if spec.egress is not None:
+            self._probe.demand("egress")
+
+    def _demand_protections(self, probe: Probe, spec: SandboxSpec) -> None:
         if (spec.kernel_only, spec.allow_degraded) in self._demands_met:
             return
-        assert self._probe is not None
-        if not self._probe.ready:
-            raise ProtectionMissing(f"the {self.name} backend cannot make sandboxes here: " + self._probe.facts["why"])
-        Demand(spec.kernel_only, spec.allow_degraded).check(self._probe.protections)
+        if not probe.ready:
+            raise ProtectionMissing(f"the {self.name} backend cannot make sandboxes here: " + probe.facts["why"])
+        Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         self._demands_met.add((spec.kernel_only, spec.allow_degraded))
 
     def _ended(self, header: dict[str, Any], body: bytes) -> None:
@@ -225,6 +266,7 @@ class NativeBackend:
 
     def _unwanted(self, link: Link, answer: dict[str, Any]) -> None:
         """Its create was cancelled while the keeper was at it."""
+        close_all(answer.get("sockets", ()))
         if "handle" in answer and link.alive:
             self._sandboxes.pop(answer["handle"], None)
             link.tell({"op": "destroy", "handle": answer["handle"]})

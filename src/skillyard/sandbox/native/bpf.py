@@ -62,10 +62,10 @@ def unless_null(argument: int, body: Sequence[Instruction]) -> list[Instruction]
 
 def search(values: Iterable[int]) -> list[Instruction]:
     """Allows exactly ``values`` and refuses all else: a binary search over the edges of ranges."""
-    return _search([edge for pair in _ranges(values) for edge in pair], inside=False)
+    return _search([edge for pair in ranges(values) for edge in pair], inside=False)
 
 
-def _ranges(values: Iterable[int]) -> list[tuple[int, int]]:
+def ranges(values: Iterable[int]) -> list[tuple[int, int]]:
     """Sorted, half-open ranges that cover exactly ``values``."""
     out: list[tuple[int, int]] = []
     for value in sorted(set(values)):

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import itertools
+import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.sandbox.native.keeper.connection import FrameBuffer, encode
+from skillyard.sandbox.native.keeper.outbox import close_all
 
 Header = dict[str, Any]
 _READ = 1 << 20
+_MOST_DESCRIPTORS = 1024
+"""That came before the frame that names them is whole."""
+_INT = array.array("i").itemsize
+_BESIDE = socket.CMSG_SPACE(253 * _INT)
 
 
 class Link:
-    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone."""
+    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone.
+
+    ``sockets`` in the header of an answer are socket objects, which belong to whoever asked."""
 
     def __init__(self, sock: socket.socket, on_end: Callable[[Header, bytes], None], on_lost: Callable[[], None]):
         self._sock = sock
@@ -24,6 +34,7 @@ class Link:
         self._on_end = on_end
         self._on_lost = on_lost
         self._frames = FrameBuffer()
+        self._descriptors: deque[int] = deque()
         self._out = bytearray()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
@@ -96,28 +107,38 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            data = self._sock.recv(_READ)
+            data, beside, flags, _ = self._sock.recvmsg(_READ, _BESIDE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            data, beside, flags = b"", [], 0
+        if beside:
+            self._descriptors.extend(_descriptors(beside))
+        if not data or flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
             self._lost()
             return
         for header, body in self._frames.feed(data):
             self._heard(header, body)
 
     def _heard(self, header: Header, body: bytes) -> None:
+        if "sockets" in header:
+            header["sockets"] = self._sockets(header["sockets"])
         if "a" in header:
             future = self._asked.pop(header["a"], None)
             if future is not None and not future.done():
                 future.set_result((header, body))
+            else:
+                close_all(header.get("sockets", ()))
         elif header.get("event") == "end":
             self._on_end(header, body)
         elif header.get("event") == "hello":
             self._hello.set_result(header["facts"])
         elif header.get("event") == "refused":
             self._hello.set_exception(SandboxFault(str(header["why"])))
+
+    def _sockets(self, count: int) -> list[socket.socket]:
+        """They came before the frame was whole, in the order of the frames."""
+        return [socket.socket(fileno=self._descriptors.popleft()) for _ in range(min(count, len(self._descriptors)))]
 
     def _lost(self) -> None:
         if not self.alive:
@@ -126,6 +147,8 @@ class Link:
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
         for future in self._asked.values():
             if not future.done():
                 future.set_result(({"gone": "the keeper is gone"}, b""))
@@ -135,3 +158,11 @@ class Link:
             self._hello.exception()
         self.ended.set()
         self._on_lost()
+
+
+def _descriptors(beside: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % _INT])
+    return list(found)

@@ -11,7 +11,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox import Argv, Mount, SandboxSpec, Stream
-from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native import egress_probe, kernel
 from skillyard.sandbox.native.mend import filter_mend, look, mend
 from skillyard.sandbox.native.surroundings import Surroundings
 from skillyard.sandbox.native.walls import HOSTNAME
@@ -19,8 +19,11 @@ from skillyard.sandbox.native.walls import HOSTNAME
 if TYPE_CHECKING:
     from skillyard.sandbox.native.backend import NativeBackend
 
-_LOOK = """
-import json, os
+_LOOK = f"""
+import json, os, socket, sys
+{egress_probe.CODE}
+"""
+_LOOK += """
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
 spaces = {name: os.readlink("/proc/self/ns/" + name) for name in os.listdir("/proc/self/ns")}
 try:
@@ -53,7 +56,7 @@ async def probe(backend: NativeBackend) -> Probe:
     facts: dict[str, Any] = {}
     try:
         facts = await backend.facts()
-        seen = await _look(backend)
+        seen, egress = await _look(backend)
     except SkillyardError as error:
         return await _explained(error.message, facts)
     protections = {**_walls(seen, facts), **_limits(facts)}
@@ -61,26 +64,30 @@ async def probe(backend: NativeBackend) -> Probe:
         protections["landlock"] = _no_landlock(await look())
     if seen["name"] != HOSTNAME:
         protections["uts_namespace"] = _no_name(await look())
-    return Probe("native", True, protections, _texts(facts))
+    return Probe("native", True, protections, _texts(facts), {"egress": egress})
 
 
-async def _look(backend: NativeBackend) -> dict[str, Any]:
+async def _look(backend: NativeBackend) -> tuple[dict[str, Any], Protection]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     shown = Mount(Path(__file__).resolve().parent, "/skills/probe")
     sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16), mounts=(shown,)), key)
+    tried = await egress_probe.attempt(backend, sandbox.handle)
     try:
-        process = await sandbox.start(Argv(("python3", "-I", "-S", "-c", _LOOK)), id="look", timeout_ms=_BOUND_MS)
+        look = Argv(("python3", "-I", "-S", "-c", _LOOK, *([] if tried.why else ["find"])))
+        process = await sandbox.start(look, id="look", timeout_ms=_BOUND_MS)
         text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
         ending = await process.wait()
         complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+        egress = tried.found()
     finally:
         await backend.destroy(sandbox.handle)
+        await tried.close()
     try:
         seen: dict[str, Any] = json.loads(text)
     except ValueError:
         why = complaint.decode("utf-8", "replace").strip()[-300:] or ending.reason or f"exit code {ending.code}"
         raise SkillyardError(f"python does not run in the sandbox: {why}") from None
-    return seen
+    return seen, egress
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -171,4 +178,4 @@ async def _explained(why: str, facts: dict[str, Any]) -> Probe:
 def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=mend)
     texts = {**(_texts(facts) if facts else {}), "why": why, **({"mend": mend} if mend else {})}
-    return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts)
+    return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, {"egress": missing})

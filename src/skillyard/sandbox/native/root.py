@@ -37,11 +37,15 @@ _FILES: Mapping[str, str] = {
     "etc/group": f"root:x:0:\nsandbox:x:{_ID}:\n",
     "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "etc/hostname": walls.HOSTNAME + "\n",
-    "etc/resolv.conf": "# no network\n",
-    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n",
+    # Names are asked of 127.0.0.1 alone, where a gate answers or a refusal does, at once. What ``dns`` cannot answer is
+    # unknown: the last ``files`` makes that the error, and no temporary failure after which programs try again.
+    "etc/resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1 no-aaaa\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns files\nservices: files\nprotocols: files\n",
+    walls.TRUST.lstrip("/"): "",
 }
 _EMPTY_DIRECTORIES = (
-    "dev/shm", "etc", "opt", "proc", "run/box", "run/empty", "tmp", "var/tmp", "workspace", "skills", "blobs",
+    "dev/shm", "etc", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp", "workspace", "skills",
+    "blobs",
 )  # fmt: skip
 
 

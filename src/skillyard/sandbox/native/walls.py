@@ -23,6 +23,8 @@ WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills"
 WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
 EMPTY = "/run/empty"
+TRUST = "/run/egress/ca.pem"
+"""An empty file in the shared root, over which a sandbox's own can be hung."""
 CODE_ROOT = "/opt/skillyard"
 """Where the keeper puts the few modules of ours that run in here."""
 

@@ -3,6 +3,7 @@ any to give, two ids of its own."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from skillyard.sandbox.landlock.walls import Build
 from skillyard.sandbox.landlock.work import work
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show
 from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
@@ -169,6 +171,9 @@ class LandlockYard(Yard):
                 super(LandlockYard, self)._lend(box, replace(asked, shows=()))
 
         work(self._loop, _showing(box.root, asked.shows), shown)
+
+    def listen(self, box: Box, wanted: Listen) -> Opened:
+        raise OSError(errno.EOPNOTSUPP, "the sandbox has the host's network, and nothing of it is open to it")
 
     def _init_gone(self, box: LandlockBox, whole: bool, then: Callable[[], None]) -> None:
         def alone() -> None:

@@ -67,6 +67,8 @@ class Box:
         self.pid = -1
         self.pidfd = -1
         self.programs: dict[str, Program] = {}
+        self.listeners = 0
+        """Sockets of ours in its network."""
         self.dead = False
         self.account = self.make_account()
         self.forced: tuple[str, str] | None = None

@@ -1,6 +1,7 @@
 """The server's end and the keeper's end of their stream: frames of a JSON header and raw bytes.
 
-A frame is two big-endian 32-bit lengths, the header, the body.
+A frame is two big-endian 32-bit lengths, the header, the body. Sockets come beside the first bytes of a frame of the
+keeper's, whose header says by ``sockets`` how many.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ import json
 import select
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop
+from skillyard.sandbox.native.keeper.outbox import Outbox, close_all
 
 HEAD = struct.Struct(">II")
 MAX_HEADER = 4 * 1024 * 1024
@@ -70,28 +72,23 @@ class Connection:
         self._on_frame = on_frame
         self._on_end = on_end
         self._frames = FrameBuffer()
-        self._out = bytearray()
+        self._out = Outbox(sock)
+        self._waits = False
+        """Whether more is to be sent than the other end has taken."""
         self.open = True
         sock.setblocking(False)
         loop.watch(sock.fileno(), READ, self._ready)
 
-    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+    def send(self, header: dict[str, Any], body: bytes = b"", sockets: Sequence[socket.socket] = ()) -> None:
+        """``sockets`` are closed here once they are sent, or will never be."""
         if not self.open:
+            close_all(sockets)
             return
-        data = encode(header, body)
-        if self._out:
-            self._out += data
-            return
-        try:
-            sent = self._sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        if sent < len(data):
-            self._out += data[sent:]
-            self._loop.watch(self._sock.fileno(), READ | WRITE, self._ready)
+        if sockets:
+            header = {**header, "sockets": len(sockets)}
+        self._out.put(encode(header, body), sockets)
+        if not self._waits:
+            self._flush()
 
     def check(self) -> None:
         """Close it if the other end is gone, which an event may be yet to tell."""
@@ -106,6 +103,7 @@ class Connection:
             self.open = False
             self._loop.forget(self._sock.fileno())
             self._sock.close()
+            self._out.drop()
             self._on_end(self)
 
     def _ready(self, events: int) -> None:
@@ -116,15 +114,13 @@ class Connection:
 
     def _flush(self) -> None:
         try:
-            sent = self._sock.send(self._out)
-        except BlockingIOError:
-            return
+            waits = not self._out.flush()
         except OSError:
             self.close()
             return
-        del self._out[:sent]
-        if not self._out:
-            self._loop.watch(self._sock.fileno(), READ, self._ready)
+        if waits != self._waits:
+            self._waits = waits
+            self._loop.watch(self._sock.fileno(), READ | WRITE if waits else READ, self._ready)
 
     def _read(self) -> None:
         try:

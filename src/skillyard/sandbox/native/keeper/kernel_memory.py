@@ -6,6 +6,7 @@ page or two once its user has many (pipe(7), pipe-user-pages-soft).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable
 
@@ -18,21 +19,21 @@ _TRUE_SIZE = 2
 _QUEUES = 4
 
 
-def held(init: int, places: Iterable[str]) -> int:
+def held(init: int, places: Iterable[str], listeners: int = 0) -> int:
     """Bytes, an upper bound; next to nothing for the little that any program has. ``places`` are the processes, as
-    :func:`skillyard.sandbox.native.keeper.tree.place_of` tells."""
-    return _sockets(init) + sum(map(of_process, places))
+    :func:`skillyard.sandbox.native.keeper.tree.place_of` tells; ``listeners`` sockets in there are not theirs."""
+    return _sockets(init, listeners) + sum(map(of_process, places))
 
 
 def of_sockets(count: int) -> int:
     """Bytes that wait in so many sockets at most; of few, nothing."""
-    return count * _buffer() if count > _FEW_SOCKETS else 0
+    return count * largest_buffer() if count > _FEW_SOCKETS else 0
 
 
-def _sockets(init: int) -> int:
+def _sockets(init: int, listeners: int) -> int:
     """Of the network namespace of a sandbox's init, if it has one of its own."""
     words = _read(f"/proc/{init}/net/sockstat").split()
-    count = int(words[2]) if words[:2] == ["sockets:", "used"] else 0
+    count = int(words[2]) - listeners if words[:2] == ["sockets:", "used"] else 0
     if count <= _FEW_SOCKETS or not _own_network(init):
         return 0
     return of_sockets(count) + _TRUE_SIZE * sum(_queued(init, name) for name in ("tcp", "tcp6"))
@@ -45,8 +46,10 @@ def _own_network(init: int) -> bool:
         return False
 
 
-def _buffer() -> int:
-    """The largest buffer that a program can ask for: the kernel doubles what it is asked."""
+@functools.cache
+def largest_buffer() -> int:
+    """The largest buffer that a program can ask for: the kernel doubles what it is asked. Many kernels tell it only in
+    the host's own network namespace."""
     text = _read("/proc/sys/net/core/wmem_max").strip()
     return 2 * (int(text) if text.isdigit() else _USUAL_BUFFER)
 

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.sandbox.native import cgroups, group_parents, group_room, hierarchies, interpreter, kernel, landlock
-from skillyard.sandbox.native.keeper import ids, memory_watch, namespaces, own_cgroups
+from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, namespaces, own_cgroups
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
+from skillyard.sandbox.native.keeper.listening import Home
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
@@ -101,6 +102,8 @@ def _enter() -> None:
     """Before the pid namespace: in there, nobody could name the server."""
     group_room.make()
     namespaces.enter()
+    kernel_memory.largest_buffer()
+    namespaces.leave_network()
 
 
 def _settle() -> None:
@@ -163,6 +166,7 @@ class Keeper:
             landlock.abi(),
             tuple(sorted(os.sched_getaffinity(0))),
             own_mount_namespace(),
+            Home(),
             files,
             directories,
             run_dir,

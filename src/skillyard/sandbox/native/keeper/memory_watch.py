@@ -61,7 +61,7 @@ def _of_tree(box: Box, limit: int) -> int:
     used = sum(map(_resident, places))
     if used > limit:
         used = sum(map(_proportional, places))
-    return max(used, kernel_memory.held(box.pid, places))
+    return max(used, kernel_memory.held(box.pid, places, box.listeners))
 
 
 def _resident(place: str) -> int:

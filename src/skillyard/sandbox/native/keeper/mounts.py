@@ -18,7 +18,7 @@ _QUIET = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """``target`` lies below one of walls.SHOWN; ``aliases`` beside it."""
+    """``target`` lies below one of walls.SHOWN, or is walls.TRUST; ``aliases`` beside it."""
 
     source: str
     target: str
@@ -50,10 +50,13 @@ def show(home: int, pidfd: int, root_id: int, items: Sequence[Show]) -> None:
 
 
 def _attach(items: Sequence[Show], sources: Sequence[int]) -> None:
-    parents = {os.path.dirname(item.target) for item in items}
+    parents = {os.path.dirname(item.target) for item in items if item.target != walls.TRUST}
     for parent in parents:
         kernel.mount_setattr(kernel.AT_FDCWD, parent, 0, kernel.MOUNT_ATTR_RDONLY)
     for item, fd in zip(items, sources, strict=True):
+        if item.target == walls.TRUST:
+            kernel.move_mount(fd, item.target)
+            continue
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             os.mkdir(item.target, 0o755)
         else:
@@ -65,7 +68,12 @@ def _attach(items: Sequence[Show], sources: Sequence[int]) -> None:
         kernel.mount_setattr(kernel.AT_FDCWD, parent, kernel.MOUNT_ATTR_RDONLY)
 
 
-def allowed(target: str) -> bool:
-    """Whether a path may be shown at: one plain name directly below /skills or /blobs."""
+def allowed(target: str, aliases: Sequence[str]) -> bool:
+    """Whether something may be shown there: each path is one plain name directly below /skills or /blobs, or it is the
+    file of certificates alone."""
+    return (target == walls.TRUST and not aliases) or all(map(_plain, (target, *aliases)))
+
+
+def _plain(target: str) -> bool:
     parent, _, name = target.rpartition("/")
     return parent in walls.SHOWN.values() and name not in ("", ".", "..") and "\0" not in name

@@ -27,6 +27,12 @@ def enter() -> None:
     unshare("mount and pid namespaces", kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
 
 
+def leave_network() -> None:
+    """After :func:`enter`: the keeper speaks on sockets of the file system only, and from a sandbox's network it can
+    come back only to one that its own user namespace owns (setns(2)). Raises OSError naming the step."""
+    unshare("network namespace", kernel.CLONE_NEWNET)
+
+
 def may_enter() -> bool:
     """Whether :func:`enter` can be: root must be able to map itself, the one id that it has to give."""
     held = capabilities()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.listening import Listen
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, allowed
+from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY
 from skillyard.sandbox.native.keeper.yard import Asked, Yard
@@ -86,9 +89,12 @@ class Service:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._answer(number, error=f"{type(error).__name__}: {error}")
 
-    def _answer(self, number: Number, body: bytes = b"", **fields: Any) -> None:
+    def _answer(self, number: Number, body: bytes = b"", sockets: Sequence[socket.socket] = (), **fields: Any) -> None:
+        """``sockets`` go to whoever asked, or are closed."""
         if self._server is not None and number is not None and number[0] == self._era:
-            self._server.send({"a": number[1], **fields}, body)
+            self._server.send({"a": number[1], **fields}, body, sockets)
+        else:
+            close_all(sockets)
 
     def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
         self._yard.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
@@ -104,26 +110,37 @@ class Service:
             self._answer(number, handle=held.handle)
             return
         shows = tuple(Show(s["source"], s["target"], tuple(s["aliases"])) for s in header["shows"])
-        for path in (path for item in shows for path in (item.target, *item.aliases)):
-            if not allowed(path):
-                raise ValueError(f"{path!r} is not below /skills or /blobs")
-
+        for item in shows:
+            if not allowed(item.target, item.aliases):
+                raise ValueError(f"nothing can be shown at {item.target!r} {list(item.aliases)}")
+        listen = _listen(header["listen"])
         waiting = self._creating.get(header["key"])
         if waiting is not None:
             waiting.append(number)
             return
         self._creating[header["key"]] = [number]
 
-        def answer(box: Box | None, error: str) -> None:
+        def answer(box: Box | None, error: str, sockets: Sequence[socket.socket] = ()) -> None:
             told: dict[str, Any] = {"error": error} if box is None else {"handle": box.handle}
             askers = self._creating.pop(header["key"], [])
             for asker in askers:
-                self._answer(asker, **told)
+                self._answer(asker, sockets=sockets, **told)
+                sockets = ()
+            close_all(sockets)
             if box is not None and not askers:
                 self._destroy(box, lambda: None)
 
         lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
-        self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer))
+        self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer, listen))
+
+    def _do_plug(self, number: Number, header: Header, body: bytes) -> None:
+        """Listen in a sandbox that is lent: the new sockets, and which ports were ``taken`` already."""
+        listen = _listen(header["listen"])
+        box = self._box(header)
+        if listen is None or box.dead:
+            raise Unknown("the sandbox has ended") if box.dead else ValueError("nothing to listen on")
+        opened = self._yard.listen(box, listen)
+        self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:
         box = self._box(header)
@@ -303,6 +320,10 @@ class Service:
     def _consider_leaving(self) -> None:
         if self._server is None and time.monotonic() - self._lost_at >= LINGER_S and not self._yard.survey():
             self._loop.running = False
+
+
+def _listen(asked: dict[str, Any] | None) -> Listen | None:
+    return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]), asked["watch"])
 
 
 def _told_whole(box: Box) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
 from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
+from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.shares import Shares
@@ -42,18 +45,24 @@ class Host:
     cpus: tuple[int, ...]
     home: int
     """A descriptor of the keeper's own mount namespace."""
+    net: Home
     proc_files: tuple[str, ...]
     proc_directories: tuple[str, ...]
     run_dir: str
 
 
+class Answer(Protocol):
+    def __call__(self, box: Box | None, error: str, sockets: Sequence[socket.socket] = ()) -> None: ...
+
+
 @dataclass(slots=True)
 class Asked:
-    """A create that waits for its sandbox. ``answer(box, error)``: exactly one is given."""
+    """A create that waits for its sandbox. ``answer(box, error)``: exactly one is given; sockets with a box."""
 
     lease: Lease
     shows: tuple[Show, ...]
-    answer: Callable[[Box | None, str], None]
+    answer: Answer
+    listen: Listen | None = None
     failed_once: bool = False
 
 
@@ -239,19 +248,35 @@ class Yard:
         self.refill()
 
     def _lend(self, box: Box, asked: Asked) -> None:
-        if asked.shows:
-            try:
+        sockets: Sequence[socket.socket] = ()
+        try:
+            if asked.shows:
                 self._show(box, asked.shows)
-            except OSError as error:
-                box.kill()
-                asked.answer(None, f"mounting: {error.strerror or error}")
-                return
+            if asked.listen is not None:
+                sockets = self._listen_first(box, asked.listen)
+        except OSError as error:
+            box.kill()
+            asked.answer(None, error.strerror or str(error))
+            return
         box.lease = asked.lease
         self._shares.lent(box, asked.lease.tenant)
         self._lent_at = time.monotonic()
         self.by_key[asked.lease.key] = box
         self.on_lent()
-        asked.answer(box, "")
+        asked.answer(box, "", sockets)
+
+    def listen(self, box: Box, wanted: Listen) -> Opened:
+        """Open sockets in a sandbox's network. Raises OSError."""
+        opened = open_in(self._host.net, box.pidfd, wanted)
+        box.listeners = len(opened.sockets) + len(opened.taken)
+        return opened
+
+    def _listen_first(self, box: Box, wanted: Listen) -> Sequence[socket.socket]:
+        opened = self.listen(box, wanted)
+        if opened.taken:  # nothing foreign has run in there
+            opened.close()
+            raise OSError(errno.EADDRINUSE, f"ports of a fresh sandbox are taken: {opened.taken}")
+        return opened.sockets
 
     def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
         show(self._host.home, box.pidfd, self._host.ids.base, shows)
