@@ -3,15 +3,20 @@ on is written from what was understood, so that nobody beyond can understand som
 
 from __future__ import annotations
 
+import re
+
 import h11
 
 from skillyard.egress.guard import Outbox
 from skillyard.egress.http_head import Fields, Heads, check_trailer, check_written, end_to_end, listed
 from skillyard.egress.trouble import Refused, Unreachable
+from skillyard.egress.words import ANY, Answer, Words
 
 MOST_EVENTS = 64
 """Parts of messages that are passed on before others have their turn."""
 _INCOMPLETE = 1 << 16
+_QUOTED = re.compile(r":? *(?:bytearray\()?b['\"].*", re.DOTALL)
+"""Where one of h11's messages repeats what was said, which may be a secret."""
 
 
 class ClientSide:
@@ -83,12 +88,13 @@ class ClientSide:
 
 class Exchange(Outbox):
     """``request`` was judged. Where ``hop`` is true, the connections on both sides live on their own, and fields for
-    one hop are not passed on."""
+    one hop are not passed on. ``words`` judge the content, from the request on: raises Refused."""
 
-    def __init__(self, client: ClientSide, request: h11.Request, *, hop: bool) -> None:
+    def __init__(self, client: ClientSide, request: h11.Request, *, hop: bool, words: Words = ANY) -> None:
         super().__init__()
         self._client = client
         self._hop = hop
+        self._words = words
         self._server = h11.Connection(h11.CLIENT, _INCOMPLETE)
         self._heads = Heads(strict=False)
         self.busy = False
@@ -97,7 +103,7 @@ class Exchange(Outbox):
         """Whether the client was told some of the answer."""
         self.switched = False
         """Whether the connection is a WebSocket's from here on."""
-        self._to_server += self._server.send(request) or b""
+        self._to_server += self._server.send(words.request(request)) or b""
 
     @property
     def over(self) -> bool:
@@ -131,6 +137,7 @@ class Exchange(Outbox):
         event = self._client.body()
         if event is None:
             return False
+        self._words.sent(event)
         self._to_server += self._server.send(event) or b""
         return not isinstance(event, h11.EndOfMessage)
 
@@ -138,17 +145,18 @@ class Exchange(Outbox):
         try:
             event = self._answer()
         except (h11.RemoteProtocolError, Refused) as error:
-            raise Unreachable(f"the server's answer is malformed: {error}"[:200]) from None
+            raise Unreachable(f"the server's answer is malformed: {_QUOTED.sub('', str(error))}") from None
         if event is None:
             return False
-        if isinstance(event, h11.InformationalResponse):
-            self._pass_interim(event)
-        else:
-            self.answering = True
-            self._to_client += self._client.http.send(self._written(event)) or b""
+        for part in self._words.answered(event):
+            if isinstance(part, h11.InformationalResponse):
+                self._pass_interim(part)
+            else:
+                self.answering = True
+                self._to_client += self._client.http.send(self._written(part)) or b""
         return not self.switched and not isinstance(event, h11.EndOfMessage)
 
-    def _answer(self) -> h11.Event | None:
+    def _answer(self) -> Answer | None:
         """The next part of the answer, None until more was said."""
         if self._server.their_state in (h11.IDLE, h11.SEND_RESPONSE):
             if (head := self._heads.cut()) is None:
@@ -157,8 +165,7 @@ class Exchange(Outbox):
         event = self._server.next_event()
         if isinstance(event, h11.Response) and self._heads:
             self._server.receive_data(self._heads.rest())
-        known = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
-        return event if isinstance(event, known) else None
+        return event if isinstance(event, Answer) else None
 
     def _pass_interim(self, event: h11.InformationalResponse) -> None:
         self.switched = event.status_code == 101

@@ -11,6 +11,9 @@ from skillyard.egress.host_port import Host, write_host_port
 from skillyard.egress.http_exchange import ClientSide, Exchange
 from skillyard.egress.http_head import check_connection, check_host, split_target
 from skillyard.egress.trouble import Refused, Trouble
+from skillyard.egress.words import ANY, Words
+
+HTTP = 80
 
 
 def refusal(reason: str, status: int = 403) -> bytes:
@@ -27,12 +30,15 @@ def refusal(reason: str, status: int = 403) -> bytes:
 
 class HttpGuard(Outbox):
     """See :class:`~skillyard.egress.guard.Guard`. One exchange at a time: a request that was sent ahead is judged when
-    the answer before it is complete, so that each answer belongs to the request that was judged."""
+    the answer before it is complete, so that each answer belongs to the request that was judged. ``default_port`` is
+    meant by a Host field without one; ``words`` judge what is said beyond its form."""
 
-    def __init__(self, host: Host, port: int) -> None:
+    def __init__(self, host: Host, port: int, *, default_port: int = HTTP, words: Words = ANY) -> None:
         super().__init__()
         self._host = host
         self._port = port
+        self._default_port = default_port
+        self._words = words
         self._client = ClientSide()
         self._exchange: Exchange | None = None
         self._client_ended = False
@@ -43,6 +49,11 @@ class HttpGuard(Outbox):
     @property
     def wants_client(self) -> bool:
         return self._client.held < ROOM
+
+    @property
+    def asked(self) -> bool:
+        """Whether a request is under way."""
+        return self._exchange is not None
 
     @property
     def busy(self) -> bool:
@@ -73,7 +84,7 @@ class HttpGuard(Outbox):
             while not self.over and not self.raw and self._next_step():
                 pass
         except Trouble as trouble:
-            self._fail(trouble)
+            self.fail(trouble)
 
     def _next_step(self) -> bool:
         """Whether there is another one."""
@@ -83,7 +94,7 @@ class HttpGuard(Outbox):
             if request is None:
                 self.over = self._client_ended
                 return False
-            exchange = self._exchange = Exchange(self._client, self._judged(request), hop=False)
+            exchange = self._exchange = self._begun(request)
         exchange.go_on()
         self._take(exchange)
         if exchange.switched:
@@ -97,12 +108,15 @@ class HttpGuard(Outbox):
             self.over = self._server_ended or (self._client_ended and self._client.in_body)
         return False
 
+    def _begun(self, request: h11.Request) -> Exchange:
+        return Exchange(self._client, self._judged(request), hop=False, words=self._words)
+
     def _judged(self, request: h11.Request) -> h11.Request:
         """The request as it is sent. Raises Refused."""
         named, path = split_target(request)
         if named is not None and named != (self._host, self._port):
             raise Refused(f"HTTP for {write_host_port(*named)}, not {write_host_port(self._host, self._port)}")
-        check_host(request, self._host, self._port)
+        check_host(request, self._host, self._port, self._default_port)
         check_connection(request)
         return h11.Request(method=request.method, target=path, headers=list(request.headers.raw_items()))
 
@@ -110,7 +124,8 @@ class HttpGuard(Outbox):
         self._to_server += exchange.for_server()
         self._to_client += exchange.for_client()
 
-    def _fail(self, trouble: Trouble) -> NoReturn:
+    def fail(self, trouble: Trouble) -> NoReturn:
+        """End the connection; the client is told unless it was told some of an answer."""
         self.over = True
         answering = False
         if self._exchange is not None:

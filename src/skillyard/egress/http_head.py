@@ -111,12 +111,12 @@ def split_target(request: h11.Request) -> tuple[tuple[Host, int] | None, bytes]:
     return named, b"/" + path if path.startswith(b"?") else path
 
 
-def check_host(request: h11.Request, host: Host, port: int) -> None:
+def check_host(request: h11.Request, host: Host, port: int, default_port: int) -> None:
     """That ``Host`` names the host and port that the connection is for. Raises Refused."""
     said = next((value for name, value in request.headers if name == b"host"), None)
     if said is None:
         raise Refused("HTTP without a Host header field")
-    named = parse_host_port(said.decode("latin-1"), 80)
+    named = parse_host_port(said.decode("latin-1"), default_port)
     if named is None:
         raise Refused("HTTP with a malformed Host header field")
     if named != (host, port):
