@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from skillyard.domain.principal import LOCAL, Principal
+from skillyard.domain.protection import Level, Protection
 from skillyard.domain.run import RunRecord
-from skillyard.engine.config import EngineConfig
+from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.environments import Environments
 from skillyard.engine.methods import invoke
@@ -20,6 +21,7 @@ from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
+from tests.engine.fake_gate import FakeGate
 from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
 
 CODE = "def main(args): return args"
@@ -68,6 +70,7 @@ class Rig:
     home: Path
     database: Database
     environments: Environments
+    gate: FakeGate | None = None
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -91,6 +94,14 @@ class Rig:
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
+    def with_network(self, **network: Any) -> FakeGate:
+        """Another engine over the same stores, with a gate that the backend can be plugged into."""
+        gate = self.gate = FakeGate()
+        self.backend.abilities = {"egress": Protection(Level.KERNEL, by="a fake")}
+        self.extra["probe"] = replace(self.extra["probe"], abilities=self.backend.abilities)
+        self.configure(network=NetworkConfig(**network))
+        return gate
+
     def configure(self, **changes: Any) -> None:
         """Another engine over the same stores."""
         self.engine = make_engine(self, replace(self.engine.config, **changes))
@@ -112,6 +123,7 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         secrets=rig.secrets,
         clock=rig.clock,
         ids=SystemIds(),
+        gate=rig.gate,
     )
     return Engine(ports, rig.environments, config, rig.events.append)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.egress.session import Egress
 from skillyard.domain.errors import SandboxGone, SkillNotFound
 from skillyard.domain.outcome import Ending, Outcome, Usage
 from skillyard.domain.protection import PROTECTIONS, Level, Probe, Protection
@@ -115,6 +116,7 @@ class FakeSandbox:
     spec: SandboxSpec
     enforced: dict[str, str]
     processes: dict[str, FakeProcess] = field(default_factory=dict)
+    plugged: list[Egress] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def start(
@@ -134,6 +136,9 @@ class FakeSandbox:
     async def _play(self, process: FakeProcess) -> None:
         await self.backend.script(process)
         process.end()
+
+    async def plug(self, egress: Egress) -> None:
+        self.plugged.append(egress)
 
     async def process(self, id: str) -> FakeProcess:
         return self.processes[id]
@@ -160,6 +165,7 @@ class FakeBackend:
     def __init__(self, script: Script = succeed) -> None:
         self.script = script
         self.protections = dict(ALL_WALLS)
+        self.abilities: dict[str, Protection] = {}
         self.held: dict[str, FakeSandbox] = {}
         self.foreign: list[Held] = []
         self.started: list[tuple[SandboxSpec, Mapping[str, Any], int | None]] = []
@@ -170,7 +176,7 @@ class FakeBackend:
         self._numbers = itertools.count(1)
 
     async def probe(self) -> Probe:
-        return Probe("fake", self.ready, dict(self.protections), {"version": "1"})
+        return Probe("fake", self.ready, dict(self.protections), {"version": "1"}, dict(self.abilities))
 
     async def create(self, spec: SandboxSpec, key: str) -> FakeSandbox:
         for held in self.held.values():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from skillyard.engine.redact import Redactor
+from skillyard.engine.run_network import RunNetwork
 from skillyard.ports.sandbox import Process
 
 
@@ -18,6 +19,7 @@ class ActiveRun:
     run_id: str
     principal: str
     redactor: Callable[[], Redactor]
+    network: RunNetwork | None = None
     process: Process | None = None
     cancel_reason: str | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)

@@ -34,6 +34,7 @@ from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretStore
@@ -51,6 +52,8 @@ class Ports:
     secrets: SecretStore
     clock: Clock
     ids: Ids
+    gate: Gate | None = None
+    """The way out of sandboxes; without one, runs that need a network are refused."""
 
 
 class Engine:
@@ -70,6 +73,7 @@ class Engine:
         self.secrets = ports.secrets
         self.clock = ports.clock
         self.ids = ports.ids
+        self.gate = ports.gate
         self.environments = environments
         self.tasks = Tasks()
         self.config = config or EngineConfig()

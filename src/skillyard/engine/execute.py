@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
@@ -25,6 +26,8 @@ from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.plan import Plan
+from skillyard.engine.refusals import used, with_network
+from skillyard.engine.run_network import RunNetwork
 from skillyard.ports.sandbox import Process, Sandbox
 
 if TYPE_CHECKING:
@@ -48,8 +51,10 @@ class Execution:
         self._plan = plan
         self._grant = grant
         self._facts = facts
+        self._spec = grant.spec
         self._final: RunRecord | None = None
-        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream)
+        self._network = None if grant.network is None else RunNetwork(plan.run_id, grant.network)
+        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=self._network)
         self._target = _target(engine, plan, grant)
         self._records = FinalRecord(engine, plan, grant, self._target, facts)
         self._channel = Channel(BlobSink(self._target), grant.limits)
@@ -64,7 +69,11 @@ class Execution:
         """
         self._engine.active[self._plan.run_id] = self._active
         try:
-            await self._engine.records.insert(RunRecord(status=RunStatus.RUNNING, **self._facts))
+            first = RunRecord(status=RunStatus.RUNNING, **self._facts)
+            if self._network is not None:
+                self._network.begin(self._engine.tasks)
+                first = replace(first, network=await self._network.so_far())
+            await self._engine.records.insert(first)
             self._final = await self._conclude(await self._attempt())
             return await self._close(self._final)
         except asyncio.CancelledError:
@@ -102,8 +111,10 @@ class Execution:
         return broken or self._judge(ending)
 
     async def _create(self) -> Sandbox:
+        if self._network is not None:
+            self._spec = await self._network.join(self._spec)
         self._creating = True
-        self._sandbox = sandbox = await self._plan.offer.backend.create(self._grant.spec, self._plan.run_id)
+        self._sandbox = sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
         self._creating = False
         self._found.created_ms = self._elapsed_ms()
         self._found.enforced = dict(sandbox.enforced)
@@ -114,9 +125,12 @@ class Execution:
 
     async def _start(self, sandbox: Sandbox) -> Process:
         config, plan, found = self._engine.config, self._plan, self._found
+        guest = self._grant.guest
+        if self._network is not None:
+            guest = await self._network.enter(sandbox, guest)
         found.started_at = self._engine.clock.now()
         self._active.process = process = await sandbox.start(
-            Guest(self._grant.guest),
+            Guest(guest),
             id=plan.run_id,
             timeout_ms=plan.limits.timeout_ms,
             streams=StreamLimits(config.log_bytes, config.run_blob_bytes + _BESIDE_BLOBS),
@@ -173,13 +187,25 @@ class Execution:
                     await self._plan.offer.backend.destroy(self._sandbox.handle)
             except (SkillyardError, TimeoutError) as error:  # the sweep will find it
                 engine.emit(Fault("destroy", error, self._plan.run_id))
+        if self._network is not None:
+            final = with_network(final, await self._end_network(self._network))
         try:
             moved = await engine.records.finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             engine.forget(self._active)
         if moved:
+            if final.network is not None:
+                engine.emit(used(final))
             engine.emit(RunEnded(final, self._elapsed_ms(), len(engine.active)))
         return final
+
+    async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
+        """Nothing of the sandbox is left that could use it."""
+        try:
+            return await network.close()
+        except SkillyardError as error:
+            self._engine.emit(Fault("gate", error, self._plan.run_id))
+            return await network.so_far()
 
     async def _abandon(self) -> None:
         """The caller went away: end the tree, keep what there is, confirm, record."""
@@ -208,7 +234,7 @@ class Execution:
         """End the program and take what is complete. A create that was interrupted may have happened: creating
         again gives the same sandbox."""
         if self._creating and self._sandbox is None:
-            self._sandbox = await self._plan.offer.backend.create(self._grant.spec, self._plan.run_id)
+            self._sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
         process = self._active.process
         if process is None:
             return

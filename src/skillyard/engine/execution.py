@@ -71,6 +71,12 @@ LIMITS: Schema = obj(
     }
 )
 
+NETWORK: Schema = list_of(
+    {"type": "string", "minLength": 1, "maxLength": 512},
+    "rules that narrow what the run may reach, such as 'api.x.com:443'; [] for no network",
+    maxItems=256,
+)
+
 COMMON: dict[str, Schema] = {
     "args": described(OBJECT, "passed as the function's single argument", default={}),
     "input_blobs": list_of(BLOB_ID, "ids of the blobs that the run may read", maxItems=256),
@@ -83,6 +89,7 @@ COMMON: dict[str, Schema] = {
     "isolation": described(
         {"type": "string", "enum": list(CHOICES)}, "the boundary to run behind; one that policy offers"
     ),
+    "network": NETWORK,
     "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
 }
 

@@ -7,27 +7,37 @@ well formed, and what it asks for cannot be given or does not fit the skill.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import EgressPlan, GateSecret
 from skillyard.domain.frames import FrameLimits
 from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
 from skillyard.domain.limits import Limits
 from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
-from skillyard.domain.skill import SecretNeed, Skill
+from skillyard.domain.secret import Delivery
+from skillyard.domain.skill import Skill
 from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.dependencies import missing
 from skillyard.engine.environments import Environment, InstallFailed
+from skillyard.engine.network import check_offer, granted, layers_of
 from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.plan import Plan
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.refused import Refused
+from skillyard.engine.run_network import NetworkGrant
+from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
+
+PLACEHOLDER = "skillyard-secret-"
+"""What stands in a sandbox for a secret that stays at the gate begins so; 32 hexadecimal digits follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +50,28 @@ class Grant:
     redaction: Redaction
     blob_prefix: str
     limits: FrameLimits
+    network: NetworkGrant | None = None
 
 
 async def make_grant(engine: Engine, plan: Plan) -> Grant:
     """Raises Refused; InvalidInput for an environment that does not exist."""
     await _check_inputs(engine, plan)
-    _check_network(plan.skill)
+    policy = _network(engine, plan)
     environment = await _environment(engine, plan)
     _check_dependencies(plan.skills, environment)
-    secrets = await _secrets(engine, plan)
+    given = await secrets_for_run(engine, plan)
+    _tell(engine, plan, given)
+    env, gated = _delivered(given)
     prefix = engine.ids.blob() + "-"
     limits = engine.frame_limits
     return Grant(
         spec=_spec(engine.config, plan, environment.ref),
-        guest=_call(plan, prefix, secrets, limits).request(),
-        digests=_digests(plan, environment.ref),
-        redaction=Redaction(secrets.values()) if secrets else NOTHING,
+        guest=_call(plan, prefix, env, limits).request(),
+        digests=_digests(plan, environment.ref, policy, given),
+        redaction=Redaction(secret.value for secret in given) if given else NOTHING,
         blob_prefix=prefix,
         limits=limits,
+        network=_network_grant(engine, policy, given, gated),
     )
 
 
@@ -72,10 +86,23 @@ async def _check_inputs(engine: Engine, plan: Plan) -> None:
         raise Refused("ValidationError", complaint)
 
 
-def _check_network(skill: Skill | None) -> None:
-    if skill is not None and skill.needs.network:
-        hosts = ", ".join(skill.needs.network)
-        raise Refused("PolicyRefused", f"'{skill.name}' needs the network ({hosts}), and this server gives none")
+def _network(engine: Engine, plan: Plan) -> Policy | None:
+    """None for no network. Raises Refused."""
+    policy = granted(engine.config.network, plan.skill, plan.skills, plan.request.network)
+    if policy is not None:
+        check_offer(plan.offer, engine.gate is not None, policy)
+    return policy
+
+
+def _network_grant(
+    engine: Engine, policy: Policy | None, given: Sequence[GivenSecret], gated: tuple[GateSecret, ...]
+) -> NetworkGrant | None:
+    """Host names that foreign code tries are in lower case, so secrets are looked for in that too."""
+    if policy is None or engine.gate is None:
+        return None
+    values = {value for secret in given for value in (secret.value, secret.value.lower())}
+    plan = EgressPlan(policy, engine.config.network.limits, gated)
+    return NetworkGrant(engine.gate, plan, Redaction(values) if values else NOTHING)
 
 
 async def _environment(engine: Engine, plan: Plan) -> Environment:
@@ -96,36 +123,22 @@ def _check_dependencies(skills: Iterable[Skill], environment: Environment) -> No
             )
 
 
-async def _secrets(engine: Engine, plan: Plan) -> dict[str, str]:
-    """Values of the declared secrets, by name: of the executed skill only, and for code by policy."""
-    needs = _declared(plan, engine.config.run_code_secrets == "mounted")
-    if not needs:
-        return {}
-    try:
-        values = {need.name: await engine.secrets.get(need.name) for need in needs}
-    except SkillyardError as error:
-        raise Refused("MissingSecret", f"the secret store cannot be read: {error.message}") from error
-    absent = [need.name for need in needs if values[need.name] is None and not need.optional]
-    if absent:
-        names = ", ".join(absent)
-        raise Refused("MissingSecret", f"not in the secret store: {names} (skillyard secret set NAME)")
-    given = {name: value for name, value in values.items() if value is not None}
+def _tell(engine: Engine, plan: Plan, given: Sequence[GivenSecret]) -> None:
     if given:
         skill = plan.skill.name if plan.skill else None
-        engine.emit(SecretsGiven(plan.run_id, plan.principal.name, skill, tuple(sorted(given))))
-    return given
+        engine.emit(SecretsGiven(plan.run_id, plan.principal.name, skill, tuple(sorted(s.name for s in given))))
 
 
-def _declared(plan: Plan, code_may: bool) -> list[SecretNeed]:
-    if plan.skill is not None:
-        return list(plan.skill.needs.secrets)
-    if not code_may:
-        return []
-    merged: dict[str, SecretNeed] = {}
-    for need in (need for skill in plan.skills for need in skill.needs.secrets):
-        known = merged.get(need.name)
-        merged[need.name] = need if known is None or known.optional else known
-    return list(merged.values())
+def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[GateSecret, ...]]:
+    """What stands in the sandbox's environment, and what stays at the gate."""
+    env: dict[str, str] = {}
+    gated = []
+    for secret in given:
+        env[secret.name] = secret.value
+        if secret.delivery is Delivery.GATE:
+            env[secret.name] = placeholder = PLACEHOLDER + token_hex(16)
+            gated.append(GateSecret(secret.name, placeholder, secret.value, secret.hosts))
+    return env, tuple(gated)
 
 
 def make_spec(
@@ -179,7 +192,9 @@ def _importable(skill: Skill) -> SkillMount:
     return SkillMount(f"/skills/{skill.name}", skill.runtime.entrypoint if skill.runtime else None)
 
 
-def _digests(plan: Plan, environment: EnvironmentRef) -> dict[str, Any]:
+def _digests(
+    plan: Plan, environment: EnvironmentRef, policy: Policy | None, given: Sequence[GivenSecret]
+) -> dict[str, Any]:
     """What makes the run repeatable."""
     request = plan.request
     digests: dict[str, Any] = {"args": _sha256(request.args_json), "environment": environment.digest}
@@ -191,6 +206,10 @@ def _digests(plan: Plan, environment: EnvironmentRef) -> dict[str, Any]:
         digests["skill"] = plan.skill.digest
     if plan.blobs:
         digests["blobs"] = {blob.blob_id: blob.sha256 for blob in plan.blobs}
+    if policy is not None:
+        digests["network"] = _sha256(json.dumps(layers_of(policy)))
+    if given:
+        digests["secrets"] = secret_versions(given)
     return digests
 
 

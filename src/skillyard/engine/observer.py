@@ -62,6 +62,29 @@ class SecretsGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkUsed:
+    """The connections of a run that had a network, when it is over. ``refusals`` are the first few, each with why."""
+
+    run_id: str
+    principal: str
+    skill: str | None
+    allowed: int
+    refused: int
+    sent_bytes: int
+    received_bytes: int
+    refusals: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    """Somebody changed what a run at work may reach; ``layers`` are in force since."""
+
+    run_id: str
+    principal: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentInstalling:
     name: str
     digest: str
@@ -114,6 +137,8 @@ Event = (
     | RunStarted
     | RunEnded
     | SecretsGiven
+    | NetworkUsed
+    | NetworkChanged
     | EnvironmentInstalling
     | EnvironmentInstalled
     | EnvironmentFailed

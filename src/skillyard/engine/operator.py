@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import RunNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunRecord
+from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine.blobs import continuing, whose
 from skillyard.engine.logs import read_logs
 from skillyard.engine.method import (
@@ -38,7 +38,7 @@ async def list_runs(engine: Engine, principal: Principal, params: Mapping[str, A
         )
     page = found[:limit]
     return {
-        "runs": [view(record) for record in page],
+        "runs": [_line(record) for record in page],
         "next_cursor": page[-1].run_id if len(found) > limit else None,
     }
 
@@ -52,7 +52,11 @@ async def owned_run(engine: Engine, principal: Principal, run_id: str) -> RunRec
 
 
 async def show_run(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {"run": view(await owned_run(engine, principal, params["run_id"]))}
+    run = view(await owned_run(engine, principal, params["run_id"]))
+    active = engine.active.get(params["run_id"])
+    if active is not None and active.network is not None and run["status"] == RunStatus.RUNNING:
+        run["network"] = await active.network.so_far()
+    return {"run": run}
 
 
 async def run_logs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,6 +68,13 @@ async def cancel_run(engine: Engine, principal: Principal, params: Mapping[str, 
     record = await owned_run(engine, principal, params["run_id"])
     cancelled = await engine.cancel(record.run_id, params.get("reason") or f"cancelled by {principal.name}")
     return {"cancelled": cancelled, "run": view(await owned_run(engine, principal, record.run_id))}
+
+
+def _line(record: RunRecord) -> dict[str, Any]:
+    """Of a list, whose records come without their network."""
+    shown = view(record)
+    del shown["network"]
+    return shown
 
 
 def view(record: RunRecord) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skillyard.domain.egress.policy import parse_rules
+from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape
 from skillyard.domain.run import RunKind
 
@@ -18,7 +20,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 class RunRequest:
     """One execute_skill or run_code. ``limits`` holds what was asked for, ``timeout_ms`` merged in.
 
-    ``args_json`` is ``args`` in compact JSON: proof that they can be sent, and what the digest is over.
+    ``args_json`` is ``args`` in compact JSON: proof that they can be sent, and what the digest is over. ``network``
+    are the rules that it narrows to, None when it says nothing.
     """
 
     kind: RunKind
@@ -33,6 +36,7 @@ class RunRequest:
     limits: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
     isolation: str | None = None
+    network: tuple[Rule, ...] | None = None
     idempotency_key: str | None = None
     detach: bool = False
 
@@ -50,6 +54,7 @@ class RunRequest:
             sorted(self.limits.items()),
             self.environment,
             self.isolation,
+            *([] if self.network is None else [[rule.text for rule in self.network]]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -74,6 +79,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         limits=_limits(params),
         environment=params.get("environment"),
         isolation=params.get("isolation"),
+        network=None if params.get("network") is None else parse_rules(params["network"]),
         idempotency_key=params.get("idempotency_key"),
         detach=bool(params.get("detach")),
     )

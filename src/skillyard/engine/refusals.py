@@ -1,0 +1,75 @@
+"""What a failed run's error says of connections that were refused to it: the likely reason, next to the symptom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.engine.failure import MAX_MESSAGE
+from skillyard.engine.observer import NetworkUsed
+from skillyard.engine.text import shorten
+
+_CONNECTING = re.compile(
+    r"\b\w*(?:Connect|Socket|gai|URL|HTTP|Http|Proxy|SSL|TLS|Network|Remote|Resol|Timeout|ClientOS|ClientError|"
+    r"OperationalError|CalledProcess|Git)\w*"
+)
+"""Names of the exceptions that libraries raise when they reach nobody, and of those of programs that fail."""
+_TOLD = 10
+_MOST_REASON = 300
+_HEADS = re.compile(r"^[\w.]+(?=:|$)", re.MULTILINE)
+"""What a traceback's lines begin with where they name an exception."""
+
+
+def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
+    """The last record with what was tried. A run that failed to connect is told who was refused, and why."""
+    told = replace(record, network=dict(network))
+    said = refusal(network)
+    error = record.error
+    if not said or error is None or record.status is not RunStatus.FAILED or not failed_to_connect(error):
+        return told
+    head = shorten(str(error["message"]), MAX_MESSAGE - len(said.encode()) - 1)
+    return replace(
+        told, error={**error, "message": f"{head} {said}".lstrip()}, reason=f"{record.reason} {said}".lstrip()
+    )
+
+
+def refusal(network: Mapping[str, Any]) -> str:
+    """``(network: api.y.com:443 refused: no skill rule allows api.y.com)`` for the last one, empty without any."""
+    refused = [c for c in network["connections"] if not c["allowed"]]
+    if not refused:
+        return ""
+    last = max(refused, key=lambda c: c["last_ms"])
+    more = f"; {len(refused) - 1} more in the record" if len(refused) > 1 else ""
+    return f"(network: {target(last)} refused: {last['reason'][:_MOST_REASON]}{more})"
+
+
+def used(record: RunRecord) -> NetworkUsed:
+    """The event for the last record of a run that had a network."""
+    connections = (record.network or {}).get("connections", [])
+    refused = [c for c in connections if not c["allowed"]]
+    return NetworkUsed(
+        run_id=record.run_id,
+        principal=record.principal,
+        skill=record.skill,
+        allowed=sum(c["count"] for c in connections if c["allowed"]),
+        refused=sum(c["count"] for c in refused),
+        sent_bytes=sum(c["sent_bytes"] for c in connections),
+        received_bytes=sum(c["received_bytes"] for c in connections),
+        refusals=tuple(f"{target(c)}: {c['reason'][:_MOST_REASON]}" for c in refused[:_TOLD]),
+    )
+
+
+def target(connection: Mapping[str, Any]) -> str:
+    """``api.y.com:443``, ``[2001:db8::1]:443``; a name that was only asked for has no port."""
+    host, port = connection["host"], connection["port"]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}" if port else shown
+
+
+def failed_to_connect(error: Mapping[str, Any]) -> bool:
+    """Whether some exception behind ``error`` looks like one of a connection."""
+    names = [str(error.get("type", "")), *_HEADS.findall(str(error.get("traceback", "")))]
+    return any(_CONNECTING.search(name) for name in names)
