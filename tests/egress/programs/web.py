@@ -51,7 +51,7 @@ class Web:
         self.name = name
         self.seen = seen
         self.contexts = dict(contexts or {})
-        self.routes = dict(routes or {})
+        self.routes = routes or {}
         self._tls = self._chooser() if self.contexts else None
         self._server = _Server(self, address)
         self.port = self._server.server_address[1]

@@ -17,10 +17,11 @@ from tests.egress.programs.listeners import HOSTILE, Listeners
 from tests.egress.programs.package_index import PREFIX as INDEX
 from tests.egress.programs.package_index import index_route
 from tests.egress.programs.postgres import Absent, Postgres
-from tests.egress.programs.web import Asked, Web
+from tests.egress.programs.web import Asked, Route, Web
 
+MANY = 200
 NAMES = ("api.test", "other.test", "git.test", "index.test", "db.test", "ws.test", "mail.test", "raw.test",
-         "hostile.test", "deep.api.test")  # fmt: skip
+         "hostile.test", "deep.api.test", *(f"s{number}.test" for number in range(MANY)))  # fmt: skip
 USUAL = {"https": 443, "http": 80, "dns": 53, "postgres": 5432, "greeting": 25, "echo": 7007, "ws": 8080, "wss": 8443,
          **{name: 9101 + at for at, name in enumerate(HOSTILE)}}  # fmt: skip
 _BOUND_S = 30.0
@@ -28,13 +29,15 @@ _BOUND_S = 30.0
 
 class World:
     """Servers at ``address`` (``::`` for every address there is), on the usual ports or on free ones. ``packages`` is
-    where the websockets library lies, if it does. ``seen`` are requests to the web servers."""
+    where the websockets library lies, if it does. ``seen`` are requests to the web servers,
+    ``routes`` what these answer by path beside their own; a test may add some."""
 
     def __init__(self, directory: Path, address: str, *, usual: bool, packages: Path | None = None) -> None:
         self.address = address
         self.directory = directory
         self.seen: list[Asked] = []
         self.ports: dict[str, int] = {}
+        self.routes: dict[str, Route] = {}
         self.no_postgres = ""
         self._usual = usual
         self._stack = ExitStack()
@@ -78,10 +81,10 @@ class World:
     def _webs(self) -> None:
         repositories = self.directory / "git"
         git_repository(repositories)
-        routes = {GIT: git_route(repositories), INDEX: index_route()}
-        contexts = {name: self.authority.context(name) for name in NAMES}
+        self.routes.update({GIT: git_route(repositories), INDEX: index_route()})
+        contexts = {name: self.authority.context(name) for name in NAMES[:-MANY]}
         for service, given in (("http", None), ("https", contexts)):
-            web = Web(service, (self.address, self._wanted(service)), self.seen, given, routes)
+            web = Web(service, (self.address, self._wanted(service)), self.seen, given, self.routes)
             self._stack.callback(web.close)
             self.ports[service] = web.port
 
