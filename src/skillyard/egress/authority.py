@@ -1,8 +1,8 @@
 """A session's own certificate authority: it signs for the hosts that the session's secrets are bound to and, by its
 name constraints, for nothing else (RFC 5280 §4.2.1.10).
 
-Keys live in this process's memory alone. Python reads a certificate's key from a path only, so it gets a file in
-memory for the moment of reading.
+Keys live in this process's memory alone. Python reads certificates and keys from paths only, so it gets those of
+pipes, which no limit on files and no rule about directories concerns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -71,7 +72,7 @@ class Authority:
         context.num_tickets = 0
         context.set_alpn_protocols(["http/1.1"])
         context.sni_callback = _only(name)
-        _load(context, _private(key) + leaf.public_bytes(serialization.Encoding.PEM))
+        _load(context, leaf.public_bytes(serialization.Encoding.PEM), _private(key))
         return context
 
     def _own(self) -> list[tuple[x509.ExtensionType, bool]]:
@@ -141,10 +142,18 @@ def _only(name: str) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], in
     return check
 
 
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    file = os.memfd_create("certificate", os.MFD_CLOEXEC)
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    with _path_of(certificate) as certificate_path, _path_of(key) as key_path:
+        context.load_cert_chain(certificate_path, key_path)
+
+
+@contextmanager
+def _path_of(data: bytes) -> Iterator[str]:
+    """A path that reads as ``data``, less than a pipe holds, once."""
+    source, sink = os.pipe()
     try:
-        os.write(file, pem)
-        context.load_cert_chain(f"/proc/self/fd/{file}")
+        os.write(sink, data)
+        os.close(sink)
+        yield f"/proc/self/fd/{source}"
     finally:
-        os.close(file)
+        os.close(source)

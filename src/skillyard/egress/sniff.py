@@ -4,6 +4,7 @@ them for: whatever a lenient one would read as TLS or HTTP is held to the rules 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
 
 from skillyard.egress.guard import Guard, Open, Outbox
@@ -11,6 +12,7 @@ from skillyard.egress.host_port import Host
 from skillyard.egress.http_guard import HttpGuard, refusal
 from skillyard.egress.tls_guard import ACCESS_DENIED, TlsGuard
 from skillyard.egress.trouble import Refused
+from skillyard.egress.words import ANY, Words
 
 TLS_PORT, HTTP_PORT = 443, 80
 _MOST = 1 << 16
@@ -72,12 +74,15 @@ def _sniff_line(data: bytes) -> Kind | None:
 class FirstWords(Outbox):
     """See :class:`~skillyard.egress.guard.Guard`: waits for the client's first words and goes on as the guard of what
     they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw. The server may speak
-    first."""
+    first. ``words`` judge what HTTP in plain text says; ``tls`` makes the guard of TLS, where it is no
+    :class:`TlsGuard`."""
 
-    def __init__(self, host: Host, port: int) -> None:
+    def __init__(self, host: Host, port: int, *, words: Words = ANY, tls: Callable[[], Guard] | None = None) -> None:
         super().__init__()
         self._host = host
         self._port = port
+        self._words = words
+        self._tls = tls
         self._said = bytearray()
         self._guard: Guard | None = None
         self._over = False
@@ -142,8 +147,8 @@ class FirstWords(Outbox):
             self._to_client += told(kind, reason)
             raise Refused(reason)
         if kind is Kind.TLS:
-            return TlsGuard(self._host)
-        return HttpGuard(self._host, self._port) if kind is Kind.HTTP else Open()
+            return TlsGuard(self._host) if self._tls is None else self._tls()
+        return HttpGuard(self._host, self._port, words=self._words) if kind is Kind.HTTP else Open()
 
 
 def told(kind: Kind | None, reason: str) -> bytes:

@@ -77,14 +77,14 @@ class Unsealed:
 
 class Sealed:
     """On a connection to a host that ``bound`` secrets are bound to: placeholders in header fields are replaced, and
-    values in answers masked. ``used`` is told the names of the secrets that were put in."""
+    values in answers masked. ``used`` is told the name of each secret that is put in."""
 
     def __init__(
         self,
         placeholders: Placeholders,
         bound: tuple[GateSecret, ...],
         masks: Masks,
-        used: Callable[[set[str]], None],
+        used: Callable[[str], None],
     ) -> None:
         self._placeholders = placeholders
         self._bound = bound
@@ -101,7 +101,8 @@ class Sealed:
         fields, used = self._placeholders.substitute(request.target, request.headers.raw_items(), self._bound)
         if used:
             self._sealed = True
-            self._used(used)
+            for name in used:
+                self._used(name)
         self._scanner = self._placeholders.scanner()
         self._bodiless = request.method == b"HEAD"
         try:
