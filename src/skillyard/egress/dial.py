@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from skillyard.domain.egress.address import Address
 from skillyard.egress.addresses import plain
-from skillyard.egress.trouble import Unreachable
+from skillyard.egress.trouble import Silent, Unreachable
 
 _THREADS = 64
 _AT_ONCE = 4
@@ -38,7 +38,7 @@ class Dialer:
             async with asyncio.timeout(within), turn:
                 return await loop.run_in_executor(self._threads, _lookup, name)
         except TimeoutError:
-            raise Unreachable(f"{name} cannot be looked up within {within:g} s") from None
+            raise Silent(f"{name} cannot be looked up within {within:g} s") from None
 
     def forget(self, session: str) -> None:
         self._waiting.pop(session, None)
@@ -55,7 +55,7 @@ class Dialer:
                     except OSError as error:
                         faults.append(error)
         except TimeoutError:
-            raise Unreachable(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
+            raise Silent(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
         raise Unreachable(f"{addresses[0]} port {port}: {os.strerror(faults[0].errno or 0)}")
 
 

@@ -27,8 +27,12 @@ async def relay(client: Stream, upstream: Upstream, first: bytes = b"", guard: G
             watch.guarded = None
             await Pump(client, upstream).over
         await farewell(client)
-    except (Refused, Unreachable) as trouble:
+    except Refused as trouble:
         upstream.refuse(trouble.reason)
+        await farewell(client)
+        raise
+    except Unreachable as trouble:
+        upstream.abort(trouble)
         await farewell(client)
         raise
     except BaseException:
@@ -37,6 +41,17 @@ async def relay(client: Stream, upstream: Upstream, first: bytes = b"", guard: G
     finally:
         watch.stop()
         upstream.close()
+
+
+async def confer(client: Stream, upstream: Upstream, guard: Guard) -> None:
+    """One exchange: until ``guard`` is raw or over, or both have ended. Both streams stay open; raises as
+    :func:`relay` does, the client having been told what the guard had to say."""
+    guarded = Guarded(client, upstream, guard)
+    watch = _Watch(client, upstream, guarded)
+    try:
+        await guarded.run(b"")
+    finally:
+        watch.stop()
 
 
 class _Watch:

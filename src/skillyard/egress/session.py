@@ -8,6 +8,7 @@ from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.policy import Decision, Policy
 from skillyard.domain.egress.session import Connection, EgressPlan, NetworkLog
 from skillyard.egress.dial import Dialer
+from skillyard.egress.intercept import Interception
 from skillyard.egress.log import Log
 from skillyard.egress.synthetic import Synthetic
 from skillyard.egress.trouble import Ended, Refused, Trouble, Unreachable
@@ -17,13 +18,13 @@ from skillyard.egress.visit import Visit, current_visit
 
 
 class Session:
-    """``policy`` may be replaced by :meth:`change`. ``limits``, ``secrets`` and ``names`` stay."""
+    """``policy`` is replaced by :meth:`change`. ``interception`` is there when there are secrets at the gate."""
 
-    def __init__(self, id: str, plan: EgressPlan, dialer: Dialer) -> None:
+    def __init__(self, id: str, plan: EgressPlan, dialer: Dialer, interception: Interception | None = None) -> None:
         self.id = id
         self.policy = plan.policy
         self.limits = plan.limits
-        self.secrets = plan.secrets
+        self.interception = interception
         self.log = Log()
         self.names = Synthetic()
         self.usage = Usage(plan.limits)
@@ -118,7 +119,10 @@ class Session:
             visit.end(Ended("the session is over"))
         for upstream in list(self._live):
             upstream.abort(ConnectionAbortedError("closed"))
-        self.secrets = ()
+        if self.interception is not None:
+            self.interception.forget()
+            self.interception = None
+        self._dialer.forget(self.id)
         return self.report()
 
     def elapsed_ms(self) -> float:

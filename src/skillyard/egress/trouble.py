@@ -17,5 +17,9 @@ class Unreachable(Trouble):
     """It was allowed, and there is no such name, or nobody answers."""
 
 
+class Silent(Unreachable):
+    """Nobody answers in time."""
+
+
 class Ended(Trouble):
     """It was under way, and a limit, a narrower policy or the end of its session ended it."""

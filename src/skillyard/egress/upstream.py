@@ -32,8 +32,9 @@ class Upstream(Stream):
         """The sandbox's connection that it is for; that ends with it when a policy or a limit ends it."""
 
     @property
-    def host(self) -> str:
-        return self.name if self.name is not None else str(self.address)
+    def host(self) -> str | Address:
+        """What was asked for."""
+        return self.name if self.name is not None else self.address
 
     def refuse(self, reason: str, layer: str = "held", rule: str = "") -> Refused:
         """End it because of what was said on it. The log has it as refused; to be raised."""

@@ -1,0 +1,173 @@
+"""The gate as the server sees it: a process that is started at the first need and again when it died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from secrets import token_hex
+from types import MappingProxyType
+from typing import Any
+
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import PROXY_PORT, Connection, EgressPlan, NetworkLog
+from skillyard.domain.errors import GateFault
+from skillyard.domain.sandbox import Mount
+from skillyard.egress.channel import MOST_SOCKETS
+from skillyard.egress.link import Link, start
+from skillyard.egress.trust import TRUST_ENV, TrustFiles, operators
+from skillyard.egress.wire import log_in, plan_out, policy_out
+
+_LOG = logging.getLogger("skillyard.egress")
+_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
+_LOCAL = "localhost,127.0.0.1,::1"
+PROXY_ENV: Mapping[str, str] = MappingProxyType(
+    {name: _PROXY for word in ("http_proxy", "https_proxy") for name in (word, word.upper())}
+    | dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL)
+)
+"""Not ALL_PROXY: httpx fails on it without a SOCKS library. ftp clients and others take the transparent path."""
+
+
+class ProcessGate:
+    """The :class:`~skillyard.ports.gate.Gate`. ``directory`` (made, 0700) is for files that sandboxes are shown;
+    ``uid`` whose process the gate is when we are root; ``ca_file`` further certificates to trust real servers by."""
+
+    def __init__(self, directory: Path, *, uid: int, ca_file: Path | None = None) -> None:
+        self._trust = TrustFiles(directory, ca_file)
+        self._ca_file = ca_file
+        self._uid = uid
+        self._link: Link | None = None
+        self._starting = asyncio.Lock()
+        self._sessions: dict[str, ProcessSession] = {}
+        self._closed = False
+
+    async def start(self) -> Mapping[str, Any]:
+        """Have the process ready, which the first session does otherwise. What it says of its walls: ``uid``,
+        ``landlock`` (version, 0 without), ``descriptors``, ``missing`` (texts). Raises GateFault."""
+        return (await self._linked()).facts
+
+    async def open(self, key: str, plan: EgressPlan) -> ProcessSession:
+        link = await self._linked()
+        id = f"{key}.{token_hex(8)}"
+        request = {"op": "open", "session": id, "plan": plan_out(plan), "trusted": self._trusted(plan)}
+        try:
+            answer = await link.ask(request)
+        except asyncio.CancelledError:
+            link.tell({"op": "close", "session": id})
+            raise
+        try:
+            mount = self._trust.write(answer["trust"].encode("ascii")) if answer["trust"] else None
+        except OSError as error:
+            link.tell({"op": "close", "session": id})
+            raise GateFault(f"the certificates for a sandbox cannot be written: {error.strerror}") from error
+        session = ProcessSession(id, link, mount, self._trust, self._forget)
+        self._sessions[id] = session
+        return session
+
+    async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
+        opened = self._sessions.get(session)
+        try:
+            if opened is None:
+                raise GateFault("the gate knows no such session")
+            await opened.plug(sockets)
+        finally:
+            for sock in sockets:
+                sock.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._starting:
+            for session in list(self._sessions.values()):
+                await session.close()
+            link, self._link = self._link, None
+            if link is not None:
+                await link.close()
+
+    async def _linked(self) -> Link:
+        async with self._starting:
+            if self._closed:
+                raise GateFault("the gate is closed")
+            if self._link is None or not self._link.alive:
+                self._link = await start(self._uid)
+                for missing in self._link.facts["missing"]:
+                    _LOG.warning("the gate runs without %s", missing)
+            return self._link
+
+    def _trusted(self, plan: EgressPlan) -> str:
+        if not plan.secrets:
+            return ""
+        try:
+            return operators(self._ca_file).decode("ascii", "ignore")
+        except OSError as error:
+            raise GateFault(f"network.ca_file: {error.strerror}") from error
+
+    def _forget(self, session: ProcessSession) -> None:
+        self._sessions.pop(session.id, None)
+
+
+class ProcessSession:
+    """The :class:`~skillyard.ports.gate.GateSession`."""
+
+    def __init__(self, id: str, link: Link, mount: Mount | None, trust: TrustFiles, forget: Any) -> None:
+        self._id = id
+        self._link = link
+        self._mount = mount
+        self._trust = trust
+        self._forget = forget
+        self._known = NetworkLog()
+        self._closing: asyncio.Task[NetworkLog] | None = None
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {**PROXY_ENV, **(TRUST_ENV if self._mount is not None else {})}
+
+    @property
+    def mounts(self) -> Sequence[Mount]:
+        return () if self._mount is None else (self._mount,)
+
+    async def plug(self, sockets: Sequence[socket.socket]) -> None:
+        """Raises GateFault; ``sockets`` are the gate's, or closed."""
+        pieces = [sockets[at : at + MOST_SOCKETS] for at in range(0, len(sockets), MOST_SOCKETS)]
+        await asyncio.gather(*(self._link.ask({"op": "plug", "session": self._id}, piece) for piece in pieces))
+
+    async def change(self, policy: Policy) -> None:
+        await self._link.ask({"op": "change", "session": self._id, "policy": policy_out(policy)})
+
+    async def log(self) -> NetworkLog:
+        if self._closing is not None:
+            return await asyncio.shield(self._closing)
+        return await self._asked("log")
+
+    async def close(self) -> NetworkLog:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        return await asyncio.shield(self._closing)
+
+    async def _close(self) -> NetworkLog:
+        try:
+            return await self._asked("close")
+        finally:
+            self._forget(self)
+            if self._mount is not None:
+                self._trust.remove(self._mount)
+
+    async def _asked(self, operation: str) -> NetworkLog:
+        try:
+            self._known = log_in(await self._link.ask({"op": operation, "session": self._id}))
+        except GateFault:
+            if self._link.alive:
+                raise
+            told = self._link.told.get(self._id)
+            known = self._known if told is None else log_in(told)
+            return NetworkLog((*known.connections, _lost(self._link.why)), known.dropped)
+        return self._known
+
+
+def _lost(why: str) -> Connection:
+    return Connection("gate", "", 0, False, "gate", "", f"the gate was lost: {why}", 1)

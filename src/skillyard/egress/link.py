@@ -1,0 +1,135 @@
+"""The server's connection to one process of the gate: questions with answers, and what it says by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skillyard.domain.errors import GateFault
+from skillyard.egress.channel import Channel, Message
+from skillyard.egress.launch import last_words, launch
+
+_LOG = logging.getLogger("skillyard.egress")
+_START_BOUND_S = 20.0
+_END_BOUND_S = 5.0
+_ENDED = "its process ended"
+
+
+async def start(uid: int) -> Link:
+    """A gate that is ready. Raises GateFault."""
+    process, sock = await launch(uid)
+    link = Link(process, sock)
+    try:
+        async with asyncio.timeout(_START_BOUND_S):
+            await link.ready()
+    except TimeoutError:
+        await link.close()
+        raise GateFault("the gate does not start in time") from None
+    except GateFault:
+        await link.close()
+        raise GateFault(f"the gate cannot start: {link.why}") from None
+    except asyncio.CancelledError:
+        await link.close()
+        raise
+    return link
+
+
+class Link:
+    """``why`` says how it ended, once it has."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = process
+        self._channel = Channel(sock, self._message, self._lost)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._facts: asyncio.Future[Message] = self._loop.create_future()
+        self._end = self._loop.create_task(self._watch())
+        self.told: dict[str, Message] = {}
+        """The last that was said of each session's log, should nobody answer any more."""
+        self.why = ""
+
+    @property
+    def alive(self) -> bool:
+        return self._channel.alive
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What it said of itself when it was ready; empty before."""
+        return self._facts.result() if self._facts.done() and self._facts.exception() is None else {}
+
+    async def ready(self) -> None:
+        """Raises GateFault when it ends first."""
+        await asyncio.shield(self._facts)
+
+    async def ask(self, message: Message, sockets: Sequence[socket.socket] = ()) -> Any:
+        """The answer; ``sockets`` are given away. Raises GateFault."""
+        number = next(self._numbers)
+        future = self._asked[number] = self._loop.create_future()
+        self._send(number, message, sockets)
+        if not self.alive:
+            del self._asked[number]
+            raise GateFault(f"the gate is gone: {self.why}")
+        try:
+            answer = await future
+        finally:
+            self._asked.pop(number, None)
+        if "error" in answer:
+            raise GateFault(answer["error"])
+        return answer["ok"]
+
+    def tell(self, message: Message) -> None:
+        """Without waiting for the answer."""
+        self._send(next(self._numbers), message)
+
+    async def close(self) -> None:
+        """The process ends when its channel does. Idempotent."""
+        self._gone("it was closed")
+        try:
+            async with asyncio.timeout(_END_BOUND_S):
+                await asyncio.shield(self._end)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await asyncio.shield(self._end)
+
+    def _send(self, number: int, message: Message, sockets: Sequence[socket.socket] = ()) -> None:
+        self._channel.send({"id": number, **message}, sockets)
+
+    def _message(self, message: Message, _: list[int]) -> None:
+        operation = message.get("op")
+        if operation == "ready":
+            self._facts.set_result(message)
+        elif operation == "trouble":
+            _LOG.warning("the gate had a fault of its own: %s", message["text"])
+        elif operation == "log":
+            self.told[message["session"]] = message["log"]
+        elif (future := self._asked.get(message["id"])) is not None and not future.done():
+            future.set_result(message)
+
+    def _lost(self) -> None:
+        self._gone(_ENDED)
+
+    async def _watch(self) -> None:
+        """Until the process has ended, which is then waited for."""
+        said = await last_words(self._process)
+        code = await self._process.wait()
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
+        lines = said.splitlines()
+        self._gone(why := f"its process ended with {end}{': ' + lines[-1] if lines else ''}")
+        if self.why == _ENDED:
+            self.why = why
+
+    def _gone(self, why: str) -> None:
+        self.why = self.why or why
+        self._channel.close()
+        for future in (self._facts, *self._asked.values()):
+            if not future.done():
+                future.set_exception(GateFault(f"the gate is gone: {self.why}"))
+                future.exception()  # nobody may be waiting
+        self._asked.clear()

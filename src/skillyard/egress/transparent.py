@@ -1,0 +1,47 @@
+"""Programs that know no proxy: whatever address they dial, the sandbox's kernel brings them here, and the accepted
+socket's own name is the address that they meant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from skillyard.egress.farewell import farewell
+from skillyard.egress.meant import meant
+from skillyard.egress.session import Session
+from skillyard.egress.sniff import HTTP_PORT, TLS_PORT, sniff, told
+from skillyard.egress.stream import Stream
+from skillyard.egress.trouble import Refused, Trouble, Unreachable
+from skillyard.egress.tunnel import carry
+
+VIA = "direct"
+_MOST_WORDS = 1 << 16
+
+
+async def serve(session: Session, client: Stream) -> None:
+    address, port = client.local
+    try:
+        upstream = await session.reach(VIA, meant(session, VIA, address, port), port)
+    except (Refused, Unreachable) as trouble:
+        await _tell(session, client, port, trouble)
+        raise
+    except BaseException:
+        client.reset()
+        raise
+    await carry(client, upstream)
+
+
+async def _tell(session: Session, client: Stream, port: int, trouble: Trouble) -> None:
+    """On the ports of the web in the client's own protocol, once it has said something; else by a reset at once."""
+    if port not in (TLS_PORT, HTTP_PORT):
+        client.reset()
+        return
+    said = b""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(session.limits.header_s):
+            while len(said) < _MOST_WORDS and (data := await client.read()):
+                said += data
+                if (kind := sniff(said)) is not None:
+                    await client.write(told(kind, trouble.reason))
+                    break
+    await farewell(client)

@@ -1,0 +1,27 @@
+"""A connection that was reached for a sandbox, carried from its first word on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from skillyard.egress.guard import Guard
+from skillyard.egress.relay import relay
+from skillyard.egress.sniff import FirstWords
+from skillyard.egress.stream import Stream
+from skillyard.egress.upstream import Upstream
+
+
+async def carry(client: Stream, upstream: Upstream) -> None:
+    """What is said is held to the host that was allowed. Returns and raises as :func:`relay` does."""
+    await relay(client, upstream, guard=guard_of(upstream))
+
+
+def guard_of(upstream: Upstream) -> Guard:
+    """TLS to the hosts that secrets are bound to ends here; placeholders in plain text are refused."""
+    interception, name, port = upstream.session.interception, upstream.name, upstream.port
+    if interception is None:
+        return FirstWords(upstream.host, port)
+    tls = None
+    if name is not None and interception.has(name, port):
+        tls = partial(interception.guard, name, port, upstream.carries)
+    return FirstWords(upstream.host, port, words=interception.unsealed(), tls=tls)
