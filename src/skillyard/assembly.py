@@ -26,12 +26,13 @@ from skillyard.engine.installer import install_with_uv
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Observer, ignore
 from skillyard.loop_thread import LoopThread
+from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.settings import Settings, load_settings
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
-from skillyard.stores.secrets import KEY_VARIABLE, SealedSecrets
+from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.skills.catalogue import DirectorySkills
 from skillyard.stores.tokens import FileTokens
 
@@ -72,7 +73,7 @@ class Runtime(ProtocolMethods):
         self.principal = principal
         self.clock = SystemClock()
         self.tokens = FileTokens(self.data_dir.tokens, self.clock)
-        self.secrets = SealedSecrets(self.data_dir.home, key=os.environ.get(KEY_VARIABLE))
+        self.secrets = make_secret_store(self.settings.secrets, self.data_dir.home)
         self._backend = backend
         self._observer = observer
         self._engine: Engine | None = None
@@ -133,7 +134,20 @@ class Runtime(ProtocolMethods):
             stack.push_async_callback(backend.close)
         environments = Environments(config.environments, places.environments, install_with_uv, self._observer)
         await asyncio.to_thread(environments.clean)
-        ports = Ports(backends, blobs, skills, SqliteRecords(database), self.secrets, self.clock, ids)
+        readers = make_secret_readers(settings.secrets)
+        for reader in readers:
+            stack.push_async_callback(reader.close)
+        ports = Ports(
+            backends=backends,
+            blobs=blobs,
+            skills=skills,
+            records=SqliteRecords(database),
+            secrets=self.secrets,
+            secret_audit=SqliteSecretAudit(database),
+            clock=self.clock,
+            ids=ids,
+            secret_readers=readers,
+        )
         return Engine(ports, environments, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:

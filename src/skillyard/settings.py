@@ -31,6 +31,7 @@ from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.protection import PROTECTIONS
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
 from skillyard.network_settings import NetworkSettings
+from skillyard.secret_settings import SecretSettings
 
 MIB = 1024 * 1024
 BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
@@ -209,6 +210,7 @@ class Settings(BaseSettings):
     admission: AdmissionSettings = AdmissionSettings()
     policy: PolicySettings = PolicySettings()
     network: NetworkSettings = NetworkSettings()
+    secrets: SecretSettings = SecretSettings()
     output: OutputSettings = OutputSettings()
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings = RecordSettings()
@@ -270,6 +272,7 @@ class Settings(BaseSettings):
             run_blobs=blobs.per_run,
             blob_ttl_s=blobs.ttl_s or None,
             record_ttl_s=self.records.ttl_s or None,
+            secret_audit_ttl_s=self.secrets.audit_ttl_s or None,
             sweep_every_s=self.sweep_every_s,
         )
 
@@ -289,6 +292,7 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
         settings.limits.family()
         settings.network.config()
+        settings.secrets.check()
     except ValidationError as error:
         raise _explained(error) from None
     except SettingsError as error:

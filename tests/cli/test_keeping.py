@@ -1,9 +1,8 @@
-"""``secret`` and ``token``: what is kept in the data directory."""
+"""``token``: what is kept in the data directory."""
 
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,54 +14,6 @@ Cli = Callable[..., Result]
 
 def kept(tmp_path: Path) -> bytes:
     return b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
-
-
-def test_a_secret_comes_from_standard_input_and_is_never_shown(bare: Cli, tmp_path: Path) -> None:
-    done = bare("secret", "set", "CRM_TOKEN", stdin="s3cret value\n")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "stored CRM_TOKEN\n")
-    assert json.loads(bare("secret", "list", "--json").stdout) == ["CRM_TOKEN"]
-    assert bare("secret", "list").stdout == "CRM_TOKEN\n"
-    assert b"s3cret" not in kept(tmp_path)
-    for path in (tmp_path / "data").rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
-
-
-async def stored(tmp_path: Path, name: str) -> str | None:
-    from skillyard.stores.secrets import SealedSecrets
-
-    return await SealedSecrets(tmp_path / "data").get(name)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("typed", "value"), [("a\nb\n", "a\nb"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("é", "é")])
-async def test_one_line_break_at_the_end_is_left_out(bare: Cli, tmp_path: Path, typed: str, value: str) -> None:
-    import asyncio
-
-    done = await asyncio.to_thread(bare, "secret", "set", "X", stdin=typed.encode())
-    assert done.exit_code == 0, done.stderr
-    assert await stored(tmp_path, "X") == value
-
-
-@pytest.mark.parametrize(("name", "value"), [("not a name", "v"), ("X", ""), ("X", b"\xff")])
-def test_what_is_no_secret_is_refused(bare: Cli, name: str, value: str | bytes) -> None:
-    done = bare("secret", "set", name, stdin=value)
-    assert done.exit_code == 2
-    assert bare("secret", "list").stdout == ""
-
-
-def test_a_secret_is_removed(bare: Cli) -> None:
-    bare("secret", "set", "X", stdin="v")
-    assert bare("secret", "rm", "X").exit_code == 0
-    gone = bare("secret", "rm", "X")
-    assert (gone.exit_code, gone.stderr) == (2, "skillyard: no secret 'X' (`skillyard secret list` shows the names)\n")
-
-
-def test_secrets_are_sealed_anew(bare: Cli, tmp_path: Path) -> None:
-    bare("secret", "set", "X", stdin="v")
-    before = kept(tmp_path)
-    assert bare("secret", "rotate").exit_code == 0
-    assert kept(tmp_path) != before
-    assert bare("secret", "list").stdout == "X\n"
 
 
 def test_a_new_token_is_alone_on_standard_output_and_kept_as_a_hash(bare: Cli, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.protection import Level, Protection
 from skillyard.domain.run import RunRecord
+from skillyard.domain.secret_entry import Secret
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.environments import Environments
@@ -21,6 +22,8 @@ from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
+from skillyard.stores.secret_audit import SqliteSecretAudit
+from skillyard.testing.memory_secrets import MemorySecrets
 from tests.engine.fake_gate import FakeGate
 from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
 
@@ -40,21 +43,16 @@ class ManualClock:
         return self.time
 
 
-class DictSecrets:
-    def __init__(self, **values: str) -> None:
-        self.values = values
+class DictSecrets(MemorySecrets):
+    """With ``values`` for everybody, which a test may change as it likes."""
 
-    async def get(self, name: str) -> str | None:
-        return self.values.get(name)
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.values: dict[str, str] = {}
 
-    async def set(self, name: str, value: str) -> None:
-        self.values[name] = value
-
-    async def delete(self, name: str) -> bool:
-        return self.values.pop(name, None) is not None
-
-    async def names(self) -> list[str]:
-        return sorted(self.values)
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:
+        value = self.values.get(name)
+        return Secret(name, value, "store:1") if value else await super().find(name, project, skill)
 
 
 @dataclass
@@ -121,6 +119,7 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         skills=rig.skills,
         records=rig.extra["records"],
         secrets=rig.secrets,
+        secret_audit=SqliteSecretAudit(rig.database),
         clock=rig.clock,
         ids=SystemIds(),
         gate=rig.gate,
@@ -140,7 +139,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         engine=None,  # type: ignore[arg-type]
         backend=FakeBackend(),
         skills=FakeSkills(),
-        secrets=DictSecrets(),
+        secrets=DictSecrets(clock),
         clock=clock,
         events=events,
         home=tmp_path,

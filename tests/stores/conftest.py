@@ -12,15 +12,17 @@ import pytest
 from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.records import RecordStore
-from skillyard.ports.secrets import SecretStore
+from skillyard.ports.secrets import SecretAudit, SecretStore
 from skillyard.ports.tokens import TokenStore
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
+from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.secrets import SealedSecrets
 from skillyard.stores.tokens import FileTokens
-from skillyard.testing.memory import ManualClock, MemoryRecords, MemorySecrets, MemoryTokens, SeqIds
+from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
+from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 
 
 class Makers:
@@ -56,8 +58,19 @@ class Makers:
             yield store
 
     @asynccontextmanager
-    async def secrets(self) -> AsyncIterator[SecretStore]:
-        yield MemorySecrets() if self._twin else SealedSecrets(self._directory())
+    async def secrets(self, clock: ManualClock, keep: int) -> AsyncIterator[SecretStore]:
+        if self._twin:
+            yield MemorySecrets(clock, keep=keep)
+        else:
+            yield SealedSecrets(self._directory(), clock=clock, keep=keep)
+
+    @asynccontextmanager
+    async def secret_audit(self) -> AsyncIterator[SecretAudit]:
+        if self._twin:
+            yield MemorySecretAudit()
+            return
+        async with opened(self._directory()) as database:
+            yield SqliteSecretAudit(database)
 
     @asynccontextmanager
     async def tokens(self, clock: ManualClock) -> AsyncIterator[TokenStore]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.testing import blobs_suite, records_suite, secrets_suite, tokens_suite
+from skillyard.testing import blobs_suite, records_suite, secret_audit_suite, secrets_suite, tokens_suite
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +28,11 @@ async def test_blobs(check: Any, makers: Any) -> None:
 @each(secrets_suite.CHECKS)
 async def test_secrets(check: Any, makers: Any) -> None:
     await check(makers.secrets)
+
+
+@each(secret_audit_suite.CHECKS)
+async def test_secret_audit(check: Any, makers: Any) -> None:
+    await check(makers.secret_audit)
 
 
 @each(tokens_suite.CHECKS)

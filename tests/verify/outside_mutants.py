@@ -13,7 +13,7 @@ from skillyard.domain import foreign_json, frames
 from skillyard.domain.frames import FrameLimits, Result
 from skillyard.domain.principal import LOCAL
 from skillyard.domain.protection import Probe
-from skillyard.engine import execute, grant, methods, output
+from skillyard.engine import execute, grant, methods, output, secrets_for_run
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.redact import NOTHING
@@ -77,8 +77,8 @@ def unredacted(patch: pytest.MonkeyPatch) -> None:
 
 
 def secrets_for_code(patch: pytest.MonkeyPatch) -> None:
-    plain = grant._declared
-    patch.setattr(grant, "_declared", lambda plan, code_may: plain(plan, True))
+    plain = secrets_for_run._wants
+    patch.setattr(secrets_for_run, "_wants", lambda plan, code_may: plain(plan, True))
 
 
 def one_principal(patch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,10 @@ class RunNotFound(InvalidInput):
     type = "RunNotFound"
 
 
+class SecretNotFound(InvalidInput):
+    type = "SecretNotFound"
+
+
 class NotExecutable(InvalidInput):
     """The skill is text for the model to read, not code."""
 

@@ -84,5 +84,6 @@ class EngineConfig:
     run_blobs: int = 1000
     blob_ttl_s: float | None = 7 * 86400.0
     record_ttl_s: float | None = 30 * 86400.0
+    secret_audit_ttl_s: float | None = 365 * 86400.0
     sweep_every_s: float = 300.0
     cursor_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)

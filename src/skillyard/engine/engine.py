@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.schemas import SchemaChecks
+from skillyard.engine.secret_book import SecretBook
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
 from skillyard.ports.blobs import BlobStore
@@ -37,7 +38,7 @@ from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
-from skillyard.ports.secrets import SecretStore
+from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.skills import SkillStore
 
 
@@ -50,10 +51,12 @@ class Ports:
     skills: SkillStore
     records: RecordStore
     secrets: SecretStore
+    secret_audit: SecretAudit
     clock: Clock
     ids: Ids
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
+    secret_readers: Sequence[SecretReader] = ()
 
 
 class Engine:
@@ -70,7 +73,7 @@ class Engine:
         self.blobs = ports.blobs
         self.skills = ports.skills
         self.records = ports.records
-        self.secrets = ports.secrets
+        self.secret_book = SecretBook(ports.secrets, ports.secret_audit, ports.clock, ports.secret_readers)
         self.clock = ports.clock
         self.ids = ports.ids
         self.gate = ports.gate

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.engine import blobs, discovery, execution, operator
+from skillyard.engine import blobs, discovery, execution, operator, secret_methods
 from skillyard.engine.method import Method
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*discovery.TABLE, *execution.TABLE, *blobs.TABLE, *operator.TABLE)
+    method.name: method
+    for method in (*discovery.TABLE, *execution.TABLE, *blobs.TABLE, *operator.TABLE, *secret_methods.TABLE)
 }
 
 

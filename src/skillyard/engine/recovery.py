@@ -79,6 +79,8 @@ async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
         return Swept(0, 0, strays)
     blobs = await engine.blobs.sweep()
     records = await engine.records.sweep(now - ttl) if ttl is not None else 0
+    if engine.config.secret_audit_ttl_s is not None:
+        await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
     return Swept(blobs, records, strays)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.secret import Delivery, bound_hosts
+from skillyard.domain.secret_entry import Secret
+from skillyard.domain.secret_event import SecretAct, SecretEvent
 from skillyard.domain.skill import SecretNeed
 from skillyard.engine.plan import Plan
 from skillyard.engine.refused import Refused
@@ -29,24 +31,37 @@ class GivenSecret:
     version: str
 
 
-async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]:
-    """Those of the executed skill only, and for code by policy, in the order of their declaration.
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """A need, and the skill that declares it."""
 
-    Raises Refused: ``MissingSecret`` for what is not there for this project and skill, or cannot be read,
-    ``PolicyRefused`` for a gate secret that no host is bound to.
+    skill: str
+    need: SecretNeed
+
+
+async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]:
+    """Those of the executed skill only, and for code by policy, in the order of their declaration. Their use is in the
+    audit when this returns.
+
+    Raises Refused: ``MissingSecret`` for what is not there for this project and skill, or cannot be read or audited,
+    ``PolicyRefused`` for a gate secret that no host is bound to, and for skills that mean different values by one name.
     """
-    needs = _declared(plan, engine.config.run_code_secrets == "mounted")
-    if not needs:
+    wants = _wants(plan, engine.config.run_code_secrets == "mounted")
+    if not wants:
         return ()
-    try:
-        values = {need.name: await engine.secrets.get(need.name) for need in needs}
-    except SkillyardError as error:
-        raise Refused("MissingSecret", f"the secret store cannot be read: {error.message}") from error
-    absent = [need.name for need in needs if values[need.name] is None and not need.optional]
+    found = [(want, await _find(engine, plan, want)) for want in wants]
+    absent = [want for want, secret in found if secret is None and not want.need.optional]
     if absent:
-        names = ", ".join(absent)
-        raise Refused("MissingSecret", f"not in the secret store: {names} (skillyard secret set NAME)")
-    return tuple(_given(need, value) for need in needs if (value := values[need.name]) is not None)
+        await _note(engine, [_event(engine, plan, want, SecretAct.DENIED) for want in absent])
+        raise Refused("MissingSecret", _missing(plan, absent))
+    there = [(want, secret) for want, secret in found if secret is not None]
+    given = [_given(name, there) for name in dict.fromkeys(want.need.name for want, _ in there)]
+    effective = {secret.name: secret.delivery for secret in given}
+    await _note(
+        engine,
+        [_event(engine, plan, want, SecretAct.USED, secret, effective[secret.name]) for want, secret in there],
+    )
+    return tuple(given)
 
 
 def secret_versions(given: Iterable[GivenSecret]) -> dict[str, str]:
@@ -54,20 +69,75 @@ def secret_versions(given: Iterable[GivenSecret]) -> dict[str, str]:
     return {secret.name: secret.version for secret in given}
 
 
-def _given(need: SecretNeed, value: str) -> GivenSecret:
-    hosts = bound_hosts(need.hosts)
-    if need.delivery is Delivery.GATE and not hosts:
-        raise Refused("PolicyRefused", f"the secret '{need.name}' is delivered at the gate, and no host is bound to it")
-    return GivenSecret(need.name, value, need.delivery, hosts, "store:1")
-
-
-def _declared(plan: Plan, code_may: bool) -> list[SecretNeed]:
+def _wants(plan: Plan, code_may: bool) -> list[_Want]:
     if plan.skill is not None:
-        return list(plan.skill.needs.secrets)
+        return [_Want(plan.skill.name, need) for need in plan.skill.needs.secrets]
     if not code_may:
         return []
-    merged: dict[str, SecretNeed] = {}
-    for need in (need for skill in plan.skills for need in skill.needs.secrets):
-        known = merged.get(need.name)
-        merged[need.name] = need if known is None or known.optional else known
-    return list(merged.values())
+    return [_Want(skill.name, need) for skill in plan.skills for need in skill.needs.secrets]
+
+
+async def _find(engine: Engine, plan: Plan, want: _Want) -> Secret | None:
+    try:
+        return await engine.secret_book.find(want.need.name, plan.principal.project, want.skill)
+    except SkillyardError as error:
+        message = f"the secret '{want.need.name}' cannot be read: {error.message}"
+        await _note(engine, [_event(engine, plan, want, SecretAct.DENIED, reason=error.message[:500])])
+        raise Refused("MissingSecret", message) from error
+
+
+def _missing(plan: Plan, absent: Sequence[_Want]) -> str:
+    names = ", ".join(dict.fromkeys(want.need.name for want in absent))
+    whom = f"project '{plan.principal.project}' and skill '{absent[0].skill}'"
+    return f"not in the secret store for {whom}: {names} (skillyard secret set NAME)"
+
+
+def _given(name: str, there: Sequence[tuple[_Want, Secret]]) -> GivenSecret:
+    """What all that declare ``name`` get together. The operator's choice goes before the manifests', and of these the
+    narrower one."""
+    mine = [(want.need, secret) for want, secret in there if want.need.name == name]
+    first = mine[0][1]
+    if any((secret.version, secret.scope) != (first.version, first.scope) for _, secret in mine):
+        raise Refused("PolicyRefused", f"the mounted skills mean different secrets by '{name}'")
+    gated = first.delivery is Delivery.GATE or any(need.delivery is Delivery.GATE for need, _ in mine)
+    if not gated:
+        return GivenSecret(name, first.value, Delivery.ENV, (), first.version)
+    hosts = bound_hosts(first.hosts or dict.fromkeys(host for need, _ in mine for host in need.hosts))
+    if not hosts:
+        mend = f"skillyard secret bind {name} --delivery gate --host HOST"
+        raise Refused(
+            "PolicyRefused", f"the secret '{name}' is delivered at the gate, and no host is bound to it: {mend}"
+        )
+    return GivenSecret(name, first.value, Delivery.GATE, hosts, first.version)
+
+
+async def _note(engine: Engine, events: Sequence[SecretEvent]) -> None:
+    try:
+        await engine.secret_book.audit.record(events)
+    except SkillyardError as error:
+        message = f"the use of secrets cannot be written down: {error.message}"
+        raise Refused("MissingSecret", message) from error
+
+
+def _event(
+    engine: Engine,
+    plan: Plan,
+    want: _Want,
+    act: SecretAct,
+    secret: Secret | None = None,
+    delivery: Delivery | None = None,
+    reason: str = "",
+) -> SecretEvent:
+    return SecretEvent(
+        at=engine.clock.now(),
+        act=act,
+        name=want.need.name,
+        principal=plan.principal.name,
+        project=plan.principal.project,
+        skill=want.skill,
+        run_id=plan.run_id,
+        scope=str(secret.scope) if secret else "",
+        version=secret.version if secret else "",
+        delivery=delivery.value if delivery else "",
+        reason=reason,
+    )

@@ -1,19 +1,91 @@
-"""Secret values by name. Nothing here is ever logged."""
+"""Secret values by name, project and skill. No value is ever logged, listed or told by an error."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from skillyard.domain.secret import Delivery
+from skillyard.domain.secret_entry import EVERYBODY, Secret, SecretEntry, SecretScope
+from skillyard.domain.secret_event import SecretEvent
 
-class SecretStore(Protocol):
-    async def get(self, name: str) -> str | None: ...
 
-    async def set(self, name: str, value: str) -> None:
-        """Raises InvalidInput for a name that is no environment variable name, or a value that is empty,
-        holds NUL or passes 64 KiB."""
+class SecretReader(Protocol):
+    """Somewhere that secrets are."""
+
+    @property
+    def label(self) -> str:
+        """How messages and records call it: ``store``, ``vault``."""
         ...
 
-    async def delete(self, name: str) -> bool: ...
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:
+        """What a run of ``skill`` in ``project`` may have under ``name``; None only when it is surely not there.
+        Raises StoreFault, naming the source, when that cannot be told."""
+        ...
 
-    async def names(self) -> Sequence[str]: ...
+    async def close(self) -> None:
+        """Let go of connections and forget what was kept. Idempotent."""
+        ...
+
+
+class SecretStore(SecretReader, Protocol):
+    """The one that operators change through us. An entry is a name and a scope."""
+
+    async def set(
+        self,
+        name: str,
+        value: str,
+        scope: SecretScope = EVERYBODY,
+        *,
+        delivery: Delivery | None = None,
+        hosts: Sequence[str] | None = None,
+        by: str = "",
+    ) -> SecretEntry:
+        """A new version, current at once. What is None stays as it was, ENV and no hosts at first.
+
+        Raises InvalidInput for a name that is no environment variable name, a value that is empty, holds NUL or
+        passes 64 KiB, a scope or host that cannot be one; QuotaExceeded; StoreFault.
+        """
+        ...
+
+    async def bind(
+        self, name: str, scope: SecretScope = EVERYBODY, *, delivery: Delivery, hosts: Sequence[str]
+    ) -> SecretEntry:
+        """Change the delivery and leave the value. Raises SecretNotFound, InvalidInput, StoreFault."""
+        ...
+
+    async def rollback(self, name: str, version: int, scope: SecretScope = EVERYBODY) -> SecretEntry:
+        """Make a kept version the current one. Raises SecretNotFound, InvalidInput, StoreFault."""
+        ...
+
+    async def delete(self, name: str, scope: SecretScope = EVERYBODY) -> bool:
+        """All versions. Whether it was there."""
+        ...
+
+    async def list(self) -> Sequence[SecretEntry]:
+        """Sorted by name, project, skills."""
+        ...
+
+    async def rotate(self) -> int:
+        """Seal everything under a new key, or under the first of those that the operator gives; how many values."""
+        ...
+
+
+class SecretAudit(Protocol):
+    """Append-only."""
+
+    async def record(self, events: Sequence[SecretEvent]) -> None:
+        """All of them or none. Raises StoreFault; then nothing may be handed out."""
+        ...
+
+    async def list(
+        self, *, limit: int = 100, before: int | None = None, name: str | None = None
+    ) -> Sequence[tuple[int, SecretEvent]]:
+        """Newest first, each with its number; ``before`` is the number of the last one seen."""
+        ...
+
+    async def used_at(self) -> dict[tuple[str, str], float]:
+        """When each name and scope was last used, however short the audit is kept."""
+        ...
+
+    async def sweep(self, older_than: float) -> int: ...

@@ -1,4 +1,4 @@
-"""The keys that seal the secrets: from the environment, or from a file made at first use."""
+"""The keys that seal the secrets, and where they come from."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import binascii
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
-from skillyard.domain.errors import StoreFault
+from skillyard.domain.errors import InvalidInput, StoreFault
+from skillyard.stores.secret_file import read_small
 from skillyard.stores.state_file import StateFile
 
 KEY_BYTES = 32
+KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
+MOST_TEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """256 bits. ``id`` says which key sealed a file, and nothing about its bits."""
 
-    material: bytes
+    material: bytes = field(repr=False)
 
     @property
     def id(self) -> str:
@@ -44,19 +49,119 @@ def parse_keys(text: str, source: str) -> list[Key]:
     return keys
 
 
-class KeyFile:
-    """One key a line, the current one first."""
+class KeySource(Protocol):
+    """Where keys are. Its methods block for a moment."""
 
-    def __init__(self, file: StateFile) -> None:
-        self._file = file
+    def read(self) -> list[Key]:
+        """The first seals, all open. Raises StoreFault when there is none, or none can be had."""
+        ...
 
-    def read(self) -> list[Key] | None:
-        """None when there is no key yet."""
+    def sealing(self) -> Key:
+        """The current key, which may be made now. Raises StoreFault."""
+        ...
+
+    def begin_rotation(self) -> None:
+        """Put a new key in front of those that are there, where that is ours to do."""
+        ...
+
+    def end_rotation(self) -> None:
+        """Everything is sealed under the current key: drop the others, where that is ours to do."""
+        ...
+
+
+class OwnKeyFile:
+    """``secrets.key`` in the data directory: one key a line, made when first needed. It protects copies and backups of
+    the sealed file, not against those who can read both."""
+
+    def __init__(self, path: Path, sealed: Path) -> None:
+        self._file = StateFile(path)
+        self._sealed = sealed
+
+    def read(self) -> list[Key]:
+        keys = self._read()
+        if keys is None:
+            rule = f"restore {self._file.path.name} beside it, or give the key another way ({KEY_VARIABLE})"
+            raise StoreFault(f"the key of {self._sealed} is missing; {rule}")
+        return keys
+
+    def sealing(self) -> Key:
+        keys = self._read()
+        if keys is None and self._sealed.exists():
+            return self.read()[0]
+        if keys is None:
+            keys = [new_key()]
+            self._write(keys)
+        return keys[0]
+
+    def begin_rotation(self) -> None:
+        self._write([new_key(), *(self._read() or [])])
+
+    def end_rotation(self) -> None:
+        self._write(self.read()[:1])
+
+    def _read(self) -> list[Key] | None:
         data = self._file.read()
         return None if data is None else parse_keys(data.decode("ascii", "replace"), str(self._file.path))
 
-    def write(self, keys: Sequence[Key]) -> None:
+    def _write(self, keys: Sequence[Key]) -> None:
         self._file.replace("".join(f"{key.text()}\n" for key in keys).encode())
+
+
+class GivenSource:
+    """Keys that are the operator's to change: put the new one in front, rotate, then drop the old one."""
+
+    def read(self) -> list[Key]:
+        raise NotImplementedError
+
+    def sealing(self) -> Key:
+        return self.read()[0]
+
+    def begin_rotation(self) -> None:
+        return None
+
+    def end_rotation(self) -> None:
+        return None
+
+
+class GivenKeys(GivenSource):
+    """Keys as text that came with the process, such as a variable's. Raises StoreFault naming ``source``."""
+
+    def __init__(self, text: str, source: str = KEY_VARIABLE) -> None:
+        self._keys = parse_keys(text, source)
+
+    def read(self) -> list[Key]:
+        return self._keys
+
+
+class GivenKeyFile(GivenSource):
+    """A file that something else provides: a credential of systemd, a secret of Docker or Kubernetes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[Key]:
+        data = read_small(self._path, MOST_TEXT)
+        if data is None:
+            raise StoreFault(f"the key file {self._path} is missing")
+        return parse_keys(data.decode("ascii", "replace"), str(self._path))
+
+
+def key_source(home: Path, *, variable: str | None, file: Path | None, keyring: str) -> KeySource:
+    """The one that is configured; the data directory's own file when none is. Raises InvalidInput for several,
+    StoreFault for a variable that holds no key."""
+    given = {KEY_VARIABLE: variable is not None, "secrets.key_file": file is not None, "secrets.keyring": bool(keyring)}
+    named = [name for name, is_given in given.items() if is_given]
+    if len(named) > 1:
+        raise InvalidInput(named[0], f"must not be given beside {named[1]}: one place holds the key")
+    if variable is not None:
+        return GivenKeys(variable)
+    if file is not None:
+        return GivenKeyFile(file)
+    if keyring:
+        from skillyard.stores.secret_keyring import KeyringKeys
+
+        return KeyringKeys(keyring)
+    return OwnKeyFile(home / "secrets.key", home / "secrets.sealed")
 
 
 def _parse(word: str, source: str) -> Key:

@@ -1,145 +1,204 @@
-"""Secrets in one sealed file: AES-256-GCM over all names and values, the key kept apart.
+"""Secrets in one sealed file, the key kept apart.
 
-The command line may change the file while a server runs: a change is seen at the next read. Whoever alters
-the file without the key is found out. The key file protects backups and copies of the sealed file, not
-against those who can read both; give the key by environment to keep it off the disk.
+The command line may change the file while a server runs: a change is seen at the next read. Each change writes the
+whole file anew and leaves every version sealed under the current key (:mod:`skillyard.stores.secret_seal`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret import check_secret_name, check_secret_value
-from skillyard.stores.secret_keys import Key, KeyFile, new_key, parse_keys
+from skillyard.domain.errors import QuotaExceeded, SecretNotFound, StoreFault
+from skillyard.domain.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
+from skillyard.domain.secret_entry import EVERYBODY, MAX_SECRETS, Secret, SecretEntry, SecretScope, choose
+from skillyard.ports.clock import Clock
+from skillyard.stores.clock import SystemClock
+from skillyard.stores.secret_keys import KeySource, OwnKeyFile
+from skillyard.stores.secret_seal import Cipher, SealedFile, dump, load, seal_value
 from skillyard.stores.state_file import Stamp, StateFile
 
 T = TypeVar("T")
+Entries = dict[tuple[str, str, str], SecretEntry]
+Fresh = dict[str, str]
+"""Values to be sealed, by the ids of their versions."""
 
-KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
-FORMAT = 1
-NONCE_BYTES = 12
+MAX_FILE_BYTES = 64 * 1024 * 1024
+KEPT_VERSIONS = 5
+_NOTHING = SealedFile()
 
 
 class SealedSecrets:
-    """A :class:`skillyard.ports.secrets.SecretStore` in ``directory``: ``secrets.sealed``, ``secrets.key``.
+    """A :class:`skillyard.ports.secrets.SecretStore` in ``directory``: ``secrets.sealed``, and ``secrets.key`` unless
+    ``keys`` come from elsewhere. ``keep`` versions of each secret stay."""
 
-    ``key`` (what :data:`KEY_VARIABLE` holds) takes the place of the key file: base64 of 32 bytes, or several
-    with commas between, of which the first seals and all open.
-    """
+    label = "store"
 
-    def __init__(self, directory: Path, *, key: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, keys: KeySource | None = None, *, clock: Clock | None = None, keep: int = KEPT_VERSIONS
+    ) -> None:
         self._file = StateFile(directory / "secrets.sealed")
-        self._key_file = KeyFile(StateFile(directory / "secrets.key"))
-        self._given = None if key is None else parse_keys(key, KEY_VARIABLE)
-        self._seen: tuple[Stamp, Mapping[str, str]] = (None, {})
+        self._keys = keys or OwnKeyFile(directory / "secrets.key", self._file.path)
+        self._clock = clock or SystemClock()
+        self._keep = keep
+        self._seen: tuple[Stamp, SealedFile] = (None, _NOTHING)
+        self._reading = threading.Lock()
+        self._newest = _NOTHING
 
-    async def get(self, name: str) -> str | None:
-        """Raises StoreFault when the file was tampered with or its key is missing."""
-        return (await self._values()).get(name)
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:
+        """As the port says. Raises StoreFault when the file was tampered with or its key is missing."""
+        found = await self._current()
+        entry = choose(found.by_name.get(name, ()), project, skill)
+        if entry is None:
+            return None
+        version = entry.version(entry.current)
+        assert version is not None
+        value = found.value(entry, version, str(self._file.path))
+        return Secret(name, value, f"{self.label}:{version.number}", entry.delivery, entry.hosts, entry.scope)
 
-    async def set(self, name: str, value: str) -> None:
+    async def list(self) -> Sequence[SecretEntry]:
+        found = await self._current()
+        return [entry for _, entry in sorted(found.entries.items())]
+
+    async def set(
+        self,
+        name: str,
+        value: str,
+        scope: SecretScope = EVERYBODY,
+        *,
+        delivery: Delivery | None = None,
+        hosts: Sequence[str] | None = None,
+        by: str = "",
+    ) -> SecretEntry:
         check_secret_name("name", name)
         check_secret_value("value", value)
-        await asyncio.to_thread(self._change, lambda values: values.update({name: value}))
+        scope.check()
+        bound_hosts(hosts or ())
 
-    async def delete(self, name: str) -> bool:
-        if name not in await self._values():
+        def change(entries: Entries, fresh: Fresh) -> SecretEntry:
+            entry = entries.get((name, scope.project, scope.skills))
+            if entry is None:
+                _check_room(entries)
+                entry = SecretEntry(name, scope, Delivery.ENV, (), 0, ())
+            id_ = os.urandom(16).hex()
+            fresh[id_] = value
+            entry = entry.with_version(id_, self._clock.now(), by, self._keep)
+            entry = replace(
+                entry,
+                delivery=entry.delivery if delivery is None else delivery,
+                hosts=entry.hosts if hosts is None else tuple(hosts),
+            )
+            entries[entry.key] = entry
+            return entry
+
+        return await asyncio.to_thread(self._change, change)
+
+    async def bind(
+        self, name: str, scope: SecretScope = EVERYBODY, *, delivery: Delivery, hosts: Sequence[str]
+    ) -> SecretEntry:
+        bound_hosts(hosts)
+        return await self._replace(name, scope, lambda e: replace(e, delivery=delivery, hosts=tuple(hosts)))
+
+    async def rollback(self, name: str, version: int, scope: SecretScope = EVERYBODY) -> SecretEntry:
+        return await self._replace(name, scope, lambda entry: entry.rolled_back(version))
+
+    async def delete(self, name: str, scope: SecretScope = EVERYBODY) -> bool:
+        key = (name, scope.project, scope.skills)
+        if key not in (await self._current()).entries:
             return False
-        return await asyncio.to_thread(self._change, lambda values: values.pop(name, None) is not None)
+        return await asyncio.to_thread(self._change, lambda entries, _: entries.pop(key, None) is not None)
 
-    async def names(self) -> Sequence[str]:
-        return sorted(await self._values())
+    async def rotate(self) -> int:
+        """As the port says. Keys that the operator gives are the operator's to change: put the new one in front,
+        rotate, then drop the old one."""
+        return await asyncio.to_thread(self._rotate)
 
-    async def rotate(self) -> None:
-        """Seal everything under a new key and forget the old one. Keys given by environment are the
-        operator's to change: put the new one in front, rotate, then drop the old one."""
-        await asyncio.to_thread(self._rotate)
+    async def close(self) -> None:
+        return None
 
-    async def _values(self) -> Mapping[str, str]:
+    async def _replace(
+        self, name: str, scope: SecretScope, change: Callable[[SecretEntry], SecretEntry]
+    ) -> SecretEntry:
+        check_secret_name("name", name)
+
+        def changed(entries: Entries, _: Fresh) -> SecretEntry:
+            entry = entries.get((name, scope.project, scope.skills))
+            if entry is None:
+                raise SecretNotFound("name", f"no secret '{name}' for {scope}")
+            entries[entry.key] = result = change(entry)
+            return result
+
+        return await asyncio.to_thread(self._change, changed)
+
+    async def _current(self) -> SealedFile:
         stamp = self._file.stamp()
         if stamp != self._seen[0]:
             self._seen = (stamp, await asyncio.to_thread(self._read))
         return self._seen[1]
 
-    def _read(self) -> dict[str, str]:
-        data = self._file.read()
-        return {} if data is None else unseal(data, self._keys(), str(self._file.path))
+    def _read(self) -> SealedFile:
+        with self._reading:
+            stamp = self._file.stamp()
+            data = self._file.read()
+            changed_at = stamp[1] / 1e9 if stamp else 0.0
+            name = str(self._file.path)
+            found = _NOTHING if data is None else load(data, self._keys.read(), name, changed_at)
+            _check_forward(self._newest, found, name)
+            self._newest = found
+            return found
 
-    def _change(self, change: Callable[[dict[str, str]], T]) -> T:
+    def _change(self, change: Callable[[Entries, Fresh], T]) -> T:
         with self._file.locked():
-            values = self._read()
-            result = change(values)
-            self._file.replace(seal(values, self._sealing_key()))
+            found = self._read()
+            entries, fresh = dict(found.entries), Fresh()
+            result = change(entries, fresh)
+            self._write(found, entries, fresh)
             return result
 
-    def _rotate(self) -> None:
+    def _rotate(self) -> int:
         with self._file.locked():
-            values = self._read()
-            if self._given is None:
-                self._key_file.write([new_key(), *(self._key_file.read() or [])])
-            key = self._sealing_key()
-            self._file.replace(seal(values, key))
-            if self._given is None:
-                self._key_file.write([key])
+            found = self._read()
+            self._keys.begin_rotation()
+            self._write(found, found.entries, {})
+            self._keys.end_rotation()
+            return len(found.values)
 
-    def _keys(self) -> list[Key]:
-        keys = self._given or self._key_file.read()
-        if keys is None:
-            rule = f"restore secrets.key beside it or set {KEY_VARIABLE}"
-            raise StoreFault(f"the key of {self._file.path} is missing; {rule}")
-        return keys
-
-    def _sealing_key(self) -> Key:
-        """The current key, made now when there is none: what is sealed has been opened before this."""
-        if self._given is None and self._key_file.read() is None:
-            self._key_file.write([new_key()])
-        return self._keys()[0]
-
-
-def seal(values: Mapping[str, str], key: Key) -> bytes:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # slow to import, seldom needed
-
-    nonce = os.urandom(NONCE_BYTES)
-    plain = json.dumps(values, separators=(",", ":")).encode()
-    envelope = {
-        "v": FORMAT,
-        "key": key.id,
-        "nonce": base64.b64encode(nonce).decode(),
-        "sealed": base64.b64encode(AESGCM(key.material).encrypt(nonce, plain, _bound(key.id))).decode(),
-    }
-    return json.dumps(envelope, indent=1).encode() + b"\n"
+    def _write(self, found: SealedFile, entries: Mapping[tuple[str, str, str], SecretEntry], fresh: Fresh) -> None:
+        """Everything under the current key: what another key sealed is sealed anew."""
+        key = self._keys.sealing()
+        cipher = found.cipher if found.cipher is not None and found.cipher.key_id == key.id else Cipher(key)
+        values: dict[str, bytes] = {}
+        for entry in entries.values():
+            for version in entry.versions:
+                if version.id in fresh:
+                    values[version.id] = seal_value(cipher, entry, version, fresh[version.id])
+                elif cipher is found.cipher:
+                    values[version.id] = found.values[version.id]
+                else:
+                    plain = found.value(entry, version, str(self._file.path))
+                    values[version.id] = seal_value(cipher, entry, version, plain)
+        data, mark = dump(cipher, found.generation + 1, [entry for _, entry in sorted(entries.items())], values)
+        if len(data) > MAX_FILE_BYTES:
+            raise QuotaExceeded("value", f"all secrets together may take {MAX_FILE_BYTES} bytes; delete some")
+        with self._reading:
+            self._file.replace(data)
+            self._newest = SealedFile(generation=found.generation + 1, mark=mark)
 
 
-def unseal(data: bytes, keys: Sequence[Key], name: str) -> dict[str, str]:
-    """Raises StoreFault for another format, an unknown key, and any change made without the key."""
-    from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    try:
-        envelope = json.loads(data)
-        version, key_id = envelope["v"], str(envelope["key"])
-        nonce, sealed = (base64.b64decode(envelope[part], validate=True) for part in ("nonce", "sealed"))
-    except (ValueError, KeyError, TypeError):
-        raise StoreFault(f"{name} is damaged; restore it from a backup") from None
-    if version != FORMAT:
-        raise StoreFault(f"{name} was written by another version of skillyard; upgrade skillyard")
-    key = next((key for key in keys if key.id == key_id), None)
-    if key is None:
-        raise StoreFault(f"{name} was sealed with a key that is not at hand (key id {key_id[:16]})")
-    try:
-        values: dict[str, str] = json.loads(AESGCM(key.material).decrypt(nonce, sealed, _bound(key_id)))
-    except (InvalidTag, ValueError):
-        raise StoreFault(f"{name} was changed without its key; restore it from a backup") from None
-    return values
+def _check_forward(seen: SealedFile, found: SealedFile, name: str) -> None:
+    """Raises StoreFault for a file that is older than one which this process has read, or another of its age."""
+    if found.generation > seen.generation or not seen.generation:
+        return
+    if found.generation == seen.generation and found.mark == seen.mark:
+        return
+    raise StoreFault(f"{name} was put back to an older state while it was in use; restart if that was meant")
 
 
-def _bound(key_id: str) -> bytes:
-    """What is authenticated beside the content."""
-    return f"skillyard secrets {FORMAT} {key_id}".encode()
+def _check_room(entries: Entries) -> None:
+    if len(entries) >= MAX_SECRETS:
+        raise QuotaExceeded("name", f"at most {MAX_SECRETS} secrets can be stored; delete some")

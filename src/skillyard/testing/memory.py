@@ -15,7 +15,6 @@ from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape
 from skillyard.domain.paging import check_page
 from skillyard.domain.principal import Principal
 from skillyard.domain.run import RunRecord, RunStatus, check_status
-from skillyard.domain.secret import check_secret_name, check_secret_value
 from skillyard.domain.token import check_principal, check_token_value
 from skillyard.domain.unicode import check_unicode
 from skillyard.ports.clock import Clock
@@ -130,25 +129,6 @@ class MemoryRecords:
             return False
         self._records[record.run_id] = record
         return True
-
-
-class MemorySecrets:
-    """A :class:`skillyard.ports.secrets.SecretStore`."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-
-    async def get(self, name: str) -> str | None:
-        return self._values.get(name)
-
-    async def set(self, name: str, value: str) -> None:
-        self._values[check_secret_name("name", name)] = check_secret_value("value", value)
-
-    async def delete(self, name: str) -> bool:
-        return self._values.pop(name, None) is not None
-
-    async def names(self) -> Sequence[str]:
-        return sorted(self._values)
 
 
 class MemoryTokens:

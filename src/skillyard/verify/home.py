@@ -79,8 +79,8 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
     _write_skill(place / "skills" / SKILL)
     own = settings.model_copy(update={"data_dir": place / "data", "skills_dirs": [place / "skills"]})
     async with Runtime(settings=own, backend=backend) as runtime:
-        await runtime.secrets.set(SECRET, f"verify-secret-0{token_hex(12)}")
-        _values[place / "data"] = await runtime.secrets.get(SECRET) or ""
+        _values[place / "data"] = value = f"verify-secret-0{token_hex(12)}"
+        await runtime.secrets.set(SECRET, value)
         try:
             yield runtime
         finally:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from skillyard.client.errors import BadReply
-
-if TYPE_CHECKING:
-    from skillyard.faces.cli.target import Target
 
 _PAGE = 500
 _PAGES = 2000
 """Pages of one list; a server that always has one more is none of ours."""
 
 
+class Caller(Protocol):
+    """Whatever can call a method."""
+
+    def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
+
+
 def collect(
-    target: Target, method: str, key: str, limit: int | None, params: Mapping[str, Any]
+    target: Caller, method: str, key: str, limit: int | None, params: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The first ``limit`` items (None: all), page by page. Raises BadReply for pages that lead nowhere."""
     found: list[dict[str, Any]] = []

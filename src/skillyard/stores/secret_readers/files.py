@@ -1,0 +1,40 @@
+"""Secrets as files in a directory that something else fills: Docker, Kubernetes, systemd."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from skillyard.domain.errors import StoreFault
+from skillyard.domain.secret import MAX_VALUE_BYTES
+from skillyard.domain.secret_entry import Secret
+from skillyard.stores.secret_file import read_small
+
+
+class FileSecrets:
+    """A file has the secret's name; one line break at its end is left out. Links may lead to files below the directory
+    only. A directory that is not there is a fault: a mount that is missing is no reason to look elsewhere."""
+
+    label = "files"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:  # noqa: ARG002 - the port's
+        data = await asyncio.to_thread(self._read, name)
+        if data is None:
+            return None
+        try:
+            value = data.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise StoreFault(f"{self._directory / name} is not UTF-8 text") from None
+        return Secret(name, value, self.label)
+
+    async def close(self) -> None:
+        return None
+
+    def _read(self, name: str) -> bytes | None:
+        data = read_small(self._directory / name, MAX_VALUE_BYTES + 2, self._directory)
+        if data is None and not self._directory.is_dir():
+            raise StoreFault(f"there is no directory {self._directory} to read secrets from")
+        return data
