@@ -30,8 +30,9 @@ class Guarded:
         try:
             while pending and not self._finished:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for side in done:
-                    side.result()
+                faults = [fault for side in done if (fault := side.exception()) is not None]
+                if faults:
+                    raise faults[0]
             await self._settled()
         except (Refused, Unreachable):
             await self._settled()
