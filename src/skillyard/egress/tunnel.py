@@ -19,9 +19,10 @@ async def carry(client: Stream, upstream: Upstream) -> None:
 def guard_of(upstream: Upstream) -> Guard:
     """TLS to the hosts that secrets are bound to ends here; placeholders in plain text are refused."""
     interception, name, port = upstream.session.interception, upstream.name, upstream.port
+    host = upstream.address if name is None else name
     if interception is None:
-        return FirstWords(upstream.host, port)
+        return FirstWords(host, port)
     tls = None
     if name is not None and interception.has(name, port):
         tls = partial(interception.guard, name, port, upstream.carries)
-    return FirstWords(upstream.host, port, words=interception.unsealed(), tls=tls)
+    return FirstWords(host, port, words=interception.unsealed(), tls=tls)

@@ -106,6 +106,10 @@ class Policy:
 
     def answers(self, name: str) -> bool:
         """Whether a name server may know ``name``: some port of it is allowed."""
+        if not all(
+            any(not rule.deny and _meets(rule, name, None, None) for rule in layer.rules) for layer in self.layers
+        ):
+            return False  # said at once, because questions come in floods
         return any(self.ask(name, None, port).allowed for port in self._ports_tried())
 
     def ports(self, most: int) -> tuple[int, ...]:
