@@ -24,25 +24,39 @@ class Listening:
         self._session = session
         self._room = room
         self._on_fault = on_fault
-        self._served: list[Door | Watcher | Datagrams] = []
+        self._served: list[Door | Datagrams] = []
+        self._watcher: Watcher | None = None
 
     def add(self, sockets: Sequence[socket.socket]) -> None:
         """They are served until :meth:`close`. Raises OSError for what is no socket that we know."""
         for sock in sockets:
             sock.setblocking(False)
-            self._served.append(self._serve(sock))
+            if sock.family == socket.AF_PACKET:
+                self._watch(sock)
+            else:
+                self._served.append(self._serve(sock))
             self._room.listening += 1
 
-    def _serve(self, sock: socket.socket) -> Door | Watcher | Datagrams:
-        if sock.family == socket.AF_PACKET:
-            return Watcher(self._session, sock)
+    def _serve(self, sock: socket.socket) -> Door | Datagrams:
         if sock.type == socket.SOCK_DGRAM:
             return Datagrams(self._session, sock)
         _, port = endpoint(sock.getsockname())
         return Door(self._session, sock, _SPOKEN.get(port, transparent.serve), self._room, self._on_fault)
 
+    def _watch(self, sock: socket.socket) -> None:
+        """The latest one knows all ports that are served."""
+        self._watch_no_more()
+        self._watcher = Watcher(self._session, sock)
+
+    def _watch_no_more(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+            self._room.listening -= 1
+
     def close(self) -> None:
         """Idempotent."""
+        self._watch_no_more()
         for served in self._served:
             served.close()
         self._room.listening -= len(self._served)

@@ -13,6 +13,7 @@ from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.policy import Decision
 from skillyard.domain.egress.session import DNS_PORT
 from skillyard.egress.session import Session
+from skillyard.egress.synthetic import OWN
 
 VIA = "blocked"
 _TCP, _UDP, _ICMP, _ICMP6 = 6, 17, 1, 58
@@ -36,6 +37,7 @@ class Watcher:
         self._loop.add_reader(sock, self._readable)
 
     def close(self) -> None:
+        """The socket's last close waits for the kernel (synchronize_net), so somebody else waits."""
         self._loop.remove_reader(self._sock)
         if self._pause is not None:
             self._pause.cancel()
@@ -43,7 +45,7 @@ class Watcher:
             self._look(_AT_ONCE)
             _, dropped = struct.unpack("II", self._sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))
             self._session.log.lose(dropped)
-        self._sock.close()
+        self._loop.run_in_executor(None, self._sock.close)
 
     def _readable(self) -> None:
         try:
@@ -78,9 +80,7 @@ class Watcher:
 
     def _reason(self, protocol: int, name: str | None, address: Address, port: int) -> str:
         if protocol != _TCP:
-            kind = _PROTOCOLS.get(protocol, f"IP protocol {protocol}")
-            more = " to the gate's name server, at whatever address, port 53" if protocol == _UDP else ""
-            return f"{kind} does not leave a sandbox{', except questions' + more if more else ''}"
+            return f"{_PROTOCOLS.get(protocol, f'IP protocol {protocol}')} does not leave a sandbox: TCP alone does"
         decision = self._session.policy.ask(name, None if name is not None else address, port)
         if not decision.allowed:
             return decision.reason
@@ -89,7 +89,7 @@ class Watcher:
 
 def parse(packet: bytes) -> tuple[int, Address, int] | None:
     """The protocol, target and port (0 where there are none) of an IP packet; None for what is none, for an answer (TCP
-    other than a first SYN) and for questions to the name server."""
+    other than a first SYN), for questions to the name server, and for what a sandbox says to itself."""
     if not packet:
         return None
     version = packet[0] >> 4
@@ -102,6 +102,8 @@ def parse(packet: bytes) -> tuple[int, Address, int] | None:
     else:
         return None
     address = ipaddress.ip_address(target)
+    if address == OWN or address.is_loopback:
+        return None
     if protocol not in (_TCP, _UDP):
         return protocol, address, 0
     if len(packet) < head + (14 if protocol == _TCP else 4):

@@ -1,0 +1,27 @@
+"""One process of the gate and one maker of network namespaces for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from skillyard.egress.client import ProcessGate
+from tests.egress.rooms import Rooms
+
+GATE_UID = 1_899_999_999
+
+
+@pytest.fixture(scope="module")
+def rooms() -> Iterator[Rooms]:
+    rooms = Rooms()
+    yield rooms
+    rooms.close()
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[ProcessGate]:
+    gate = ProcessGate(tmp_path / "gate", uid=GATE_UID)
+    yield gate
+    await gate.close()
