@@ -145,6 +145,8 @@ def _kind(kind: Any) -> str:
         return " or ".join(_kind(choice) for choice in arguments if choice is not NoneType)
     if arguments and origin is not None:
         return " or ".join(f"`{value}`" for value in arguments)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "tables with " + ", ".join(f"`{name}`" for name in kind.model_fields)
     return {"str": "text", "Path": "path", "int": "integer", "float": "number", "bool": "true or false"}[kind.__name__]
 
 
@@ -153,7 +155,7 @@ def _json(value: Any) -> str:
 
     if isinstance(value, (frozenset, tuple)):
         value = sorted(map(str, value))
-    return json.dumps(value)
+    return json.dumps(value, default=str)
 
 
 def _cell(text: str) -> str:

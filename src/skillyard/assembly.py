@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from skillyard.backends import make_backends
+from skillyard.backends import make_backends, make_gate
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods, blocking
 from skillyard.client.sources import Download, Upload
@@ -125,8 +125,10 @@ class Runtime(ProtocolMethods):
         skills = DirectorySkills([*settings.skills_dirs, places.skills], places.snapshots)
         await skills.start()
         config = settings.engine_config()
+        gate = make_gate(settings, places.run)
+        stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
         if self._backend is None:
-            backends = make_backends(settings, places.run)
+            backends = make_backends(settings, places.run, gate)
         else:
             backends = {self._backend.name: self._backend}
             config = replace(config, isolation=self._backend.name, isolations=frozenset())
@@ -146,6 +148,7 @@ class Runtime(ProtocolMethods):
             secret_audit=SqliteSecretAudit(database),
             clock=self.clock,
             ids=ids,
+            gate=gate,
             secret_readers=readers,
         )
         return Engine(ports, environments, config, self._observer)

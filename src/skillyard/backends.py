@@ -1,4 +1,4 @@
-"""The backends that there are, made as the settings want them. Only this file knows them by name."""
+"""The backends that there are and the gate, made as the settings want them. Only this file knows them by name."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from typing import TYPE_CHECKING
 from skillyard.domain.isolation import AUTO
 
 if TYPE_CHECKING:
+    from skillyard.egress.client import ProcessGate
+    from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
     from skillyard.settings import Settings
 
 
-def make_backends(settings: Settings, run_dir: Path) -> dict[str, Backend]:
+def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
+    """The way out of sandboxes. Its process, with a user id of its own below those of sandboxes, is started when it
+    is first needed."""
+    from skillyard.egress.client import ProcessGate
+
+    return ProcessGate(run_dir / "gate", uid=settings.native.uid_base - 1, ca_file=settings.network.ca_file)
+
+
+def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
     """Every backend that policy may give a run, by name; ``auto`` may give any of them. ``run_dir`` is where
-    they keep what belongs to running sandboxes."""
+    they keep what belongs to running sandboxes, ``plug`` what those with a network are plugged into."""
     wanted = {settings.policy.isolation, *settings.policy.isolations}
-    return {name: make(settings, run_dir) for name, make in _MAKE.items() if name in wanted or AUTO in wanted}
+    return {name: make(settings, run_dir, plug) for name, make in _MAKE.items() if name in wanted or AUTO in wanted}
 
 
-def native_backend(settings: Settings, run_dir: Path) -> Backend:
+def native_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:
     from skillyard.sandbox.native.backend import NativeBackend
     from skillyard.sandbox.native.launch import KeeperOptions
 
-    return NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()))
+    return NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()), plug)
 
 
-def landlock_backend(settings: Settings, run_dir: Path) -> Backend:
+def landlock_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:  # noqa: ARG001
     """Its keeper stands beside the native one; its user ids are apart from those."""
     from skillyard.sandbox.landlock.backend import LandlockBackend
     from skillyard.sandbox.landlock.options import LandlockOptions
@@ -36,7 +46,7 @@ def landlock_backend(settings: Settings, run_dir: Path) -> Backend:
     return LandlockBackend(run_dir / "landlock", options)
 
 
-def gvisor_backend(settings: Settings, run_dir: Path) -> Backend:
+def gvisor_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:  # noqa: ARG001
     """Its keeper stands beside the native one, and takes a block of user ids of its own from the same range."""
     from skillyard.sandbox.gvisor.backend import GvisorBackend
     from skillyard.sandbox.gvisor.options import GvisorOptions
@@ -45,7 +55,7 @@ def gvisor_backend(settings: Settings, run_dir: Path) -> Backend:
     return GvisorBackend(run_dir / "gvisor", options)
 
 
-_MAKE: Mapping[str, Callable[[Settings, Path], Backend]] = {
+_MAKE: Mapping[str, Callable[[Settings, Path, Plug | None], Backend]] = {
     "native": native_backend,
     "gvisor": gvisor_backend,
     "landlock": landlock_backend,

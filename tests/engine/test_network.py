@@ -167,7 +167,8 @@ async def test_a_backend_without_the_ability_is_named_with_the_mend(rig: Rig) ->
     for why in (Protection(Level.MISSING, why="it has no namespaces", mend="use native"), None):
         abilities = {} if why is None else {"egress": why}
         rig.engine.backends.admit(rig.backend, replace(rig.extra["probe"], abilities=abilities))
-        said = "(x.com), and isolation 'fake' cannot give it" + (": it has no namespaces; use native" if why else "")
+        expected = "it has no namespaces; use native" if why else "the backend does not offer it"
+        said = f"(x.com), and isolation 'fake' cannot give it: {expected}"
         await refused(rig, said, name="a.b")
 
 

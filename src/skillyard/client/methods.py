@@ -73,10 +73,12 @@ class ProtocolMethods:
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: Literal["native", "gvisor", "landlock", "auto"] | None = None,
+        network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
     ) -> Run:
-        """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice.
+        """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``network``: rules that
+        narrow what the skill declares, such as ``api.x.com:443``; an empty list for no network.
         ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on when this caller
         goes away; else it is cancelled."""
         params = _given(
@@ -88,6 +90,7 @@ class ProtocolMethods:
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
+            network=None if network is None else list(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -106,10 +109,12 @@ class ProtocolMethods:
         timeout_ms: int | None = None,
         limits: Mapping[str, Any] | None = None,
         isolation: Literal["native", "gvisor", "landlock", "auto"] | None = None,
+        network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
     ) -> Run:
-        """Run source text; its function ``entrypoint`` (``main``) gets ``args``."""
+        """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
+        the operator gives to code; an empty list for no network."""
         params = _given(
             language=language,
             code=code,
@@ -121,6 +126,7 @@ class ProtocolMethods:
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
+            network=None if network is None else list(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -173,6 +179,40 @@ class ProtocolMethods:
         nothing of it is left."""
         return await self.call("runs.cancel", _given(run_id=run_id, reason=reason))
 
+    async def set_run_network(self, run_id: str, network: Sequence[str]) -> Json:
+        """Change what a run at work may reach: ``run``, its record. Rules of the run's owner narrow what was granted,
+        those of an ``admin`` take its place below the operator's. In force when this returns, for connections that
+        are open too."""
+        return await self.call("runs.set_network", {"run_id": run_id, "network": list(network)})
+
+    async def explain_policy(
+        self,
+        targets: Sequence[str],
+        *,
+        skill: str | None = None,
+        version: str | None = None,
+        code: bool | None = None,
+        mount_skills: Sequence[str] | None = None,
+        network: Sequence[str] | None = None,
+        resolve: bool | None = None,
+    ) -> Json:
+        """Which rules decide about ``host:port``, layer by layer: ``layers``, ``targets`` and, when such a run would be
+        refused, ``refused``."""
+        params = _given(
+            targets=list(targets),
+            skill=skill,
+            version=version,
+            code=code,
+            mount_skills=mount_skills,
+            network=None if network is None else list(network),
+            resolve=resolve,
+        )
+        return await self.call("policy.explain", params)
+
+    async def show_policy(self) -> Json:
+        """What the operator lets runs reach; needs ``admin``."""
+        return await self.call("policy.show")
+
     async def list_blobs(self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None) -> Json:
         """One page, newest first: ``blobs`` and ``next_cursor``. ``all`` needs ``admin``."""
         return await self.call("blobs.list", _given(limit=limit, cursor=cursor, all=all))
@@ -220,6 +260,9 @@ class SyncProtocolMethods:
     show_run = blocking(ProtocolMethods.show_run)
     run_logs = blocking(ProtocolMethods.run_logs)
     cancel_run = blocking(ProtocolMethods.cancel_run)
+    set_run_network = blocking(ProtocolMethods.set_run_network)
+    explain_policy = blocking(ProtocolMethods.explain_policy)
+    show_policy = blocking(ProtocolMethods.show_policy)
     list_blobs = blocking(ProtocolMethods.list_blobs)
     stat_blob = blocking(ProtocolMethods.stat_blob)
     delete_blob = blocking(ProtocolMethods.delete_blob)

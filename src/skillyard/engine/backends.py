@@ -71,6 +71,11 @@ class Backends:
         return [self._offers[name] for name in stronger if name in self._offers]
 
     @property
+    def offers(self) -> list[Offer]:
+        """Those that were probed, the default first."""
+        return sorted(self._offers.values(), key=lambda offer: offer is not self._default)
+
+    @property
     def choices(self) -> frozenset[str]:
         """What a run may name."""
         config = self._config

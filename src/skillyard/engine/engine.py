@@ -12,7 +12,7 @@ from skillyard.domain.frames import FrameLimits
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
 from skillyard.domain.run import RunRecord, RunStatus
-from skillyard.engine import recovery
+from skillyard.engine import live_network, recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
 from skillyard.engine.backends import Backends
@@ -97,6 +97,8 @@ class Engine:
         await recovery.recover(self)
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
         self._background.spawn(self._warm_up(), "warm-up")
+        if self.gate is not None:
+            self._background.spawn(live_network.keep_forever(self), "network keeper")
 
     async def _warm_up(self) -> None:
         """Tell the default backend which sandbox most runs will ask for."""

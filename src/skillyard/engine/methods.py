@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.engine import blobs, discovery, execution, operator, secret_methods
+from skillyard.engine import blobs, discovery, execution, live_network, operator, policy_methods, secret_methods
 from skillyard.engine.method import Method
 
 if TYPE_CHECKING:
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, Method] = {
     method.name: method
-    for method in (*discovery.TABLE, *execution.TABLE, *blobs.TABLE, *operator.TABLE, *secret_methods.TABLE)
+    for module in (discovery, execution, blobs, operator, live_network, policy_methods, secret_methods)
+    for method in module.TABLE
 }
 
 

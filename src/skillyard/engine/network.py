@@ -63,14 +63,19 @@ def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skil
 
 def check_offer(offer: Offer, has_gate: bool, policy: Policy) -> None:
     """Raises Refused when the run's backend has no way out but none at all, or there is no gate."""
-    able = offer.probe.abilities.get(EGRESS, Protection(Level.MISSING))
-    if able.level is not Level.MISSING and has_gate:
-        return
-    why = able.why if able.level is Level.MISSING else "this server has no gate"
-    mend = able.mend if able.level is Level.MISSING else ""
-    said = "; ".join(filter(None, (why, mend)))
-    needs = f"the run needs the network ({listed(policy.layers[1].rules)})"
-    raise _refused(f"{needs}, and isolation '{offer.name}' cannot give it{f': {said}' if said else ''}")
+    able = ability(offer, has_gate)
+    if able.level is Level.MISSING:
+        said = "; ".join(filter(None, (able.why, able.mend)))
+        needs = f"the run needs the network ({listed(policy.layers[1].rules)})"
+        raise _refused(f"{needs}, and isolation '{offer.name}' cannot give it{f': {said}' if said else ''}")
+
+
+def ability(offer: Offer, has_gate: bool) -> Protection:
+    """Whether runs of a backend can have a network here, and if not, why and how."""
+    able = offer.probe.abilities.get(EGRESS, Protection(Level.MISSING, why="the backend does not offer it"))
+    if able.level is not Level.MISSING and not has_gate:
+        return Protection(Level.MISSING, why="this server has no gate")
+    return able
 
 
 def layers_of(policy: Policy) -> list[dict[str, Any]]:

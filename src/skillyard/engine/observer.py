@@ -77,11 +77,12 @@ class NetworkUsed:
 
 @dataclass(frozen=True, slots=True)
 class NetworkChanged:
-    """Somebody changed what a run at work may reach; ``layers`` are in force since."""
+    """Somebody changed what a run at work may reach: the rules of one layer, which are in force since."""
 
     run_id: str
     principal: str
-    layers: tuple[str, ...]
+    layer: str
+    rules: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,16 @@ async def owned_run(engine: Engine, principal: Principal, run_id: str) -> RunRec
 
 
 async def show_run(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    run = view(await owned_run(engine, principal, params["run_id"]))
-    active = engine.active.get(params["run_id"])
-    if active is not None and active.network is not None and run["status"] == RunStatus.RUNNING:
+    return {"run": await shown(engine, await owned_run(engine, principal, params["run_id"]))}
+
+
+async def shown(engine: Engine, record: RunRecord) -> dict[str, Any]:
+    """A record's view, with what a run at work has tried by now."""
+    run = view(record)
+    active = engine.active.get(record.run_id)
+    if active is not None and active.network is not None and record.status is RunStatus.RUNNING:
         run["network"] = await active.network.so_far()
-    return {"run": run}
+    return run
 
 
 async def run_logs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:

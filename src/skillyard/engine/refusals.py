@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from skillyard.domain.egress.session import host_and_port
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine.failure import MAX_MESSAGE
 from skillyard.engine.observer import NetworkUsed
@@ -43,7 +44,7 @@ def refusal(network: Mapping[str, Any]) -> str:
         return ""
     last = max(refused, key=lambda c: c["last_ms"])
     more = f"; {len(refused) - 1} more in the record" if len(refused) > 1 else ""
-    return f"(network: {target(last)} refused: {last['reason'][:_MOST_REASON]}{more})"
+    return f"(network: {_target(last)} refused: {last['reason'][:_MOST_REASON]}{more})"
 
 
 def used(record: RunRecord) -> NetworkUsed:
@@ -58,18 +59,15 @@ def used(record: RunRecord) -> NetworkUsed:
         refused=sum(c["count"] for c in refused),
         sent_bytes=sum(c["sent_bytes"] for c in connections),
         received_bytes=sum(c["received_bytes"] for c in connections),
-        refusals=tuple(f"{target(c)}: {c['reason'][:_MOST_REASON]}" for c in refused[:_TOLD]),
+        refusals=tuple(f"{_target(c)}: {c['reason'][:_MOST_REASON]}" for c in refused[:_TOLD]),
     )
-
-
-def target(connection: Mapping[str, Any]) -> str:
-    """``api.y.com:443``, ``[2001:db8::1]:443``; a name that was only asked for has no port."""
-    host, port = connection["host"], connection["port"]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{shown}:{port}" if port else shown
 
 
 def failed_to_connect(error: Mapping[str, Any]) -> bool:
     """Whether some exception behind ``error`` looks like one of a connection."""
     names = [str(error.get("type", "")), *_HEADS.findall(str(error.get("traceback", "")))]
     return any(_CONNECTING.search(name) for name in names)
+
+
+def _target(connection: Mapping[str, Any]) -> str:
+    return host_and_port(connection["host"], connection["port"])

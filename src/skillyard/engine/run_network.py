@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
 from skillyard.domain.egress.rule import Rule
 from skillyard.domain.egress.session import Egress, EgressPlan, NetworkLog, ports_of
-from skillyard.domain.errors import GateFault, InvalidInput
+from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
 from skillyard.domain.sandbox import SandboxSpec
 from skillyard.engine.network import layers_of
 from skillyard.engine.redact import Redaction
@@ -25,20 +25,21 @@ T = TypeVar("T")
 LIVE, ADMIN = "live", "admin"
 PATIENCE_S = 10.0
 """How long the gate may take for anything."""
-MOST_CHANGED = 256 * 1024
-"""Characters of rules that a run's record holds of changes."""
+MOST_CHANGES, MOST_CHANGED = 1000, 256 * 1024
+"""Changes that a run's record holds, and characters of their rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``at`` is UTC seconds; ``layers`` are what has been in force since."""
+    """``at`` is UTC seconds; ``layer`` is whose ``rules`` they are."""
 
     at: float
     by: str
-    layers: list[dict[str, Any]]
+    layer: str
+    rules: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "by": self.by, "layers": self.layers}
+        return {"at": self.at, "by": self.by, "layer": self.layer, "rules": list(self.rules)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +87,37 @@ class RunNetwork:
             await self._plug(session)
         return {**guest, "env": {**session.env, **guest["env"]}}
 
-    async def change(self, rules: Sequence[Rule], *, by: str, at: float, replaces: bool) -> None:
+    async def change(self, rules: Sequence[Rule], *, by: str, at: float, replaces: bool) -> Change:
         """``replaces`` puts ``rules`` in the place of what was granted, below the operator's layer; else they are one
-        more layer. In force when this returns. Raises GateFault, InvalidInput, SandboxGone."""
+        more layer. In force when this returns. Raises GateFault, InvalidInput, SandboxGone when the run has ended."""
+        layer = Layer(ADMIN if replaces else LIVE, tuple(rules))
+        change = Change(at, by, layer.name, tuple(layer.texts()))
         async with self._busy:
-            policy, granted = self._with(tuple(rules), replaces=replaces)
-            change = Change(at, by, layers_of(policy))
-            self._check_room(change)
-            session = await self._session()
-            await _bounded(session.change(policy))
-            self._policy, self._granted = policy, granted
-            self._changes.append(change)
-            await self._plug(session)
+            if self._closed is not None:
+                raise SandboxGone("the run has ended")
+            base = self._below_operator() if replaces else self._granted
+            policy = replace(base, layers=(*base.layers, layer))
+            if policy != self._policy:
+                self._check_room(change)
+                await self._enforce(policy)
+                self._granted = policy if replaces else base
+                self._changes.append(change)
+            await self._plug(await self._session())
+        return change
 
-    def _with(self, rules: tuple[Rule, ...], *, replaces: bool) -> tuple[Policy, Policy]:
-        """The policy to be in force, and what later narrowing starts from."""
-        if not replaces:
-            return replace(self._granted, layers=(*self._granted.layers, Layer(LIVE, rules))), self._granted
-        above = tuple(layer for layer in self._granted.layers if layer.name == OPERATOR)
-        policy = replace(self._granted, layers=(*above, Layer(ADMIN, rules)))
-        return policy, policy
+    def _below_operator(self) -> Policy:
+        return replace(self._granted, layers=tuple(x for x in self._granted.layers if x.name == OPERATOR))
 
     def _check_room(self, change: Change) -> None:
-        held = [rule for c in (*self._changes, change) for layer in c.layers for rule in layer["rules"]]
-        if sum(map(len, held)) > MOST_CHANGED:
-            raise InvalidInput("network", f"changes of one run have at most {MOST_CHANGED} characters in all")
+        """Taking everything away is always possible."""
+        held = sum(len(rule) for held in (*self._changes, change) for rule in held.rules)
+        if change.rules and (held > MOST_CHANGED or len(self._changes) >= MOST_CHANGES):
+            most = f"at most {MOST_CHANGES} times, by rules of {MOST_CHANGED} characters in all"
+            raise InvalidInput("network", f"one run's can be changed {most}")
+
+    async def _enforce(self, policy: Policy) -> None:
+        await _bounded((await self._session()).change(policy))
+        self._policy = policy
 
     async def _plug(self, session: GateSession) -> None:
         """Listen on the ports that the policy in force names and the sandbox lacks."""
@@ -132,8 +139,9 @@ class RunNetwork:
 
     async def close(self) -> dict[str, Any]:
         """End it; the whole of it. Can be repeated. Raises GateFault: :meth:`so_far` then says what there is."""
-        if self._closed is None:
-            self._closed = await self._close()
+        async with self._busy:
+            if self._closed is None:
+                self._closed = await self._close()
         return self._told(self._closed, complete=True)
 
     async def _close(self) -> NetworkLog:
@@ -151,7 +159,9 @@ class RunNetwork:
 
     def _told(self, log: NetworkLog | None, *, complete: bool) -> dict[str, Any]:
         told = first_record(self._plan.policy)
-        told["changes"] = [change.as_dict() for change in self._changes]
+        if self._changes:
+            told["changes"] = [change.as_dict() for change in self._changes]
+            told["in_force"] = layers_of(self._policy)
         told |= {**(log or NetworkLog()).as_dict(), "complete": complete}
         for connection in told["connections"] if self._redaction else ():
             for name in ("host", "reason"):
@@ -161,7 +171,7 @@ class RunNetwork:
 
 def first_record(policy: Policy) -> dict[str, Any]:
     """What a record says before anything was tried: what is left of a run that is lost. ``complete`` says that
-    nothing can be missing of ``connections``."""
+    nothing can be missing of ``connections``. Of a policy that was changed, ``in_force`` are the layers since."""
     return {"layers": layers_of(policy), "changes": [], "connections": [], "dropped": 0, "complete": False}
 
 

@@ -79,6 +79,12 @@ def ports_of(policy: Policy) -> tuple[int, ...]:
     return tuple(sorted(found - {DNS_PORT, PROXY_PORT})[:MOST_PORTS])
 
 
+def host_and_port(host: str, port: int) -> str:
+    """``api.x.com:443``, ``[2001:db8::1]:443``; a name that was only asked for has no port."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}" if port else shown
+
+
 @dataclass(slots=True)
 class Connection:
     """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns or blocked (a packet to

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.domain.errors import ProtectionMissing
-from skillyard.domain.protection import ADVISORY, Demand, Probe, Protection
+from skillyard.domain.errors import GateFault, ProtectionMissing
+from skillyard.domain.protection import ABILITIES, ADVISORY, Demand, Level, Probe, Protection
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
 
 if TYPE_CHECKING:
+    from skillyard.egress.client import ProcessGate
     from skillyard.engine.backends import Offer
     from skillyard.settings import Settings
 
@@ -57,8 +58,14 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
     return []
 
 
+def abilities(found: Probe) -> dict[str, Protection]:
+    """Each that there is, also those that this backend does not speak of."""
+    silent = Protection(Level.MISSING, why="the backend does not offer it")
+    return {name: found.abilities.get(name, silent) for name in ABILITIES}
+
+
 def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]:
-    """The JSON form: ``protections`` by name with level, by, why, mend, mandatory."""
+    """The JSON form: ``protections`` by name with level, by, why, mend, mandatory; ``abilities`` alike."""
     optional = ADVISORY | demand.allow_degraded
     return {
         "isolation": found.backend,
@@ -68,6 +75,7 @@ def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]
             name: {**asdict(protection), "mandatory": name not in optional}
             for name, protection in found.protections.items()
         },
+        "abilities": {name: asdict(ability) for name, ability in abilities(found).items()},
         "facts": dict(found.facts),
     }
 
@@ -83,23 +91,40 @@ def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
 
 async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
     """What runs would get, and the stronger isolations that they would not, each with why."""
-    from skillyard.backends import make_backends
+    from skillyard.backends import make_backends, make_gate
     from skillyard.engine.backends import Backends
 
-    backends = Backends(make_backends(settings, directory), settings.engine_config())
+    gate = make_gate(settings, directory)
+    backends = Backends(make_backends(settings, directory, gate), settings.engine_config())
     try:
         await backends.start()
+        assert backends.default is not None
+        backends.default.probe = await _with_gate(backends.default.probe, gate)
     finally:
         for backend in backends:
             await backend.close()
-    assert backends.default is not None
+        await gate.close()
     return backends.default, {offer.name: str(offer.refusal) for offer in backends.passed_over}
+
+
+async def _with_gate(found: Probe, gate: ProcessGate) -> Probe:
+    """Where a sandbox can be plugged in, the gate is started: without it there is no network, either."""
+    if abilities(found)["egress"].level is Level.MISSING:
+        return found
+    try:
+        facts = await gate.start()
+    except GateFault as error:
+        return replace(found, abilities={"egress": Protection(Level.MISSING, why=error.message)})
+    walls = [f"user {facts['uid']}", f"landlock {facts['landlock']}" if facts["landlock"] else "", *facts["missing"]]
+    return replace(found, facts={**found.facts, "gate": ", ".join(filter(None, walls))})
 
 
 def _print(found: Probe, short: Sequence[str]) -> None:
     rows = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
     emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
     click.echo(f"\nisolation: {found.backend}")
+    for name, ability in abilities(found).items():
+        click.echo(f"{name}: {ability.level.value}" + (f" ({detail})" if (detail := _detail(ability)) else ""))
     for name, value in found.facts.items():
         click.echo(f"{name}: {value}")
     if not found.ready:

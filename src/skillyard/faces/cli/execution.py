@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.faces.cli.failures import Exit
-from skillyard.faces.cli.inputs import ARGS_HELP, BLOB_HELP, BlobInput, parse_args, parse_limits
-from skillyard.faces.cli.options import isolation_option, json_option, server_options
+from skillyard.faces.cli.inputs import ARGS_HELP, BLOB_HELP, BlobInput, parse_args, parse_limits, parse_network
+from skillyard.faces.cli.options import isolation_option, json_option, network_option, server_options
 
 if TYPE_CHECKING:
     from skillyard.client.run import Run
@@ -41,6 +41,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         help="memory_mb, cpus, pids or disk_mb. May repeat.",
     ),
     isolation_option("The boundary to run behind, where policy offers a choice."),
+    network_option("Narrow what the run may reach, as api.x.com:443; none for no network. May repeat."),
     click.option(
         "--save",
         type=click.Path(path_type=Path, file_okay=False),
@@ -63,6 +64,7 @@ def perform(
     timeout: float | None,
     limits: tuple[str, ...],
     isolation: str | None,
+    network: tuple[str, ...],
     save: Path | None,
     as_json: bool,
 ) -> None:
@@ -79,6 +81,8 @@ def perform(
         params["limits"] = parse_limits(limits)
     if isolation is not None:
         params["isolation"] = isolation
+    if network:
+        params["network"] = parse_network(network)
     with where.open() as target:
         params |= _with_blobs(target, args, inputs, quiet=as_json)
         with working("running", quiet=as_json):

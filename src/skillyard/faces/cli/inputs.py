@@ -76,6 +76,15 @@ def parse_limits(texts: Iterable[str]) -> dict[str, int | float]:
     return limits
 
 
+def parse_network(rules: Sequence[str]) -> list[str]:
+    """The rules of ``--network``; ``none`` alone means no network."""
+    if "none" not in rules:
+        return list(rules)
+    if len(rules) > 1:
+        raise Failure("network: 'none' goes with no other rule")
+    return []
+
+
 def read_text(path: Path) -> str:
     """A file's text. Raises Failure for what is no UTF-8."""
     try:

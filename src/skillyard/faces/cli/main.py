@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": (f"{_HERE}.skill", "skill"),
     "blob": (f"{_HERE}.blob", "blob"),
     "runs": (f"{_HERE}.runs", "runs"),
+    "policy": (f"{_HERE}.policy", "policy"),
     "secret": (f"{_HERE}.secret", "secret"),
     "token": (f"{_HERE}.token", "token"),
     "doctor": (f"{_HERE}.doctor", "doctor"),

@@ -35,6 +35,11 @@ def isolation_option(help_text: str) -> Callable[[F], F]:
     return click.option("--isolation", type=click.Choice(CHOICES), help=help_text)
 
 
+def network_option(help_text: str) -> Callable[[F], F]:
+    """``network``: rules as they are written."""
+    return click.option("--network", metavar="RULE", multiple=True, help=help_text)
+
+
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``where``: which server does the work, or this process."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.client.errors import BadReply
+from skillyard.faces.cli.network import show_network
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, emit_table, moment
@@ -53,7 +54,10 @@ def show(run_id: str, as_json: bool, where: Where) -> None:
         emit_json(record)
     else:
         times = {name: moment(record.get(name)) for name in ("created_at", "started_at", "ended_at")}
+        network = record.pop("network", None)
         emit_fields({**record, **times})
+        if network is not None:
+            show_network(network)
 
 
 @runs.command()
@@ -87,6 +91,28 @@ def cancel(run_id: str, reason: str | None, as_json: bool, where: Where) -> None
     else:
         said = "cancelled" if answer["cancelled"] else f"had ended before ({answer['run'].get('status')})"
         click.echo(f"{run_id} {said}", err=True)
+
+
+@runs.command()
+@click.argument("run_id")
+@click.argument("rules", nargs=-1, metavar="[RULE]...")
+@click.option("--none", "nothing", is_flag=True, help="Nothing at all from here on.")
+@json_option
+@server_options
+def network(run_id: str, rules: tuple[str, ...], nothing: bool, as_json: bool, where: Where) -> None:
+    """Change what a run at work may reach, and show what is in force.
+
+    Your rules narrow what the run was granted; with the scope admin they take its place, below the operator's
+    rules. Connections that are no longer allowed are ended.
+    """
+    if nothing == bool(rules):
+        raise click.UsageError("Give the rules, or --none.")
+    with where.open() as target:
+        record = target.call("runs.set_network", {"run_id": run_id, "network": list(rules)})["run"]
+    if as_json:
+        emit_json(record)
+    else:
+        show_network(record["network"])
 
 
 def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:

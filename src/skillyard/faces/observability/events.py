@@ -10,6 +10,7 @@ from skillyard.engine.observer import (
     EnvironmentFailed,
     Event,
     Fault,
+    NetworkUsed,
     Observer,
     RunEnded,
     RunQueued,
@@ -23,6 +24,7 @@ logger = logging.getLogger("skillyard.engine")
 _LEVELS: dict[type, int] = {
     RunQueued: logging.DEBUG,
     RunStarted: logging.DEBUG,
+    NetworkUsed: logging.DEBUG,
     RunRefused: logging.WARNING,
     EnvironmentFailed: logging.WARNING,
     Fault: logging.ERROR,
@@ -31,11 +33,18 @@ _LEVELS: dict[type, int] = {
 
 def log_event(event: Event, /) -> None:
     """An engine's observer. Output, arguments, error messages and secret values are never logged."""
-    level = _LEVELS.get(type(event), logging.INFO)
+    level = _level(event)
     if not logger.isEnabledFor(level):
         return
     error = event.error if isinstance(event, Fault) else None
     logger.log(level, _name(event), extra=_fields(event), exc_info=error)
+
+
+def _level(event: Event) -> int:
+    """A refused connection is worth a look."""
+    if isinstance(event, NetworkUsed) and event.refused:
+        return logging.WARNING
+    return _LEVELS.get(type(event), logging.INFO)
 
 
 def fan_out(*observers: Observer) -> Observer:

@@ -22,6 +22,7 @@ from skillyard.engine.observer import (
     EnvironmentInstalled,
     Event,
     Fault,
+    NetworkUsed,
     Recovered,
     RunEnded,
     RunRefused,
@@ -68,6 +69,12 @@ class Metrics:
         self._create_seconds = Histogram(
             "skillyard_sandbox_create_seconds", "Spent making a sandbox.", buckets=SECONDS, registry=registry
         )
+        self._connections = Counter(
+            "skillyard_network_connections", "Connections that runs tried.", ["decision"], registry=registry
+        )
+        self._network_bytes = Counter(
+            "skillyard_network_bytes", "Bytes of the connections of runs.", ["direction"], registry=registry
+        )
         self._environments = Counter(
             "skillyard_environment_installs", "Environments installed.", ["result"], registry=registry
         )
@@ -106,6 +113,11 @@ class Metrics:
                 self._create_seconds.observe(event.created_ms / 1000)
             case RunEnded():
                 self._ended(event)
+            case NetworkUsed():
+                self._connections.labels("allowed").inc(event.allowed)
+                self._connections.labels("refused").inc(event.refused)
+                self._network_bytes.labels("sent").inc(event.sent_bytes)
+                self._network_bytes.labels("received").inc(event.received_bytes)
             case RunRefused():
                 self._refused.labels(event.kind, event.error).inc()
             case EnvironmentInstalled():

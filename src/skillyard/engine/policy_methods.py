@@ -1,0 +1,167 @@
+"""What the operator lets runs reach, and why: ``policy.show`` and ``policy.explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.egress.address import Address
+from skillyard.domain.egress.explain import Target, explain
+from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
+from skillyard.domain.egress.rule import Rule
+from skillyard.domain.errors import InvalidInput, SkillNotFound
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill import Skill
+from skillyard.engine.discovery import find_skill
+from skillyard.engine.execution import NETWORK
+from skillyard.engine.method import (
+    ARRAY,
+    BOOLEAN,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.network import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
+from skillyard.engine.refused import Refused
+from skillyard.engine.resolve import is_own, resolve
+
+if TYPE_CHECKING:
+    from skillyard.engine.backends import Offer
+    from skillyard.engine.engine import Engine
+
+
+async def explain_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    targets = [Target.parse(text, f"targets[{index}]") for index, text in enumerate(params["targets"])]
+    skill, mounted = await _whose(engine, principal, params)
+    asked = None if params.get("network") is None else parse_rules(params["network"])
+    somebody = skill is not None or params["code"]
+    policy = _policy(engine, skill, mounted, asked, somebody=somebody)
+    explained = [await _explained(policy, target, params["resolve"]) for target in targets]
+    told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
+    if somebody and (why := _refusal(engine, skill, mounted, asked)):
+        told["refused"] = why
+    return told
+
+
+async def _whose(
+    engine: Engine, principal: Principal, params: Mapping[str, Any]
+) -> tuple[Skill | None, Sequence[Skill]]:
+    """The executed skill, or those that the code mounts."""
+    name, names = params.get("skill"), params.get("mount_skills") or ()
+    if name is not None and (params["code"] or names):
+        raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
+    skill = None if name is None else await find_skill(engine, principal, name, params.get("version"), "skill")
+    mounted = [await find_skill(engine, principal, text, field=f"mount_skills[{i}]") for i, text in enumerate(names)]
+    return skill, mounted
+
+
+def _policy(
+    engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, *, somebody: bool
+) -> Policy:
+    """The layers as they would be, whether or not such a run is refused."""
+    config = engine.config.network
+    layers = [Layer(OPERATOR, config.rules)]
+    if somebody:
+        layers.append(own_layer(config, skill, mounted))
+    if asked is not None:
+        layers.append(Layer(REQUEST, asked))
+    return Policy(tuple(layers), config.hosts)
+
+
+def _refusal(engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None) -> str:
+    """Why a run with this policy would not start, with the default isolation."""
+    try:
+        policy = granted(engine.config.network, skill, mounted, asked)
+        if policy is not None and (offer := engine.backends.default) is not None:
+            check_offer(offer, engine.gate is not None, policy)
+    except Refused as refusal:
+        return refusal.message
+    return ""
+
+
+async def _explained(policy: Policy, target: Target, resolving: bool) -> dict[str, Any]:
+    """A name that no rule allows is not looked up: the gate would not, either."""
+    addresses: Sequence[Address] = ()
+    if target.name is not None and policy.ask(target.name, None, target.port).allowed:
+        addresses = policy.hosts.get(target.name, ())
+        if resolving and not addresses:
+            addresses = await resolve(target.name, "targets")
+    known = (*addresses, target.address) if target.address is not None else addresses
+    return explain(policy, target, addresses, [address for address in known if is_own(address)])
+
+
+async def show_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    config = engine.config.network
+    run_code = config.run_code if isinstance(config.run_code, str) else [rule.text for rule in config.run_code]
+    return {
+        "rules": [rule.text for rule in config.rules],
+        "open": config.open,
+        "run_code": run_code,
+        "hosts": {name: list(map(str, addresses)) for name, addresses in config.hosts.items()},
+        "limits": asdict(config.limits),
+        "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
+    }
+
+
+def _ability(offer: Offer, has_gate: bool) -> dict[str, Any]:
+    able = ability(offer, has_gate)
+    return {"isolation": offer.name, EGRESS: able.level.value, "by": able.by, "why": able.why, "mend": able.mend}
+
+
+TABLE = (
+    Method(
+        name="policy.explain",
+        doc="Which rules decide whether a run may reach a host, layer by layer.",
+        params=obj(
+            {
+                "targets": list_of(
+                    {"type": "string", "minLength": 1, "maxLength": 300}, "'host:port'; 443 without a port", maxItems=64
+                ),
+                "skill": described(SKILL_NAME, "the skill that is executed"),
+                "version": VERSION,
+                "code": described(
+                    BOOLEAN, "as code gets it; without it and a skill, the operator's rules", default=False
+                ),
+                "mount_skills": list_of(SKILL_NAME, "names of the skills that the code mounts", maxItems=64),
+                "network": NETWORK,
+                "resolve": described(
+                    BOOLEAN, "look allowed names up, and judge each address that they have", default=False
+                ),
+            },
+            "targets",
+        ),
+        result=answer({"layers": ARRAY, "targets": ARRAY, "refused": STRING}, "layers", "targets"),
+        errors=(SkillNotFound,),
+        handler=explain_policy,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="policy.show",
+        doc="What the operator lets runs reach, and which isolations can give a network.",
+        params=obj({}),
+        result=answer(
+            {
+                "rules": ARRAY,
+                "open": BOOLEAN,
+                "run_code": described(STRING, "'mounted', or rules"),
+                "hosts": OBJECT,
+                "limits": OBJECT,
+                "isolations": ARRAY,
+            },
+            "rules",
+        ),
+        errors=(),
+        handler=show_policy,
+        scope=Scope.ADMIN,
+        surface="operator",
+    ),
+)

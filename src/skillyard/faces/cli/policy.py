@@ -1,0 +1,104 @@
+"""``skillyard policy``: what runs may reach, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.failures import Exit
+from skillyard.faces.cli.inputs import parse_network
+from skillyard.faces.cli.network import show_explained, show_layers
+from skillyard.faces.cli.options import json_option, network_option, server_options
+from skillyard.faces.cli.render import calm, emit_fields, emit_json, emit_table
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Where
+
+
+@click.group()
+def policy() -> None:
+    """What runs may reach over the network, and which rule decides."""
+
+
+@policy.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
+@click.option("--skill", metavar="NAME", help="As this skill gets it.")
+@click.option("--version", help="A version of the skill; the latest when left out.")
+@click.option("--code", is_flag=True, help="As run_code gets it.")
+@click.option("--mount-skill", "mount_skills", metavar="NAME", multiple=True, help="With --code. May repeat.")
+@network_option("With a request that narrows to this. May repeat.")
+@click.option("--resolve", is_flag=True, help="Look allowed names up, and judge each address.")
+@json_option
+@server_options
+def explain(
+    targets: tuple[str, ...],
+    skill: str | None,
+    version: str | None,
+    code: bool,
+    mount_skills: tuple[str, ...],
+    network: tuple[str, ...],
+    resolve: bool,
+    as_json: bool,
+    where: Where,
+) -> None:
+    """Say for each TARGET, host:port, which layers and rules decide; 443 when the port is left out.
+
+    Without --skill and --code it is the operator's rules alone. Exits with 1 when a target is refused.
+
+    \b
+      skillyard policy explain api.x.com:443 10.0.0.5:5432 --skill salesforce.leads
+    """
+    if version and not skill:
+        raise click.UsageError("--version goes with --skill.")
+    params: dict[str, Any] = {"targets": list(targets), "code": code, "resolve": resolve}
+    params |= {name: value for name, value in (("skill", skill), ("version", version)) if value}
+    if mount_skills:
+        params |= {"mount_skills": list(mount_skills), "code": True}
+    if network:
+        params["network"] = parse_network(network)
+    with where.open() as target:
+        answer = target.call("policy.explain", params)
+    if as_json:
+        emit_json(answer)
+    else:
+        _show(answer)
+    if answer.get("refused") or not all(explained["allowed"] for explained in answer["targets"]):
+        click.get_current_context().exit(Exit.FAILED)
+
+
+@policy.command()
+@json_option
+@server_options
+def show(as_json: bool, where: Where) -> None:
+    """What the operator lets runs reach, and which isolations can give a network."""
+    with where.open() as target:
+        answer = target.call("policy.show")
+    if as_json:
+        emit_json(answer)
+        return
+    code = answer["run_code"]
+    emit_fields(
+        {
+            "rules": " ".join(answer["rules"]) or "nothing",
+            "open": "consented" if answer["open"] else "not consented",
+            "run_code": code if isinstance(code, str) else " ".join(code) or "nothing",
+            **{f"host {name}": " ".join(found) for name, found in answer["hosts"].items()},
+            **{f"limit {name}": value for name, value in answer["limits"].items()},
+        }
+    )
+    click.echo("")
+    rows = [
+        (a["isolation"], a["egress"], "; ".join(filter(None, (a["by"], a["why"], a["mend"]))))
+        for a in answer["isolations"]
+    ]
+    emit_table(("isolation", "network", "by, or why not"), rows)
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    show_layers(answer["layers"])
+    if answer.get("refused"):
+        click.echo(calm(f"such a run is refused: {answer['refused']}"))
+    for explained in answer["targets"]:
+        show_explained(explained)
