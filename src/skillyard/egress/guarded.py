@@ -18,7 +18,7 @@ class Guarded:
         self._server = server
         self._guard = guard
         self._loop = asyncio.get_running_loop()
-        self._to_server, self._to_client = _Out(server), _Out(client)
+        self._to_server, self._to_client = _Out(server, forgiving=True), _Out(client)
         self._answered = asyncio.Event()
         self.owing_since: float | None = self._loop.time()
         """Since when the client has said nothing, or nothing whole; None once something was passed on."""
@@ -64,11 +64,19 @@ class Guarded:
 
     async def _server_side(self) -> None:
         while not self._finished:
-            data = await self._server.read(patient=True)
+            data = await self._server_words()
             await self._hear(self._guard.server_says, data, self._to_client)
             self._answered.set()
             if not data:
                 return
+
+    async def _server_words(self) -> bytes:
+        try:
+            return await self._server.read(patient=True)
+        except ConnectionResetError:
+            if self._to_server.broken:
+                return b""
+            raise
 
     async def _hear(self, says: Callable[[bytes], None], data: bytes, onward: _Out) -> None:
         try:
@@ -95,10 +103,13 @@ class Guarded:
 
 
 class _Out:
-    """Bytes on their way to one side, in order, whoever gave them."""
+    """Bytes on their way to one side, in order, whoever gave them. A ``forgiving`` one drops what a side that reads no
+    more is told: a server that answers early and ends still has its answer read."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, forgiving: bool = False) -> None:
         self._stream = stream
+        self._forgiving = forgiving
+        self.broken = False
         self._left = bytearray()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -106,7 +117,7 @@ class _Out:
         if self._left:
             self._left += data
             return
-        sent = self._stream.write_some(data)
+        sent = self._written(data)
         if sent < len(data):
             self._left += data[sent:]
             self.tasks = [asyncio.create_task(self._flush())]
@@ -119,4 +130,15 @@ class _Out:
     async def _flush(self) -> None:
         while self._left:
             await self._stream.writable()
-            del self._left[: self._stream.write_some(bytes(self._left[:PIECE]))]
+            del self._left[: self._written(bytes(self._left[:PIECE]))]
+
+    def _written(self, data: bytes) -> int:
+        """How many bytes need not be kept."""
+        if not self.broken:
+            try:
+                return self._stream.write_some(data)
+            except (BrokenPipeError, ConnectionResetError):
+                if not self._forgiving:
+                    raise
+                self.broken = True
+        return len(data)
