@@ -60,7 +60,8 @@ class Placeholders:
         for field, value in headers:
             if (name := self.find(value) or self.find(field)) is not None:
                 raise Refused(
-                    f"the placeholder of secret '{name}' is sent to a host that it is not bound to, or unsealed"
+                    f"the placeholder of secret '{name}' is sent in plain text: secrets are put into TLS requests to the "
+                    "bound hosts only"
                 )
 
     def substitute(self, target: bytes, headers: Headers, bound: Sequence[GateSecret]) -> tuple[Headers, set[str]]:

@@ -111,6 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.request, self.sni = self.web.wrap(self.request)
         super().setup()
 
+    def finish(self) -> None:
+        super().finish()
+        self.request.close()  # the one that wraps what the server closes
+
     def handle_one_request(self) -> None:
         try:
             super().handle_one_request()
