@@ -174,6 +174,8 @@ class ExecBackend:
                 return sandbox
         probe = await self.probe()
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        if spec.egress is not None:
+            probe.demand("egress")
         if spec.owner is Owner.TASK:
             raise ProtectionMissing("the exec backend keeps no sandbox alive without its server")
         for mount in spec.mounts:

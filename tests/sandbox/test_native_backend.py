@@ -10,6 +10,7 @@ import pytest
 
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.testing.sandbox_suite import Check, Ground
+from skillyard.testing.twin_gate import TwinGate
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
@@ -20,15 +21,17 @@ PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base = tmp_path_factory.mktemp("native")
-    backend = NativeBackend(base / "run")
-    reopen = _reopen(tmp_path_factory.mktemp("again"))
-    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=PATIENCE)
+    gate = TwinGate()
+    backend = NativeBackend(base / "run", plug=gate)
+    reopen = _reopen(tmp_path_factory.mktemp("again"), gate)
+    yield Ground(backend, tmp_path_factory.mktemp("scratch"), (base,), reopen, patience=PATIENCE, gate=gate)
     await backend.close()
+    await gate.close()
 
 
-def _reopen(run_dir: Path) -> Callable[[], Awaitable[NativeBackend]]:
+def _reopen(run_dir: Path, gate: TwinGate) -> Callable[[], Awaitable[NativeBackend]]:
     async def reopen() -> NativeBackend:
-        return NativeBackend(run_dir)
+        return NativeBackend(run_dir, plug=gate)
 
     return reopen
 

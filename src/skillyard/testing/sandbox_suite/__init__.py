@@ -10,6 +10,7 @@ A check whose protection the backend's probe calls missing is skipped with the p
 from __future__ import annotations
 
 from skillyard.testing.sandbox_suite.check import Check, Failed, Status, Verdict, examine, examine_all
+from skillyard.testing.sandbox_suite.egress import egress
 from skillyard.testing.sandbox_suite.endings import endings
 from skillyard.testing.sandbox_suite.endurance import endurance
 from skillyard.testing.sandbox_suite.files import files
@@ -28,7 +29,7 @@ from skillyard.testing.sandbox_suite.walls import walls
 
 _SECTIONS = (
     lifecycle, programs, endings, output, limits, files, mounts, guest,
-    walls, network, syscalls, interpreter, endurance, survival,
+    walls, network, egress, syscalls, interpreter, endurance, survival,
 )  # fmt: skip
 
 CHECKS: list[Check] = [check for section in _SECTIONS for check in section.checks]

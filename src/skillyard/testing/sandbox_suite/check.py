@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skillyard.domain.protection import Level, Probe, Protection
+from skillyard.domain.protection import ABILITIES, Level, Probe, Protection
 from skillyard.testing.sandbox_suite.ground import Ground
 
 SURVIVAL = "survival"
@@ -28,7 +28,7 @@ def expect(held: object, promise: str, seen: object = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``needs`` names protections (and :data:`SURVIVAL`) without which the promise is not made."""
+    """``needs`` names protections and abilities (and :data:`SURVIVAL`) without which the promise is not made."""
 
     name: str
     section: str
@@ -104,5 +104,8 @@ async def examine_all(checks: Iterable[Check], ground: Ground) -> list[Verdict]:
 def _lacking(name: str, ground: Ground, probe: Probe) -> str:
     if name == SURVIVAL:
         return "" if ground.reopen else f"{SURVIVAL}: {probe.facts.get(SURVIVAL, 'not offered')}"
-    have = probe.protections.get(name, Protection(Level.MISSING, why="the backend does not name it"))
+    if name == "egress" and ground.gate is None:
+        return f"{name}: the suite was given no gate"
+    offered = probe.abilities if name in ABILITIES else probe.protections
+    have = offered.get(name, Protection(Level.MISSING, why="the backend does not name it"))
     return f"{name}: {have.why or 'missing'}" if have.level is Level.MISSING else ""

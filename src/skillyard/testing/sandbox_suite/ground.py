@@ -17,6 +17,7 @@ from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.protection import Level
 from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
 from skillyard.ports.sandbox import Backend, Process, Sandbox
+from skillyard.testing.twin_gate import TwinGate
 
 POLL_S = 0.02
 ROOT = "SKILLYARD_ROOT"
@@ -48,6 +49,7 @@ class Ground:
     backend documents as further parts of a sandbox's environment. ``keeps_bounding_set``: an ordinary user without a
     user namespace cannot empty it; no_new_privs then sees to it that nothing is gained from it. ``patience`` multiplies
     the time that a check and a program of it may take, where a sandbox takes much longer than milliseconds to make.
+    ``gate`` is what the backend, and what ``reopen`` gives, plugs sandboxes into.
     """
 
     backend: Backend
@@ -56,6 +58,7 @@ class Ground:
     reopen: Callable[[], Awaitable[Backend]] | None = None
     witness: Callable[[str], Awaitable[list[int]]] | None = None
     patience: float = 1.0
+    gate: TwinGate | None = None
     variables: frozenset[str] = frozenset()
     keeps_bounding_set: bool = False
 

@@ -20,7 +20,7 @@ MOST_STREAMS = 260
 MOST_DATAGRAMS = 4
 _BACKLOG = 128
 _FLAGS = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-_IP_PKTINFO, _IPV6_RECVPKTINFO = 8, 49
+_IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_FREEBIND = 8, 49, 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ def _listener(family: int, kind: int, port: int) -> socket.socket | None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         elif family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_FREEBIND, 1)  # to answer from what is routed here, yet not ours
         else:
             sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port))  # noqa: S104 - of a sandbox's own namespace

@@ -1,0 +1,203 @@
+"""A twin of the gate for the conformance suite of sandboxes: it serves a backend's sockets in this process, dials
+nobody, and remembers who came."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import DNS_PORT, Connection, EgressPlan, NetworkLog
+from skillyard.domain.errors import GateFault
+from skillyard.domain.sandbox import Mount
+
+KNOWN_NAME, KNOWN_ADDRESS = "known.test", "198.18.0.2"
+"""The one name that a twin's name server answers."""
+
+_TCP, _UDP = 6, 17
+_HEAD = struct.Struct(">6H")
+_RESPONSE, _NO_SUCH_NAME, _TYPE_A = 0x8180, 3, 1
+
+
+@dataclass
+class TwinSession:
+    """A connection is told ``meant ADDRESS PORT`` and stays open until the other end closes it or the session is cut.
+    ``arrived`` are the addresses and ports that were meant, ``refused`` (6 or 17, address, port) those that nothing
+    listens on."""
+
+    id: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[Mount] = ()
+    arrived: list[tuple[str, int]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    refused: list[tuple[int, str, int]] = field(default_factory=list)
+    connections: list[socket.socket] = field(default_factory=list)
+    ended: int = 0
+    """Connections that the other end closed."""
+    _listeners: list[socket.socket] = field(default_factory=list)
+
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
+        for given in sockets:
+            sock = given.dup()
+            sock.setblocking(False)
+            if sock.family == socket.AF_PACKET:
+                self._drop_packet_socket()
+            self._listeners.append(sock)
+            _watch(sock, self._reader(sock))
+
+    def ports(self) -> list[int]:
+        """Of streams that are listened on."""
+        return sorted(s.getsockname()[1] for s in self._listeners if s.type == socket.SOCK_STREAM)
+
+    def cut(self) -> None:
+        """As the death of the gate's process: everything is closed at once."""
+        for sock in (*self._listeners, *self.connections):
+            _forget(sock)
+        self._listeners.clear()
+        self.connections.clear()
+
+    async def change(self, policy: Policy) -> None:  # noqa: ARG002 - as the port has it
+        raise GateFault("a twin knows no policy")
+
+    async def log(self) -> NetworkLog:
+        kinds = [Connection("direct", host, port, allowed=True, count=1) for host, port in self.arrived]
+        kinds += [Connection("blocked", host, port, allowed=False, count=1) for _, host, port in self.refused]
+        return NetworkLog(tuple(kinds))
+
+    async def close(self) -> NetworkLog:
+        self.cut()
+        return await self.log()
+
+    def _drop_packet_socket(self) -> None:
+        for old in [sock for sock in self._listeners if sock.family == socket.AF_PACKET]:
+            self._listeners.remove(old)
+            _forget(old)
+
+    def _reader(self, sock: socket.socket) -> Callable[[], None]:
+        if sock.family == socket.AF_PACKET:
+            return lambda: self._see(sock)
+        if sock.type == socket.SOCK_DGRAM:
+            return lambda: self._answer_datagram(sock)
+        return lambda: self._accept(sock)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        host, port = connection.getsockname()[:2]
+        self.connections.append(connection)
+        if port == DNS_PORT:
+            _watch(connection, lambda: self._answer_stream(connection))
+            return
+        self.arrived.append((_plain(host), port))
+        connection.send(f"meant {_plain(host)} {port}\n".encode())
+        _watch(connection, lambda: self._read(connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            if connection.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.ended += 1
+        self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        _forget(connection)
+        if connection in self.connections:
+            self.connections.remove(connection)
+
+    def _answer_datagram(self, sock: socket.socket) -> None:
+        """From the address that was asked, whichever that was."""
+        try:
+            query, beside, _, sender = sock.recvmsg(512, 128)
+            sock.sendmsg([self._answer(query)], beside, 0, sender)
+        except OSError:
+            return
+
+    def _answer_stream(self, connection: socket.socket) -> None:
+        """The first query, in one piece (RFC 1035 §4.2.2)."""
+        try:
+            query = connection.recv(514)[2:]
+            answer = self._answer(query)
+            connection.send(struct.pack(">H", len(answer)) + answer)
+        except (OSError, struct.error):
+            pass
+        self._end(connection)
+
+    def _answer(self, query: bytes) -> bytes:
+        number, *_ = _HEAD.unpack_from(query)
+        name, end = _name(query, _HEAD.size)
+        kind = struct.unpack_from(">H", query, end)[0]
+        question = query[_HEAD.size : end + 4]
+        self.asked.append(name)
+        if name != KNOWN_NAME:
+            return _HEAD.pack(number, _RESPONSE | _NO_SUCH_NAME, 1, 0, 0, 0) + question
+        if kind != _TYPE_A:
+            return _HEAD.pack(number, _RESPONSE, 1, 0, 0, 0) + question
+        record = struct.pack(">HHHIH", 0xC00C, _TYPE_A, 1, 1, 4) + socket.inet_aton(KNOWN_ADDRESS)
+        return _HEAD.pack(number, _RESPONSE, 1, 1, 0, 0) + question + record
+
+    def _see(self, sock: socket.socket) -> None:
+        try:
+            packet = sock.recv(256)
+        except OSError:
+            return
+        v4 = packet[0] >> 4 == 4
+        start = 4 * (packet[0] & 0xF) if v4 else 40
+        host = socket.inet_ntop(*((socket.AF_INET, packet[16:20]) if v4 else (socket.AF_INET6, packet[24:40])))
+        self.refused.append((packet[9] if v4 else packet[6], host, struct.unpack_from(">H", packet, start + 2)[0]))
+
+
+class TwinGate:
+    """``sessions`` by id."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, TwinSession] = {}
+
+    async def open(self, key: str, plan: EgressPlan | None = None) -> TwinSession:  # noqa: ARG002 - as the port has it
+        return self.sessions.setdefault(key, TwinSession(key))
+
+    async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
+        found = self.sessions.get(session)
+        if found is not None:
+            found.serve(sockets)
+        for sock in sockets:
+            sock.close()
+        if found is None:
+            raise GateFault(f"no session {session!r}")
+
+    async def close(self) -> None:
+        for session in self.sessions.values():
+            session.cut()
+        self.sessions.clear()
+
+
+def _watch(sock: socket.socket, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().add_reader(sock.fileno(), call)
+
+
+def _forget(sock: socket.socket) -> None:
+    if sock.fileno() >= 0:
+        asyncio.get_running_loop().remove_reader(sock.fileno())
+        sock.close()
+
+
+def _plain(host: str) -> str:
+    return host.removeprefix("::ffff:")
+
+
+def _name(query: bytes, at: int) -> tuple[str, int]:
+    """The name there, and where it ends."""
+    labels: list[str] = []
+    while query[at]:
+        labels.append(query[at + 1 : at + 1 + query[at]].decode("ascii", "replace").lower())
+        at += 1 + query[at]
+    return ".".join(labels), at + 1
