@@ -40,4 +40,15 @@ def _files(settings: SecretSettings) -> SecretReader:
     return FileSecrets(settings.files.directory)
 
 
-_MAKERS: dict[str, Callable[[SecretSettings], SecretReader]] = {"environment": _environment, "files": _files}
+def _vault(settings: SecretSettings) -> SecretReader:
+    from skillyard.stores.secret_readers.vault import VaultPlace, VaultSecrets
+
+    given = settings.vault.model_dump(exclude={"projects", "skills"})
+    return VaultSecrets(VaultPlace(**given))
+
+
+_MAKERS: dict[str, Callable[[SecretSettings], SecretReader]] = {
+    "environment": _environment,
+    "files": _files,
+    "vault": _vault,
+}

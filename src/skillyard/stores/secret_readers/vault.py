@@ -1,0 +1,223 @@
+"""Secrets in HashiCorp Vault or OpenBao, engine KV, version 1 or 2 (the HTTP API's pages "KV secrets engine").
+
+A token with the capability ``read`` on the paths is all it needs. What the server answers is bounded in size and time,
+nothing of it but the value goes on, and neither the token nor a value stands in an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import quote, urlsplit
+
+from skillyard.domain.errors import InvalidInput, StoreFault
+from skillyard.domain.secret_entry import Secret
+from skillyard.stores.secret_file import read_small
+from skillyard.stores.secret_readers.vault_answer import MOST_BYTES, Answer, understand
+from skillyard.stores.secret_readers.vault_path import parse_template
+
+if TYPE_CHECKING:
+    import httpx2
+
+MOST_CACHED = 1024
+_MOST_TOKEN = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class VaultPlace:
+    """As the settings of ``[secrets.vault]`` say."""
+
+    address: str
+    mount: str = "secret"
+    kv: Literal[1, 2] = 2
+    path: str = "skillyard/{project}/{name}"
+    field: str = "value"
+    token_file: Path | None = None
+    token_env: str = "VAULT_TOKEN"  # noqa: S105 - a variable's name
+    namespace: str = ""
+    ca_file: Path | None = None
+    timeout_s: float = 5.0
+    cache_s: float = 30.0
+
+
+class VaultSecrets:
+    """A :class:`skillyard.ports.secrets.SecretReader`. Answers are good for ``cache_s`` seconds; that something is
+    missing is asked anew each time, and so is what failed. Used from one event loop."""
+
+    label = "vault"
+
+    def __init__(
+        self,
+        place: VaultPlace,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises InvalidInput naming the setting."""
+        self._place = place
+        self._path = parse_template("secrets.vault.path", place.path)
+        self._field = parse_template("secrets.vault.field", place.field)
+        self._base = f"{_checked_address(place.address)}/v1/{_checked_mount(place.mount)}/" + "data/" * (place.kv == 2)
+        self._environ = environ
+        self._monotonic = monotonic
+        self._client: httpx2.AsyncClient | None = None
+        self._cached: dict[str, tuple[float, Answer]] = {}
+        self._asking: dict[str, asyncio.Task[Answer | None]] = {}
+
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:
+        path, field = self._path.path(project, skill, name), self._field.text(project, skill, name)
+        answer = self._kept(path) or await asyncio.shield(self._asked(path))
+        if answer is None or field not in answer.fields:
+            return None
+        value = answer.fields[field]
+        if not isinstance(value, str):
+            raise StoreFault(f"{self._where(path)} has a field '{field}' that is no text")
+        return Secret(name, value, self.label if answer.version is None else f"{self.label}:{answer.version}")
+
+    async def close(self) -> None:
+        self._cached.clear()
+        for task in list(self._asking.values()):
+            task.cancel()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _kept(self, path: str) -> Answer | None:
+        until, answer = self._cached.get(path, (0.0, None))
+        return answer if self._monotonic() < until else None
+
+    def _asked(self, path: str) -> asyncio.Task[Answer | None]:
+        """Who asks for the same at the same time waits for one answer, whoever of them goes away."""
+        task = self._asking.get(path)
+        if task is None:
+            task = self._asking[path] = asyncio.create_task(self._ask(path), name="vault")
+            task.add_done_callback(lambda done: self._answered(path, done))
+        return task
+
+    def _answered(self, path: str, task: asyncio.Task[Answer | None]) -> None:
+        self._asking.pop(path, None)
+        if not task.cancelled():
+            task.exception()  # seen, even if nobody waits any more
+
+    async def _ask(self, path: str) -> Answer | None:
+        self._cached.pop(path, None)
+        status, body = await self._get(path)
+        answer = understand(status, body, self._place.kv, self._where(path))
+        if answer is not None and self._place.cache_s:
+            while len(self._cached) >= MOST_CACHED:
+                del self._cached[next(iter(self._cached))]
+            self._cached[path] = (self._monotonic() + self._place.cache_s, answer)
+        return answer
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """Raises StoreFault."""
+        import httpx2
+
+        headers = self._headers()
+        if self._client is None:
+            self._client = await asyncio.to_thread(self._connect)
+        try:
+            async with asyncio.timeout(self._place.timeout_s):
+                async with self._client.stream("GET", self._base + path, headers=headers) as response:
+                    return response.status_code, await _bounded(response, self._where(path))
+        except (TimeoutError, httpx2.TimeoutException):
+            raise StoreFault(f"{self._where(path)} gave no answer within {self._place.timeout_s:g} s") from None
+        except httpx2.HTTPError as error:
+            raise StoreFault(f"{self._where(path)} cannot be reached: {_reason(error)}") from None
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"X-Vault-Token": self._token(), "X-Vault-Request": "true", "Accept-Encoding": "identity"}
+        return headers | ({"X-Vault-Namespace": self._place.namespace} if self._place.namespace else {})
+
+    def _token(self) -> str:
+        """Read anew each time: whoever renews it writes the file. Raises StoreFault naming where it should be."""
+        file, variable = self._place.token_file, self._place.token_env
+        if file is not None:
+            where = f"the token file {file}"
+            data = read_small(file, _MOST_TOKEN)
+            text = None if data is None else data.decode("ascii", "replace").strip()
+        else:
+            where, text = f"the variable {variable}", self._environ.get(variable, "").strip()
+        if not text:
+            raise StoreFault(f"{where} holds no token for Vault")
+        if not all("!" <= character <= "~" for character in text):
+            raise StoreFault(f"{where} holds something that is no token for Vault")
+        return text
+
+    def _connect(self) -> httpx2.AsyncClient:
+        """Reads certificates, which takes a while."""
+        import httpx2
+
+        trust = _trust(self._place.ca_file) if self._base.startswith("https:") else False
+        limits = httpx2.Limits(max_connections=16, max_keepalive_connections=4)
+        timeout = httpx2.Timeout(self._place.timeout_s)
+        return httpx2.AsyncClient(
+            verify=trust, trust_env=False, follow_redirects=False, limits=limits, timeout=timeout, cookies=None
+        )
+
+    def _where(self, path: str) -> str:
+        return f"Vault at {self._place.address} ({self._place.mount}/{path})"
+
+
+def _trust(file: Path | None) -> ssl.SSLContext:
+    """The host's certificates, or those of ``file`` instead."""
+    try:
+        return ssl.create_default_context(cafile=None if file is None else str(file))
+    except (OSError, ssl.SSLError) as error:
+        raise StoreFault(f"secrets.vault.ca_file {file} cannot be used: {error.strerror or error}") from None
+
+
+async def _bounded(response: httpx2.Response, where: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_raw(65536):
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise StoreFault(f"{where} answers with more than {MOST_BYTES} bytes")
+    return bytes(body)
+
+
+def _reason(error: httpx2.HTTPError) -> str:
+    """The kind alone, and what this side says of it: nothing that the other side may have written."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({cause.verify_message})"
+        if isinstance(cause, OSError) and cause.errno is not None and cause.errno in errno.errorcode:
+            return os.strerror(cause.errno)
+        if isinstance(cause, socket.gaierror):
+            return str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
+
+
+def _checked_address(address: str) -> str:
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    if not host or parts.username or parts.query or parts.fragment or parts.path.strip("/"):
+        raise InvalidInput("secrets.vault.address", "must be such as https://vault.example.org:8200")
+    if parts.scheme != "https" and not (parts.scheme == "http" and _loopback(host)):
+        raise InvalidInput("secrets.vault.address", "must be https, or http on the loopback: it carries a token")
+    return address.rstrip("/")
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _checked_mount(mount: str) -> str:
+    segments = mount.strip("/").split("/")
+    if any(segment in ("", ".", "..") for segment in segments):
+        raise InvalidInput("secrets.vault.mount", "must be the path of a KV engine, such as 'secret'")
+    return "/".join(quote(segment, safe="") for segment in segments)
