@@ -26,6 +26,7 @@ class Guarded:
     async def run(self, first: bytes) -> None:
         """Until the guard is raw or over, or both sides have ended; all that it gave back is written then. Raises
         Refused and Unreachable after the client was told, and what streams raise."""
+        self._pass_on()  # what the guard has to say before either side does
         pending = {asyncio.create_task(self._client_side(first)), asyncio.create_task(self._server_side())}
         try:
             while pending and not self._finished:
