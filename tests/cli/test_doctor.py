@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from skillyard.domain.protection import ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
+from skillyard.domain.protection import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
 from skillyard.faces.cli.doctor import report, shortfall
 
 Cli = Callable[..., Result]
@@ -49,6 +49,15 @@ def test_it_tells_of_every_protection_and_exits_by_what_it_found(bare: Cli) -> N
     assert told.exit_code == (0 if found["ready"] and not found["mandatory_missing"] else 1)
     for protection in found["protections"].values():
         assert protection["by"] or protection["why"]
+    assert set(found["abilities"]) == set(ABILITIES)
+    able = found["abilities"]["egress"]
+    assert able["by"] if able["level"] == "kernel" else able["why"]
+    assert ("gate" in found["facts"]) == (able["level"] != "missing")
+
+
+def test_a_backend_that_does_not_speak_of_a_network_has_none() -> None:
+    silent = report(probe(set()), Demand(), [])["abilities"]["egress"]
+    assert (silent["level"], silent["why"]) == ("missing", "the backend does not offer it")
 
 
 def test_the_table_has_a_line_for_each(bare: Cli) -> None:

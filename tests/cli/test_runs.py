@@ -228,6 +228,86 @@ def test_runs_show(run: Cli, yard: YardServer) -> None:
     assert "\x1b" not in text
 
 
+def connection(host: str, port: int, *, allowed: bool, **more: Any) -> dict[str, Any]:
+    known = {"via": "http", "layer": "code", "rule": "", "reason": "", "count": 1, "sent_bytes": 0, "received_bytes": 0}
+    return {"host": host, "port": port, "allowed": allowed, "secrets": [], **known, **more}
+
+
+NETWORK = {
+    "layers": [{"name": "operator", "rules": ["*"]}, {"name": "code", "rules": ["x.com", "y.com"]}],
+    "changes": [],
+    "connections": [
+        connection("x.com", 443, allowed=True, rule="x.com", count=3, sent_bytes=2048, received_bytes=1 << 20),
+        connection("2001:db8::1", 22, allowed=False, reason="no code rule allows \x1b[2J"),
+    ],
+    "dropped": 0,
+    "complete": True,
+}
+
+
+def test_runs_show_the_connections_that_were_allowed_and_refused(run: Cli, yard: YardServer) -> None:
+    yard.methods["runs.show"] = lambda params: {"run": RECORD | {"network": NETWORK}}
+    assert json.loads(run("runs", "show", "run_1", "--json").stdout)["network"] == NETWORK
+    text = run("runs", "show", "run_1").stdout
+    lines = [line.split() for line in text.splitlines()]
+    assert ["code", "x.com", "y.com"] in lines
+    assert ["allowed", "x.com:443", "http", "3", "2.0", "KiB", "1.0", "MiB", "code", "x.com"] in lines
+    assert "refused   [2001:db8::1]:22" in text
+    assert "no code rule allows" in text
+    assert "\x1b" not in text
+
+
+def test_runs_show_what_was_changed(run: Cli, yard: YardServer) -> None:
+    changed = NETWORK | {
+        "changes": [{"at": 60.0, "by": "root", "layer": "admin", "rules": ["z.com"]}],
+        "in_force": [{"name": "operator", "rules": ["*"]}, {"name": "admin", "rules": ["z.com"]}],
+        "connections": [],
+        "dropped": 4,
+        "complete": False,
+    }
+    yard.methods["runs.show"] = lambda params: {"run": RECORD | {"network": changed}}
+    text = run("runs", "show", "run_1").stdout
+    assert "changed 1970-01-01T00:01:00Z by root: admin z.com" in text
+    assert "admin     z.com" in text
+    assert "4 more connections" in text
+    assert "code" not in text.partition("LAYER")[2]
+
+
+@pytest.mark.parametrize(
+    ("rules", "sent"), [(("x.com", "y.com:80"), ["x.com", "y.com:80"]), (("--none",), []), (("!x.com",), ["!x.com"])]
+)
+def test_the_network_of_a_run_at_work_is_changed(
+    run: Cli, yard: YardServer, rules: tuple[str, ...], sent: list[str]
+) -> None:
+    yard.methods["runs.set_network"] = lambda params: {"run": RECORD | {"network": NETWORK}}
+    result = run("runs", "network", "run_1", *rules)
+    assert (result.exit_code, asked(yard)) == (0, {"run_id": "run_1", "network": sent})
+    assert "operator" in result.stdout
+
+
+@pytest.mark.parametrize("rules", [(), ("x.com", "--none")])
+def test_rules_or_none(run: Cli, yard: YardServer, rules: tuple[str, ...]) -> None:
+    assert run("runs", "network", "run_1", *rules).exit_code == 2
+    assert yard.calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        (("--network", "x.com", "--network", "!y.com:80"), ["x.com", "!y.com:80"]),
+        (("--network", "none"), []),
+        ((), None),
+    ],
+)
+def test_a_run_narrows_its_network(
+    run: Cli, yard: YardServer, options: tuple[str, ...], sent: list[str] | None
+) -> None:
+    yard.methods["execute_skill"] = lambda params: completed({})
+    assert run("run", "a.b", *options).exit_code == 0
+    assert asked(yard).get("network") == sent
+    assert run("run", "a.b", "--network", "none", "--network", "x.com").exit_code == 2
+
+
 def test_runs_logs_follow_to_the_end(run: Cli, yard: YardServer) -> None:
     pieces = iter(["one\n", "", "two\n", "three"])
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.egress.rule import parse_rule
+from skillyard.domain.egress.session import Connection
 from skillyard.domain.errors import GateFault, IdempotencyConflict, InvalidInput
 from skillyard.domain.protection import Level, Protection
 from skillyard.domain.run import RunStatus
@@ -221,7 +222,7 @@ async def test_the_record_tells_what_was_reached_and_what_was_refused(rig: Rig) 
     assert run["status"] == "completed"
     [event] = rig.of(NetworkUsed)
     assert (event.allowed, event.refused, event.sent_bytes, event.received_bytes) == (1, 2, 30, 60)
-    assert event.refusals[0] == "y.com:443: no code rule allows y.com"
+    assert event.refusals[0] == "y.com:443 refused: no code rule allows y.com"
     shown = (await rig.call("runs.show", run_id=run["run_id"]))["run"]
     assert shown["network"] == network
     assert "network" not in (await rig.call("runs.list"))["runs"][0]
@@ -342,6 +343,20 @@ async def test_a_gate_that_dies_leaves_a_record_that_says_so(rig: Rig) -> None:
     assert network is not None
     assert (run["status"], network["complete"], network["connections"]) == ("completed", False, [])
     assert any(fault.where == "gate" and isinstance(fault.error, GateFault) for fault in rig.of(Fault))
+
+
+async def test_a_gate_that_was_lost_says_so(rig: Rig) -> None:
+    gate = rig.with_network(run_code=rules("x.com"))
+
+    async def script(process: FakeProcess) -> None:
+        gate.last.connections.append(Connection("gate", "", 0, False, "gate", "", "the gate was lost: killed", 1))
+        process.write(raises("ConnectionResetError", "[Errno 104] reset"))
+
+    run = await rig.run(script)
+    assert run["error"]["message"].endswith("(network: the gate was lost: killed)")
+    network = (await rig.record(run)).network
+    assert network is not None
+    assert network["complete"] is False
 
 
 async def test_what_a_lost_run_might_reach_is_known(rig: Rig) -> None:

@@ -39,6 +39,8 @@ EVENTS: list[observer.Event] = [
     observer.RunStarted("run_1", "run_code", "root", None, 1.5, 2.5),
     observer.RunEnded(RECORD, 2000.0, 0),
     observer.SecretsGiven("run_1", "root", "a.b", ("API_KEY",)),
+    observer.NetworkUsed("run_1", "root", "a.b", 3, 2, 100, 2000, ("y.com:443 refused: no skill rule allows y.com",)),
+    observer.NetworkChanged("run_1", "root", "live", ("x.com",)),
     observer.EnvironmentInstalling("data", "d", ("numpy",)),
     observer.EnvironmentInstalled("data", "d", 3.0),
     observer.EnvironmentFailed("data", "d", "no network"),
@@ -78,6 +80,13 @@ def test_what_ran_and_how_it_ended_is_logged_but_nothing_that_it_said() -> None:
     (line,) = logged(lambda: log_event(EVENTS[3]))
     assert (line["outcome"], line["status"], line["total_ms"]) == ("timeout", "failed", 2000.0)
     assert "hunter2" not in json.dumps(line)
+
+
+def test_refused_connections_are_worth_a_warning() -> None:
+    quiet = observer.NetworkUsed("run_1", "root", None, 3, 0, 0, 0)
+    (line,) = logged(lambda: [log_event(EVENTS[5]), log_event(quiet)])
+    assert (line["level"], line["event"], line["refused"]) == ("warning", "network used", 2)
+    assert line["refusals"] == ["y.com:443 refused: no skill rule allows y.com"]
 
 
 def test_a_fault_shows_where_and_no_values() -> None:
@@ -146,6 +155,8 @@ def test_metrics_have_fixed_labels() -> None:
         'skillyard_rpc_calls_total{method="unknown",outcome="MethodNotFound"} 1.0',
         'skillyard_http_responses_total{path="/blobs/{blob_id}",status="200"} 1.0',
         'skillyard_http_responses_total{path="other",status="404"} 1.0',
+        'skillyard_network_connections_total{decision="refused"} 2.0',
+        'skillyard_network_bytes_total{direction="received"} 2000.0',
         "skillyard_runs_waiting 7.0",
         "skillyard_lost_runs_total 2.0",
         "skillyard_faults_total 1.0",

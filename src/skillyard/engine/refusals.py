@@ -39,18 +39,18 @@ def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
 
 def refusal(network: Mapping[str, Any]) -> str:
     """``(network: api.y.com:443 refused: no skill rule allows api.y.com)`` for the last one, empty without any."""
-    refused = [c for c in network["connections"] if not c["allowed"]]
+    refused = _refused(network)
     if not refused:
         return ""
     last = max(refused, key=lambda c: c["last_ms"])
     more = f"; {len(refused) - 1} more in the record" if len(refused) > 1 else ""
-    return f"(network: {_target(last)} refused: {last['reason'][:_MOST_REASON]}{more})"
+    return f"(network: {_told(last)}{more})"
 
 
 def used(record: RunRecord) -> NetworkUsed:
     """The event for the last record of a run that had a network."""
     connections = (record.network or {}).get("connections", [])
-    refused = [c for c in connections if not c["allowed"]]
+    refused = _refused(record.network or {})
     return NetworkUsed(
         run_id=record.run_id,
         principal=record.principal,
@@ -59,7 +59,7 @@ def used(record: RunRecord) -> NetworkUsed:
         refused=sum(c["count"] for c in refused),
         sent_bytes=sum(c["sent_bytes"] for c in connections),
         received_bytes=sum(c["received_bytes"] for c in connections),
-        refusals=tuple(f"{_target(c)}: {c['reason'][:_MOST_REASON]}" for c in refused[:_TOLD]),
+        refusals=tuple(map(_told, refused[:_TOLD])),
     )
 
 
@@ -69,5 +69,13 @@ def failed_to_connect(error: Mapping[str, Any]) -> bool:
     return any(_CONNECTING.search(name) for name in names)
 
 
-def _target(connection: Mapping[str, Any]) -> str:
-    return host_and_port(connection["host"], connection["port"])
+def _refused(network: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [connection for connection in network.get("connections", ()) if not connection["allowed"]]
+
+
+def _told(connection: Mapping[str, Any]) -> str:
+    """An entry without a host is of the gate itself."""
+    reason = connection["reason"][:_MOST_REASON]
+    if not connection["host"]:
+        return str(reason)
+    return f"{host_and_port(connection['host'], connection['port'])} refused: {reason}"

@@ -23,6 +23,8 @@ from skillyard.ports.sandbox import Sandbox
 T = TypeVar("T")
 
 LIVE, ADMIN = "live", "admin"
+GATE = "gate"
+"""What an entry came by that tells of the gate's own end: what it saw last is lost."""
 PATIENCE_S = 10.0
 """How long the gate may take for anything."""
 MOST_CHANGES, MOST_CHANGED = 1000, 256 * 1024
@@ -162,7 +164,9 @@ class RunNetwork:
         if self._changes:
             told["changes"] = [change.as_dict() for change in self._changes]
             told["in_force"] = layers_of(self._policy)
-        told |= {**(log or NetworkLog()).as_dict(), "complete": complete}
+        log = log or NetworkLog()
+        lost = any(connection.via == GATE for connection in log.connections)
+        told |= {**log.as_dict(), "complete": complete and not lost}
         for connection in told["connections"] if self._redaction else ():
             for name in ("host", "reason"):
                 connection[name] = self._redaction.text(connection[name])

@@ -28,13 +28,15 @@ class Target:
         """Raises InvalidInput for what the gate would not take for a host, either."""
         if not isinstance(text, str) or not 0 < len(text) <= _MOST:
             raise InvalidInput(field, "must be 'host:port', such as 'api.x.com:443'", shape(text))
+        if "/" in text:
+            raise InvalidInput(field, "must be 'host:port' without a scheme or path", shape(text))
         host, port = _split(field, text)
         if (address := parse_address(host)) is not None:
             return cls(port, address=address)
         name = canonical_name(host)
         if name is None:
             odd = looks_numeric(host) and "an address must be in its usual form"
-            rule = odd or "must be a host name in ASCII or an address, without a scheme or path, then ':port'"
+            rule = odd or "must be a host name in ASCII or an address, then ':port'"
             raise InvalidInput(field, rule, shape(text))
         return cls(port, name=name)
 
