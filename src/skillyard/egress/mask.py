@@ -14,8 +14,8 @@ from skillyard.egress.placeholder import encoded_forms
 MIN_LINE = 16
 _DERIVED = 8
 """Bytes from which on encoded forms are looked for."""
-_TOLD = 8
-"""So many bytes that could begin a value are told at once, so that a message's last bytes do not wait for the next
+_TOLD = 4
+"""Fewer bytes that could begin a value are told at once, so that a message's last bytes do not wait for the next
 message; no more than half of a form."""
 _QUICK = 16
 

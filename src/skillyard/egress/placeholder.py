@@ -60,8 +60,8 @@ class Placeholders:
         for field, value in headers:
             if (name := self.find(value) or self.find(field)) is not None:
                 raise Refused(
-                    f"the placeholder of secret '{name}' is sent in plain text: secrets are put into TLS requests to the "
-                    "bound hosts only"
+                    f"the placeholder of secret '{name}' is sent in plain text: secrets are put into requests over TLS "
+                    "to the bound hosts only"
                 )
 
     def substitute(self, target: bytes, headers: Headers, bound: Sequence[GateSecret]) -> tuple[Headers, set[str]]:
