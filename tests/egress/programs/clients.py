@@ -63,7 +63,7 @@ class Client:
     id: str
     service: str
     body: str
-    name: str = "api.test"
+    name: str = "api.yard.test"
     says: str = "hello"
     via: tuple[str, ...] = ("connect",)
     packages: bool = False
@@ -172,9 +172,11 @@ def reach(host, port):
     Client("socket", "echo", """
 def reach(host, port):
     with socket.create_connection((host, port), 15) as sock:
-        sock.sendall(b"hello")
-        return sock.recv(64).decode() or "closed" * (1 // 0)
-""", name="raw.test", via=_DIRECT),
+        sock.sendall(b"hello\\n")
+        said = sock.recv(64).decode().strip()
+        assert said, "closed"
+        return said
+""", name="raw.yard.test", via=_DIRECT),
     Client("socks5", "echo", """
 def reach(host, port):
     with socket.create_connection(("127.0.0.1", 3128), 15) as sock:
@@ -184,15 +186,15 @@ def reach(host, port):
         sock.sendall(b"\\x05\\x01\\x00\\x03" + bytes([len(name)]) + name + port.to_bytes(2, "big"))
         answer = sock.recv(64)
         assert answer[1] == 0, f"reply {answer[1]}"
-        sock.sendall(b"hello")
-        return sock.recv(64).decode()
-""", name="raw.test", via=("socks5",)),
+        sock.sendall(b"hello\\n")
+        return sock.recv(64).decode().strip()
+""", name="raw.yard.test", via=("socks5",)),
     Client("smtplib", "greeting", """
 import smtplib
 def reach(host, port):
     with smtplib.SMTP(host, port, timeout=15) as client:
         return client.noop()[1].decode()
-""", name="mail.test", says="as you say", via=_DIRECT),
+""", name="mail.yard.test", says="as you say", via=_DIRECT),
     *(Client(f"psycopg-{mode}", "postgres", f"""
 def begin():
     global psycopg
@@ -203,7 +205,7 @@ def reach(host, port):
         encrypted = connection.execute("select ssl from pg_stat_ssl where pid = pg_backend_pid()").fetchone()[0]
         assert encrypted == ({mode!r} != "disable")
         return connection.execute("select 'hel' || 'lo'").fetchone()[0]
-""", name="db.test", via=_DIRECT, packages=True) for mode in ("disable", "verify-full")),
+""", name="db.yard.test", via=_DIRECT, packages=True) for mode in ("disable", "verify-full")),
     *(Client(id, service, f"""
 def begin():
     global connect
@@ -214,7 +216,7 @@ def reach(host, port):
     with connect(f"{service}://{{host}}:{{port}}/", ssl=context, open_timeout=15, **more) as connection:
         connection.send("hello")
         return connection.recv(timeout=15)
-""", name="ws.test", via=via, packages=True) for id, service, proxy, via in (
+""", name="ws.yard.test", via=via, packages=True) for id, service, proxy, via in (
         ("websocket", "ws", True, ("connect",)), ("websocket-no-proxy", "ws", False, _DIRECT),
         ("websocket-tls", "wss", True, ("connect",)), ("websocket-tls-no-proxy", "wss", False, _DIRECT))),
 )  # fmt: skip
@@ -247,7 +249,7 @@ def reach(host, port):
     target = f"/workspace/{{host}}-{{port}}"
     program("git", "clone", "-q", f"https://{{host}}:{{port}}/git/project.git", target, **{env!r})
     return open(target + "/README").read().strip()
-""", name="git.test", says="from git", via=via, own_s=1.0) for id, env, via in (
+""", name="git.yard.test", says="from git", via=via, own_s=1.0) for id, env, via in (
         ("git", {}, ("connect",)), ("git-no-proxy", {"no_proxy": "*", "NO_PROXY": "*"}, _DIRECT))),
     Client("pip", "https", f"""
 import sys
@@ -258,7 +260,7 @@ def reach(host, port):
             PYTHONPATH=os.pathsep.join(sys.path), PIP_CONFIG_FILE="/dev/null", HOME="/workspace")
     say = "import {package_index.PROJECT} as p; print(p.TEXT)"
     return program(sys.executable, "-c", say, PYTHONPATH=target).strip()
-""", name="index.test", says="from the index", packages=True, own_s=4.0),
+""", name="index.yard.test", says="from the index", packages=True, own_s=4.0),
     Client("node-fetch", "https", _NODE + repr(_FETCH), via=_DIRECT, own_s=1.0),
     Client("node-http", "http", _NODE + repr(_GET), via=_DIRECT, own_s=1.0),
 )  # fmt: skip

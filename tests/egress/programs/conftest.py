@@ -18,7 +18,7 @@ from tests.egress.programs.street import Street
 from tests.egress.programs.world import NAMES, World
 from tests.egress.programs.yard import Yard, install, packages_in
 
-RULES = ("*", "*.test:*")
+RULES = ("*", "*.yard.test:*")
 """What code of these tests gets; requests narrow it."""
 
 

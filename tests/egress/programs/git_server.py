@@ -22,7 +22,7 @@ def git_repository(directory: Path) -> Path:
         ("init", "-q", "-b", "main"), ("add", "README"), ("commit", "-q", "-m", "one"),
         ("clone", "-q", "--bare", ".", str(directory / "project.git")),
     ):  # fmt: skip
-        command = ["git", "-c", "user.name=t", "-c", "user.email=t@t.test", *words]
+        command = ["git", "-c", "user.name=t", "-c", "user.email=t@t.yard.test", *words]
         subprocess.run(
             command, cwd=work, env=_environment(directory), check=True, capture_output=True, timeout=_BOUND_S
         )

@@ -53,20 +53,20 @@ def both(name, port, first):
 """
 
 HELLOS = """
-    name, port = "api.test", args["port"]
-    mine, other = server_name(name), server_name("other.test")
+    name, port = "api.yard.test", args["port"]
+    mine, other = server_name(name), server_name("other.yard.test")
     return {kind: both(name, port, first) for kind, first in {
-        "good": hello(mine), "good in pieces": hello(mine, pieces=7), "upper case": hello(server_name("API.test")),
-        "another": hello(other), "none": hello(), "two": hello(server_name(name, "other.test")),
-        "two, mine last": hello(server_name("other.test", name)), "twice": hello(mine, other),
-        "empty": hello(server_name("")), "below": hello(server_name("deep.api.test")),
-        "above": hello(server_name("test")),
-        "dotted": hello(server_name("other.test.")), "nul": hello(server_name("api.test\\0.other.test")),
-        "address": hello(server_name("10.0.0.5")), "wild": hello(server_name("*.test")),
+        "good": hello(mine), "good in pieces": hello(mine, pieces=7), "upper case": hello(server_name("API.yard.test")),
+        "another": hello(other), "none": hello(), "two": hello(server_name(name, "other.yard.test")),
+        "two, mine last": hello(server_name("other.yard.test", name)), "twice": hello(mine, other),
+        "empty": hello(server_name("")), "below": hello(server_name("deep.api.yard.test")),
+        "above": hello(server_name("yard.test")),
+        "dotted": hello(server_name("other.yard.test.")), "nul": hello(server_name("api.yard.test\\0.other.yard.test")),
+        "address": hello(server_name("10.0.0.5")), "wild": hello(server_name("*.yard.test")),
         "ech": hello(mine, extension(0xfe0d, b"\\0" * 40)), "old esni": hello(mine, extension(0xffce, b"\\0" * 40)),
         "cut off": hello(mine)[:-20] + b"\\0" * 20, "long": b"\\x16\\3\\1\\x40\\x01" + b"\\1" * 16385,
         "alert first": b"\\x15\\3\\1\\0\\2\\1\\0" + hello(mine), "ssl2": b"\\x80\\x2e\\1\\3\\1" + b"\\0" * 44,
-        "http": get("other.test").encode(),
+        "http": get("other.yard.test").encode(),
     }.items()}
 """
 GOOD = {"good", "good in pieces", "upper case"}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 PLAIN = r"""
     port = args["port"]
-    mine, other = f"api.test:{port}", f"other.test:{port}"
+    mine, other = f"api.yard.test:{port}", f"other.yard.test:{port}"
     two = lambda first, second: get(first).replace("connection: close\r\n", "") + get(second)
     post = lambda head, body: f"POST /echo HTTP/1.1\r\nhost: {mine}\r\n{head}\r\n\r\n{body}"
     hidden = get(other)
     texts = {
-        "good": get(mine), "bare name": get("api.test"), "upper case": get(mine.upper()),
+        "good": get(mine), "bare name": get("api.yard.test"), "upper case": get(mine.upper()),
         "another host": get(other), "no host": "GET /hello HTTP/1.1\r\nconnection: close\r\n\r\n",
         "http/1.0 without host": "GET /hello HTTP/1.0\r\n\r\n", "empty host": get(""),
         "two hosts": get(mine, more=f"host: {other}\r\n"), "two hosts, mine last": get(other, more=f"host: {mine}\r\n"),
-        "host of another port": get(f"api.test:{port + 1}"), "host with a user": get(f"x@{mine}"),
+        "host of another port": get(f"api.yard.test:{port + 1}"), "host with a user": get(f"x@{mine}"),
         "host and comma": get(f"{mine}, {other}"), "host and space": get(f"{mine} {other}"),
         "folded host": get(mine + "\r\n " + other), "tab before colon": get(mine).replace("host:", "host\t:"),
         "space before colon": get(mine, more=f"host : {other}\r\n"),
         "absolute": get(mine, f"http://{other}/hello"), "absolute, https": get(mine, f"https://{mine}/hello"),
-        "absolute with user": get(mine, f"http://api.test@{other}/hello"),
+        "absolute with user": get(mine, f"http://api.yard.test@{other}/hello"),
         "absolute with nul": get(mine, f"http://{mine}\0.{other}/hello"),
         "authority": f"CONNECT {other} HTTP/1.1\r\nhost: {mine}\r\n\r\n",
         "authority of mine": f"CONNECT {mine} HTTP/1.1\r\nhost: {mine}\r\n\r\n",
@@ -57,7 +57,8 @@ PLAIN = r"""
     found = {}
     for kind, text in texts.items():
         data = text.encode("latin-1")
-        ways = {"direct": lambda: socket.create_connection(("api.test", port), BOUND), "connect": lambda: tunnel(mine)}
+        address = ("api.yard.test", port)
+        ways = {"direct": lambda: socket.create_connection(address, BOUND), "connect": lambda: tunnel(mine)}
         for way, opened in ways.items():
             def say():
                 with opened() as sock:
@@ -70,7 +71,7 @@ PLAIN = r"""
 
 PROXIED = r"""
     port = args["port"]
-    mine, other = f"api.test:{port}", f"other.test:{port}"
+    mine, other = f"api.yard.test:{port}", f"other.yard.test:{port}"
     def line(text):
         with socket.create_connection(PROXY, BOUND) as sock:
             sock.sendall(text.encode("latin-1"))
@@ -91,7 +92,7 @@ PROXIED = r"""
                              + get_(f"http://{other}/hello", other),
         "connect": f"CONNECT {other} HTTP/1.1\r\nhost: {other}\r\n\r\n",
         "connect, host of mine": f"CONNECT {other} HTTP/1.1\r\nhost: {mine}\r\n\r\n",
-        "connect without a port": "CONNECT other.test HTTP/1.1\r\n\r\n",
+        "connect without a port": "CONNECT other.yard.test HTTP/1.1\r\n\r\n",
         "connect as a url": f"CONNECT http://{other}/ HTTP/1.1\r\n\r\n",
         "connect with a body": f"CONNECT {mine} HTTP/1.1\r\nhost: {mine}\r\ncontent-length: 5\r\n\r\nGET /"
                                + get_(f"http://{other}/hello", other),
@@ -99,11 +100,11 @@ PROXIED = r"""
                                  + get_(f"http://{other}/hello", other),
         "connect twice": f"CONNECT {mine} HTTP/1.1\r\nhost: {mine}\r\n\r\n"
                          f"CONNECT {other} HTTP/1.1\r\nhost: {other}\r\n\r\n",
-        "port zero": "CONNECT api.test:0 HTTP/1.1\r\n\r\n",
-        "port above": f"CONNECT api.test:{port + 65536} HTTP/1.1\r\n\r\n",
-        "port with a sign": f"CONNECT api.test:+{port} HTTP/1.1\r\n\r\n",
-        "negative port": "CONNECT api.test:-1 HTTP/1.1\r\n\r\n",
-        "port in another script": "CONNECT api.test:\xb2\xb3 HTTP/1.1\r\n\r\n",
+        "port zero": "CONNECT api.yard.test:0 HTTP/1.1\r\n\r\n",
+        "port above": f"CONNECT api.yard.test:{port + 65536} HTTP/1.1\r\n\r\n",
+        "port with a sign": f"CONNECT api.yard.test:+{port} HTTP/1.1\r\n\r\n",
+        "negative port": "CONNECT api.yard.test:-1 HTTP/1.1\r\n\r\n",
+        "port in another script": "CONNECT api.yard.test:\xb2\xb3 HTTP/1.1\r\n\r\n",
         "proxy to itself": "CONNECT 127.0.0.1:3128 HTTP/1.1\r\n\r\n",
         "proxy to itself by name": "CONNECT localhost:3128 HTTP/1.1\r\n\r\n",
         "proxy to itself by version 6": "CONNECT [::1]:3128 HTTP/1.1\r\n\r\n",
@@ -112,7 +113,7 @@ PROXIED = r"""
         "options of all": "OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
     }.items()}
     found["socks 4"] = told(line, "\x04\x01\x00\x50\x0a\x00\x00\x05x\0")
-    found["socks 4a"] = told(line, "\x04\x01\x00\x50\x00\x00\x00\x01x\0other.test\0")
+    found["socks 4a"] = told(line, "\x04\x01\x00\x50\x00\x00\x00\x01x\0other.yard.test\0")
     for command in (2, 3):
         found[f"socks command {command}"] = told(line, "\x05\x01\x00" + f"\x05{chr(command)}\x00\x01\0\0\0\0\0\0")
     found["socks to the proxy"] = told(socks, 1, "127.0.0.1", 3128)

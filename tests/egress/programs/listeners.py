@@ -82,7 +82,7 @@ class Listeners:
 
     async def greeting(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Speaks first, like SMTP and its kin."""
-        writer.write(b"220 mail.test ready\r\n")
+        writer.write(b"220 mail.yard.test ready\r\n")
         while line := await reader.readline():
             self.heard.append(("greeting", line))
             writer.write(b"221 bye\r\n" if line.startswith(b"QUIT") else b"250 as you say\r\n")

@@ -25,7 +25,7 @@ def children() -> list[int]:
 
 def gates() -> list[int]:
     """Processes of the gate that this process started."""
-    return [pid for pid in children() if GATE in words(pid)]
+    return [pid for pid in children() if any(GATE in word for word in words(pid))]
 
 
 def words(pid: int) -> list[str]:

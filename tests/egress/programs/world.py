@@ -20,8 +20,9 @@ from tests.egress.programs.postgres import Absent, Postgres
 from tests.egress.programs.web import Asked, Route, Web
 
 MANY = 200
-NAMES = ("api.test", "other.test", "git.test", "index.test", "db.test", "ws.test", "mail.test", "raw.test",
-         "hostile.test", "deep.api.test", *(f"s{number}.test" for number in range(MANY)))  # fmt: skip
+NAMES = ("api.yard.test", "other.yard.test", "git.yard.test", "index.yard.test", "db.yard.test", "ws.yard.test",
+         "mail.yard.test", "raw.yard.test", "hostile.yard.test", "deep.api.yard.test",
+         *(f"s{number}.yard.test" for number in range(MANY)))  # fmt: skip
 USUAL = {"https": 443, "http": 80, "dns": 53, "postgres": 5432, "greeting": 25, "echo": 7007, "ws": 8080, "wss": 8443,
          **{name: 9101 + at for at, name in enumerate(HOSTILE)}}  # fmt: skip
 _BOUND_S = 30.0
@@ -43,7 +44,7 @@ class World:
         self._stack = ExitStack()
         try:
             self.authority = Authority(directory)
-            self.certified = {name: self.authority.certify(name) for name in ("db.test", "ws.test")}
+            self.certified = {name: self.authority.certify(name) for name in ("db.yard.test", "ws.yard.test")}
             self.listeners = Listeners()
             self._stack.callback(self.listeners.close)
             self._webs()
@@ -114,7 +115,7 @@ class World:
         port = self._wanted("postgres") or _free(self.address)
         address = "*" if self.address == "::" else self.address
         try:
-            server = Postgres(address, port, self.certified["db.test"])
+            server = Postgres(address, port, self.certified["db.yard.test"])
         except Absent as absent:
             self.no_postgres = str(absent)
             return
@@ -125,7 +126,7 @@ class World:
         script = Path(__file__).with_name("websocket_server.py")
         command = [base_interpreter(), str(script), self.address, str(self._wanted("ws")), str(self._wanted("wss"))]
         process = subprocess.Popen(
-            [*command, *map(str, self.certified["ws.test"])],
+            [*command, *map(str, self.certified["ws.yard.test"])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": str(packages)},
         )  # fmt: skip
         assert process.stdin is not None

@@ -33,7 +33,8 @@ class Told:
     @property
     def output(self) -> Any:
         assert self.run.ok, dict(self.run.raw)
-        return self.run.output
+        found = self.run.output
+        return found["result"] if set(found) == {"result"} else found
 
     def allowed(self) -> list[dict[str, Any]]:
         return [one for one in self.connections if one["allowed"]]
@@ -80,7 +81,8 @@ class Yard:
         return self.told(run)
 
     def told(self, run: Run) -> Told:
-        network = run.raw.get("network") or self.runtime.call("get_run", {"run_id": run.run_id}).get("network") or {}
+        shown = self.runtime.call("runs.show", {"run_id": run.run_id})
+        network = shown.get("run", shown).get("network") or {}
         return Told(run, list(network.get("connections", ())), int(network.get("dropped", 0)))
 
 
@@ -88,6 +90,7 @@ def install(home: Path) -> str:
     """Install the environment of the clients into a data directory; why it cannot be had, or nothing."""
     directory = DataDir(home).environments
     directory.mkdir(parents=True, exist_ok=True)
+    DataDir(home).skills.mkdir(exist_ok=True)
 
     async def prepare() -> Path | None:
         environments = Environments({ENVIRONMENT: DEFINITION}, directory, install_with_uv)
