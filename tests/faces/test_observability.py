@@ -84,7 +84,12 @@ def test_what_ran_and_how_it_ended_is_logged_but_nothing_that_it_said() -> None:
 
 def test_refused_connections_are_worth_a_warning() -> None:
     quiet = observer.NetworkUsed("run_1", "root", None, 3, 0, 0, 0)
-    (line,) = logged(lambda: [log_event(EVENTS[5]), log_event(quiet)])
+
+    def emit() -> None:
+        log_event(EVENTS[5])
+        log_event(quiet)
+
+    (line,) = logged(emit)
     assert (line["level"], line["event"], line["refused"]) == ("warning", "network used", 2)
     assert line["refusals"] == ["y.com:443 refused: no skill rule allows y.com"]
 
