@@ -19,8 +19,9 @@ _MOST = 1 << 16
 """Bytes of a first line that are waited for."""
 _SPACE = rb"\t\x0b\x0c\r\x1c-\x20\x85\xa0"  # what str.split() of a latin-1 line takes for space
 _LEADING = re.compile(rb"[" + _SPACE + rb"\n]*")
-_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_MAYBE_REQUEST = re.compile(_TOKEN + rb"(?:\Z|[" + _SPACE + rb"])")
+_MAYBE_REQUEST = re.compile(
+    rb"[\x21-\x7e\x80-\x84\x86-\x9f\xa1-\xff]+(?:\Z|[" + _SPACE + rb"])"
+)  # some take any method
 _VERSION = re.compile(rb"HTTP/", re.IGNORECASE)
 _OLD_REQUEST = re.compile(rb"GET[" + _SPACE + rb"]+[^" + _SPACE + rb"]")
 _TLS_KINDS = range(20, 24)
