@@ -31,10 +31,10 @@ def test_tokens_are_listed_with_what_they_allow(bare: Cli) -> None:
     value = "chosen-by-hand-0123456789abcdef"
     made = bare(
         *("token", "create", "bot", "--scopes", "discover,execute"),
-        *("--skills", "sales.*", "--skills", "hr.x", "--value", "-", "--json"),
+        *("--skills", "sales.*", "--skills", "hr.x", "--project", "crm", "--value", "-", "--json"),
         stdin=value + "\n",
     )
-    granted = {"name": "bot", "scopes": ["discover", "execute"], "skills": ["sales.*", "hr.x"]}
+    granted = {"name": "bot", "scopes": ["discover", "execute"], "skills": ["sales.*", "hr.x"], "project": "crm"}
     assert json.loads(made.stdout) == {**granted, "token": value}
     (row,) = json.loads(bare("token", "list", "--json").stdout)
     assert {key: row[key] for key in granted} == granted
@@ -55,6 +55,7 @@ def test_a_token_is_revoked_once(bare: Cli) -> None:
         (("--scopes", "discover,root"), "scopes: must be some of discover, execute, run_code, blobs, admin (got root)"),
         (("--scopes", ","), "scopes: must be some of"),
         (("--value", "short"), "24"),
+        (("--project", "a/b"), "project: must be"),
     ],
 )
 def test_bad_tokens_are_refused(bare: Cli, args: tuple[str, ...], message: str) -> None:

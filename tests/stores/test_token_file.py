@@ -89,9 +89,23 @@ async def test_a_damaged_file_is_a_fault_and_is_not_overwritten(tokens: FileToke
 
 async def test_a_file_of_a_newer_version_is_a_fault(tokens: FileTokens, path: Path) -> None:
     token = await tokens.create(CI)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 3}))
     with pytest.raises(StoreFault, match="another version"):
         await tokens.verify(token)
+
+
+async def test_projects_are_kept_and_files_without_them_read(tokens: FileTokens, path: Path) -> None:
+    token = await tokens.create(CI)
+    document = json.loads(path.read_text())
+    assert document["v"] == 1, "what an older skillyard reads rightly it may read"
+    assert "project" not in document["tokens"][0]
+    other = await tokens.create(Principal("other", project="crm"))
+    assert json.loads(path.read_text())["v"] == 2, "and what it would read wrongly not"
+    fresh = FileTokens(path, ManualClock())
+    seen = [await fresh.verify(text) for text in (token, other)]
+    assert [principal and principal.project for principal in seen] == ["default", "crm"]
+    await fresh.revoke("ci")
+    assert await fresh.verify(other) == Principal("other", project="crm")
 
 
 async def test_a_file_open_to_others_is_refused(tokens: FileTokens, path: Path, clock: ManualClock) -> None:

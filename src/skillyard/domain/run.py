@@ -42,6 +42,7 @@ class RunRecord:
     principal: str
     status: RunStatus
     created_at: float
+    project: str = ""
     skill: str | None = None
     version: str | None = None
     environment: str = "base"

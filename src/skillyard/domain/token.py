@@ -6,6 +6,7 @@ import re
 
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.principal import Principal
+from skillyard.domain.secret_entry import check_project
 
 MIN_LENGTH = 24
 MAX_LENGTH = 512
@@ -16,10 +17,11 @@ _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
 
 
 def check_principal(principal: Principal) -> Principal:
-    """Raises InvalidInput for a name or a skill pattern that cannot be a principal's."""
+    """Raises InvalidInput for a name, a project or a skill pattern that cannot be a principal's."""
     if not _NAME.fullmatch(principal.name):
         rule = "must be a letter or digit, then letters, digits or . _ @ + -, at most 64 in all"
         raise InvalidInput("name", rule, shape(principal.name))
+    check_project("project", principal.project)
     for index, pattern in enumerate(principal.skills):
         if not _PATTERN.fullmatch(pattern):
             rule = "must be a pattern of skill names such as 'sales.*', at most 128 characters"

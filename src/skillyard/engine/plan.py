@@ -84,6 +84,7 @@ def run_facts(plan: Plan, digests: dict[str, Any]) -> dict[str, Any]:
         "run_id": plan.run_id,
         "kind": request.kind,
         "principal": plan.principal.name,
+        "project": plan.principal.project,
         "created_at": plan.created_at,
         "skill": skill.name if skill else None,
         "version": skill.version if skill else None,

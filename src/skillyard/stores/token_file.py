@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.principal import DEFAULT_PROJECT, Principal, Scope
 from skillyard.ports.tokens import TokenInfo
 
-FORMAT = 1
+FORMAT = 2
+PLAIN_FORMAT = 1
+"""Without projects: still written while every token is of the default one, so that an older skillyard can read it; it
+would take a token of another project for one of the default project, and so must not read that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,16 @@ class TokenTable:
 
 def dump(table: TokenTable) -> bytes:
     tokens = [_entry(held) for _, held in sorted(table.held.items())]
-    return json.dumps({"v": FORMAT, "key": table.key.hex(), "tokens": tokens}, indent=1).encode() + b"\n"
+    plain = all(held.info.principal.project == DEFAULT_PROJECT for held in table.held.values())
+    version = PLAIN_FORMAT if plain else FORMAT
+    return json.dumps({"v": version, "key": table.key.hex(), "tokens": tokens}, indent=1).encode() + b"\n"
 
 
 def load(data: bytes, name: str) -> TokenTable:
     """Raises StoreFault when the file is damaged or of another format."""
     try:
         document = json.loads(data)
-        if document["v"] != FORMAT:
+        if document["v"] not in (PLAIN_FORMAT, FORMAT):
             raise StoreFault(f"{name} was written by another version of skillyard; upgrade skillyard")
         held = [_held(entry) for entry in document["tokens"]]
         key = bytes.fromhex(document["key"])
@@ -74,8 +79,10 @@ def load(data: bytes, name: str) -> TokenTable:
 
 def _entry(held: Held) -> dict[str, Any]:
     info = held.info
+    project = info.principal.project
     return {
         "name": info.principal.name,
+        **({} if project == DEFAULT_PROJECT else {"project": project}),
         "digest": held.digest.hex(),
         "scopes": sorted(info.principal.scopes),
         "skills": list(info.principal.skills),
@@ -87,7 +94,8 @@ def _entry(held: Held) -> dict[str, Any]:
 
 def _held(entry: Mapping[str, Any]) -> Held:
     scopes = frozenset(Scope(scope) for scope in entry["scopes"])
-    principal = Principal(str(entry["name"]), scopes, tuple(str(pattern) for pattern in entry["skills"]))
+    skills = tuple(str(pattern) for pattern in entry["skills"])
+    principal = Principal(str(entry["name"]), scopes, skills, str(entry.get("project", DEFAULT_PROJECT)))
     used = entry["last_used_at"]
     info = TokenInfo(
         principal, float(entry["created_at"]), None if used is None else float(used), entry["revoked"] is not False

@@ -15,7 +15,7 @@ Maker = Callable[[ManualClock], AbstractAsyncContextManager[TokenStore]]
 check = Checks[Maker]()
 CHECKS = check.all
 
-CI = Principal("ci", frozenset({Scope.DISCOVER, Scope.RUN_CODE}), ("sales.*", "tools"))
+CI = Principal("ci", frozenset({Scope.DISCOVER, Scope.RUN_CODE}), ("sales.*", "tools"), "crm")
 CHOSEN = "chosen-by-a-user-0123456789"
 
 
@@ -25,7 +25,7 @@ async def a_token_is_its_principal(make: Maker) -> None:
         token = await store.create(CI)
         other = await store.create(Principal("other"))
         expect(token.startswith("sky_") and len(token) >= 47, "a made token has 256 random bits")
-        expect(await store.verify(token) == CI, "verify gives name, scopes and skills")
+        expect(await store.verify(token) == CI, "verify gives name, scopes, skills and project")
         expect(await store.verify(other) == Principal("other"), "each token is its own principal")
 
 
@@ -72,6 +72,9 @@ async def names_and_patterns_have_a_form(make: Maker) -> None:
             asked = store.create(Principal("x", skills=("*", pattern)))
             error = await refused(InvalidInput, asked, f"the pattern {pattern!r} is refused")
             expect(error.field == "skills[1]", "the error names the pattern", error.field)
+        for project in ("", "a b", "a/b", "*", "a\n"):
+            error = await refused(InvalidInput, store.create(Principal("x", project=project)), f"{project!r}")
+            expect(error.field == "project", "the error names the field", error.field)
         expect(list(await store.list()) == [], "nothing was stored")
 
 

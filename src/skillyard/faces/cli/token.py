@@ -39,26 +39,35 @@ def token() -> None:
     multiple=True,
     help="Names of skills it may use, such as sales.*; all when left out. May repeat.",
 )
+@click.option("--project", metavar="NAME", default="default", show_default=True, help="Whose secrets its runs get.")
 @click.option(
     "--value", metavar="TOKEN", help="The token itself, instead of a random one; - reads it from standard input."
 )
 @json_option
 @data_dir_option
 def create(
-    name: str, scopes: str, skills: tuple[str, ...], value: str | None, as_json: bool, data_dir: Path | None
+    name: str,
+    scopes: str,
+    skills: tuple[str, ...],
+    project: str,
+    value: str | None,
+    as_json: bool,
+    data_dir: Path | None,
 ) -> None:
     """Make a token for NAME and print it, this once, alone on standard output."""
     from skillyard.domain.principal import Principal
     from skillyard.faces.cli.keeping import tokens
 
-    principal = Principal(name, _scopes(scopes), skills or ("*",))
+    principal = Principal(name, _scopes(scopes), skills or ("*",), project)
     if value == "-":
         value = sys.stdin.read().strip()
     with tokens(data_dir) as (store, wait):
         text = wait(store.create(principal, value))
     granted = sorted(principal.scopes)
     if as_json:
-        emit_json({"name": name, "token": text, "scopes": granted, "skills": list(principal.skills)})
+        emit_json(
+            {"name": name, "token": text, "scopes": granted, "skills": list(principal.skills), "project": project}
+        )
     else:
         click.echo(text)
         click.echo(f"token of {name}: {', '.join(granted)}; kept as a hash and never shown again", err=True)
@@ -76,7 +85,7 @@ def list_(as_json: bool, data_dir: Path | None) -> None:
     if as_json:
         emit_json([_view(info) for info in found])
     else:
-        emit_table(("name", "scopes", "skills", "created", "last used", "state"), map(_row, found))
+        emit_table(("name", "scopes", "skills", "project", "created", "last used", "state"), map(_row, found))
 
 
 @token.command()
@@ -108,6 +117,7 @@ def _view(info: TokenInfo) -> dict[str, Any]:
         "name": info.principal.name,
         "scopes": sorted(info.principal.scopes),
         "skills": list(info.principal.skills),
+        "project": info.principal.project,
         "created_at": info.created_at,
         "last_used_at": info.last_used_at,
         "revoked": info.revoked,
@@ -115,6 +125,7 @@ def _view(info: TokenInfo) -> dict[str, Any]:
 
 
 def _row(info: TokenInfo) -> tuple[object, ...]:
-    scopes, skills = ",".join(sorted(info.principal.scopes)), " ".join(info.principal.skills)
-    used = moment(info.last_used_at) or "never"
-    return info.principal.name, scopes, skills, moment(info.created_at), used, "revoked" if info.revoked else "valid"
+    principal = info.principal
+    scopes, skills = ",".join(sorted(principal.scopes)), " ".join(principal.skills)
+    used, state = moment(info.last_used_at) or "never", "revoked" if info.revoked else "valid"
+    return principal.name, scopes, skills, principal.project, moment(info.created_at), used, state
