@@ -212,6 +212,7 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 def _served(serve: Callable[[socket.socket], None], sock: socket.socket) -> None:
     sock.settimeout(BOUND_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else an answer may still wait here when it is closed
     with contextlib.suppress(OSError), sock:
         serve(sock)
 

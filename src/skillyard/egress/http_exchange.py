@@ -117,6 +117,11 @@ class Exchange(Outbox):
         states = (self._server.our_state, self._server.their_state)
         return states == (h11.DONE, h11.DONE) and not self._server.trailing_data[0] and not self._heads
 
+    @property
+    def rest_unwanted(self) -> bool:
+        """Whether the server has answered in full and ends, before the request was complete."""
+        return self._server.their_state in (h11.MUST_CLOSE, h11.CLOSED) and self._client.in_body
+
     def server_says(self, data: bytes) -> None:
         """``data`` is empty at the end; :meth:`go_on` is to follow."""
         if self._server.their_state is h11.SEND_BODY or not data:

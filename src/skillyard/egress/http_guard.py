@@ -105,7 +105,8 @@ class HttpGuard(Outbox):
             self._client.next()
             return True
         elif not exchange.busy:
-            self.over = self._server_ended or (self._client_ended and self._client.in_body)
+            cut_off = self._client_ended and self._client.in_body
+            self.over = self._server_ended or exchange.rest_unwanted or cut_off
         return False
 
     def _begun(self, request: h11.Request) -> Exchange:
