@@ -225,6 +225,62 @@ class ProtocolMethods:
         """Whether it was there."""
         return bool((await self.call("blobs.delete", {"blob_id": blob_id}))["deleted"])
 
+    async def set_secret(
+        self,
+        name: str,
+        value: str,
+        *,
+        project: str | None = None,
+        skills: str | None = None,
+        delivery: Literal["env", "gate"] | None = None,
+        hosts: Sequence[str] | None = None,
+    ) -> Json:
+        """Store a value as a new version: ``secret``, what is known of it. For every project and skill unless it says
+        otherwise. No method gives a value back. Needs ``admin``, as all that follow."""
+        params = _given(
+            name=name,
+            value=value,
+            project=project,
+            skills=skills,
+            delivery=delivery,
+            hosts=None if hosts is None else list(hosts),
+        )
+        return await self.call("secrets.set", params)
+
+    async def bind_secret(
+        self,
+        name: str,
+        delivery: Literal["env", "gate"],
+        hosts: Sequence[str] = (),
+        *,
+        project: str | None = None,
+        skills: str | None = None,
+    ) -> Json:
+        """Change how a secret is delivered: ``secret``."""
+        params = _given(name=name, delivery=delivery, hosts=list(hosts), project=project, skills=skills)
+        return await self.call("secrets.bind", params)
+
+    async def list_secrets(self, *, limit: int | None = None, cursor: str | None = None) -> Json:
+        """One page: ``secrets``, without values, and ``next_cursor``."""
+        return await self.call("secrets.list", _given(limit=limit, cursor=cursor))
+
+    async def rollback_secret(
+        self, name: str, version: int, *, project: str | None = None, skills: str | None = None
+    ) -> Json:
+        """Make a kept version the current one: ``secret``."""
+        return await self.call("secrets.rollback", _given(name=name, version=version, project=project, skills=skills))
+
+    async def delete_secret(self, name: str, *, project: str | None = None, skills: str | None = None) -> bool:
+        """Whether it was there."""
+        params = _given(name=name, project=project, skills=skills)
+        return bool((await self.call("secrets.delete", params))["deleted"])
+
+    async def audit_secrets(
+        self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Json:
+        """One page, newest first: ``events`` and ``next_cursor``."""
+        return await self.call("secrets.audit", _given(name=name, limit=limit, cursor=cursor))
+
 
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
@@ -266,6 +322,12 @@ class SyncProtocolMethods:
     list_blobs = blocking(ProtocolMethods.list_blobs)
     stat_blob = blocking(ProtocolMethods.stat_blob)
     delete_blob = blocking(ProtocolMethods.delete_blob)
+    set_secret = blocking(ProtocolMethods.set_secret)
+    bind_secret = blocking(ProtocolMethods.bind_secret)
+    list_secrets = blocking(ProtocolMethods.list_secrets)
+    rollback_secret = blocking(ProtocolMethods.rollback_secret)
+    delete_secret = blocking(ProtocolMethods.delete_secret)
+    audit_secrets = blocking(ProtocolMethods.audit_secrets)
 
 
 def _given(**params: Any) -> Json:
