@@ -75,9 +75,13 @@ class Gate:
 
     def refusals(self) -> list[str]:
         """Why connections were refused: at least one was, and its client may have known before the log."""
+        return [one.reason for one in self.logged(lambda one: not one.allowed)]
+
+    def logged(self, wanted: Callable[[Connection], bool]) -> list[Connection]:
+        """At least one such entry of the log, once there is one: clients may know what came of them before it does."""
         until = time.monotonic() + BOUND_S
-        while not (found := [one.reason for one in self.log() if not one.allowed]):
-            assert time.monotonic() < until
+        while not (found := [one for one in self.log() if wanted(one)]):
+            assert time.monotonic() < until, self.log()
         return found
 
     def close(self) -> None:

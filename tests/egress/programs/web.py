@@ -109,7 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.web = cast("_Server", self.server).web
         self.request.settimeout(self.timeout)
         self.request, self.sni = self.web.wrap(self.request)
-        super().setup()
+        try:
+            super().setup()
+        except OSError:  # a client that is gone already
+            self.request.close()
+            raise
 
     def finish(self) -> None:
         super().finish()
