@@ -20,6 +20,19 @@ def rooms() -> Iterator[Rooms]:
     rooms.close()
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def shared_gate(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ProcessGate]:
+    """For tests whose sessions are their own and whose gate stays up."""
+    gate = ProcessGate(tmp_path_factory.mktemp("gate") / "gate", uid=GATE_UID)
+    yield gate
+    await gate.close()
+
+
 @pytest.fixture
 async def gate(tmp_path: Path) -> AsyncIterator[ProcessGate]:
     gate = ProcessGate(tmp_path / "gate", uid=GATE_UID)
