@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,23 @@ def test_the_settings_say_how_many_versions_stay(bare: Cli, tmp_path: Path) -> N
         bare("secret", "set", "X", stdin=str(number))
     [row] = listed(bare)
     assert [version["version"] for version in row["versions"]] == [3, 4]  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_what_root_writes_stays_its_owners(bare: Cli, tmp_path: Path) -> None:
+    home = tmp_path / "data"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").touch()
+    os.chown(home, 12345, 12346)
+    bare("secret", "set", "X", stdin="v")
+    with sqlite3.connect(home / "skillyard.db") as open_elsewhere:
+        open_elsewhere.execute("SELECT count(*) FROM secret_audit").fetchone()
+        bare("secret", "set", "X", stdin="w")
+        owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in home.iterdir()}
+    open_elsewhere.close()
+    assert {"skillyard.db", "skillyard.db-wal", "skillyard.db-shm", "secrets.sealed", "secrets.key"} <= set(owners)
+    del owners["config.toml"]
+    assert set(owners.values()) == {(12345, 12346)}
 
 
 def keyring_is_here() -> bool:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import StoreFault
 from skillyard.stores import migrations
 from skillyard.stores.sqlite_faults import as_fault, is_busy
+from skillyard.stores.state_file import give_to_owner
 from skillyard.stores.transactions import Done, Operation, commit_together, transact
 from skillyard.stores.writer import Job, Writer, answer, translated
 
@@ -235,7 +236,9 @@ def _connect_all(path: Path, durable: bool, busy_timeout_s: float) -> _Connectio
         raise StoreFault(f"Python is linked to SQLite {sqlite3.sqlite_version}; 3.37 or newer is needed")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_to_owner(file, path.parent)  # SQLite gives its other files to the owner of this one
+        os.close(file)
     except OSError as error:
         raise StoreFault(f"the database {path} cannot be opened: {error.strerror}") from error
     opened: list[sqlite3.Connection] = []

@@ -69,7 +69,7 @@ class StateFile:
         except OSError as error:
             raise self.fault(error) from error
         try:
-            _give_to_owner(fd, self.path.parent)
+            give_to_owner(fd, self.path.parent)
             yield _lock(fd, wait=wait)
         finally:
             os.close(fd)
@@ -81,7 +81,7 @@ class StateFile:
 def _write(path: Path, data: bytes, *, sync: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        _give_to_owner(fd, path.parent)
+        give_to_owner(fd, path.parent)
         file.write(data)
         file.flush()
         now = time.time_ns()
@@ -98,7 +98,7 @@ def _lock(fd: int, *, wait: bool) -> bool:
     return True
 
 
-def _give_to_owner(fd: int, directory: Path) -> None:
+def give_to_owner(fd: int, directory: Path) -> None:
     """What root writes into a user's data directory stays readable for that user's server."""
     if os.geteuid() == 0:
         owner = directory.stat()
