@@ -1,0 +1,120 @@
+"""Placeholders and values are found however a stream is cut."""
+
+from __future__ import annotations
+
+import base64
+import gc
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skillyard.domain.egress.rule import parse_rule
+from skillyard.domain.egress.session import PLACEHOLDER_PREFIX, GateSecret, new_placeholder
+from skillyard.egress.mask import Masker, Masks
+from skillyard.egress.placeholder import Placeholders
+from skillyard.egress.trouble import Refused
+
+VALUE = "s3cr3t/+value=with ~odd\\chars"
+SECRET = GateSecret("KEY", new_placeholder(), VALUE, (parse_rule("api.test"),))
+MASKS = Masks([SECRET])
+LONG_FORMS = [form for form, _ in MASKS.forms]
+
+text = st.lists(
+    st.one_of(
+        st.sampled_from(
+            [VALUE.encode(), base64.b64encode(b"u:" + VALUE.encode()), VALUE[:9].encode(), VALUE[:2].encode()]
+        ),
+        st.binary(max_size=12),
+    ),
+    max_size=8,
+).map(b"".join)
+cuts = st.lists(st.integers(0, 400), max_size=20)
+
+
+def pieces(data: bytes, at: list[int]) -> list[bytes]:
+    ends = [0, *sorted(min(end, len(data)) for end in at), len(data)]
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+@given(text, cuts)
+def test_no_cut_lets_a_value_through(data: bytes, at: list[int]) -> None:
+    masker = Masker(MASKS)
+    out = b"".join(map(masker.feed, pieces(data, at))) + masker.flush()
+    assert not any(form in out for form in LONG_FORMS)
+    assert out.count(SECRET.placeholder.encode()) == MASKS.once(data).count(SECRET.placeholder.encode())
+
+
+@given(text, cuts)
+def test_a_mask_that_fits_keeps_every_length(data: bytes, at: list[int]) -> None:
+    masker = Masker(MASKS, fit=True)
+    out = b"".join(map(masker.feed, pieces(data, at))) + masker.flush()
+    assert len(out) == len(data)
+    assert not any(form in out for form in LONG_FORMS)
+
+
+@given(st.binary(max_size=400), cuts)
+def test_all_else_is_as_it_was(data: bytes, at: list[int]) -> None:
+    masker = Masker(MASKS)
+    assert b"".join(map(masker.feed, pieces(data, at))) + masker.flush() == data
+
+
+@given(text)
+def test_little_waits(data: bytes) -> None:
+    """Only what is as long as to be the beginning of a value does."""
+    masker = Masker(MASKS)
+    out = masker.feed(data)
+    rest = masker.flush()
+    assert rest == b"" or any(form.startswith(rest[-20:]) or rest in form for form in LONG_FORMS)
+    assert out + rest == MASKS.once(data)
+
+
+@given(st.binary(max_size=60), st.integers(0, 3), cuts)
+def test_no_cut_hides_a_placeholder(around: bytes, before: int, at: list[int]) -> None:
+    placeholders = Placeholders([SECRET])
+    for form in (SECRET.placeholder.encode(), base64.b64encode(b"x" * before + SECRET.placeholder.encode() + b"y")):
+        scanner = placeholders.scanner()
+        assert "KEY" in [scanner.feed(piece) for piece in pieces(around + form + around, at)]
+
+
+def test_short_values_are_masked_too() -> None:
+    masks = Masks([GateSecret("KEY", "placeholder", "pw1")])
+    assert masks.once(b"<pw1>") == b"<placeholder>"
+
+
+def test_lines_of_a_long_value_are_masked() -> None:
+    value = "-----BEGIN KEY-----\nMIGHAgEAMBMGByqGSM49AgEG\nCCqGSM49AwEHBG0wawIBAQQg\n-----END KEY-----\n"
+    masks = Masks([GateSecret("KEY", "placeholder", value)])
+    assert b"CCqGSM49AwEHBG0w" not in masks.once(b"x CCqGSM49AwEHBG0wawIBAQQg y")
+
+
+def test_placeholders_differ_and_need_no_quoting() -> None:
+    first, second = new_placeholder(), new_placeholder()
+    assert first != second
+    assert first.startswith(PLACEHOLDER_PREFIX)
+    assert first.replace("-", "").isalnum()
+
+
+def test_too_much_in_one_request_is_refused() -> None:
+    large = GateSecret("KEY", new_placeholder(), "x" * 60_000, (parse_rule("api.test"),))
+    fields = [(b"Cookie", large.placeholder.encode() * 5)]
+    with pytest.raises(Refused, match="more than"):
+        Placeholders([large]).substitute(b"/", fields, [large])
+
+
+def test_nothing_shows_a_value() -> None:
+    placeholders = Placeholders([SECRET])
+    shown = (SECRET, placeholders, MASKS, placeholders.scanner(), Masker(MASKS))
+    assert not any(VALUE in repr(each) for each in shown)
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    value = new_placeholder()  # any string that is only here
+    secret = GateSecret("KEY", new_placeholder(), value, (parse_rule("api.test"),))
+    placeholders = Placeholders([secret])
+    placeholders.forget()
+    del secret
+    gc.collect()
+    assert not any(isinstance(each, GateSecret) and each.value == value for each in gc.get_objects())
+    assert not placeholders.bound("api.test", 443)
