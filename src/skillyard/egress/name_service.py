@@ -103,6 +103,8 @@ async def serve(session: Session, client: Stream) -> None:
     async with asyncio.timeout(session.limits.header_s):
         for _ in range(_MOST_ON_STREAM):
             length = int.from_bytes(await _exactly(client, 2))
+            if length > _MOST_MESSAGE:
+                break  # another protocol's first words, say
             message = await _exactly(client, length)
             answer = names.answer(message) if message else None
             if answer is None:
