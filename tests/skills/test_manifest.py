@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.manifest import Manifest, check_manifest
 from skillyard.domain.manifest_report import Problem
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import RuntimeSpec, SecretNeed, SkillKind
 
 ACTION: dict[str, Any] = {
@@ -242,6 +243,38 @@ def test_bad_hosts(host: object, rule: str) -> None:
 )
 def test_bad_secrets(secret: object, rule: str) -> None:
     assert rules({"permissions": {"secrets": [secret]}}) == [("permissions.secrets[0]", rule)]
+
+
+def test_how_secrets_are_delivered() -> None:
+    declared = [
+        {"name": "A", "delivery": "gate", "hosts": ["api.x.com", "*.x.com:8443"]},
+        {"name": "B", "hosts": ["x.y"]},
+    ]
+    manifest, problems = check({"permissions": {"secrets": declared}})
+    assert manifest is not None
+    assert problems == []
+    assert manifest.needs.secrets == (
+        SecretNeed("A", delivery=Delivery.GATE, hosts=("api.x.com", "*.x.com:8443")),
+        SecretNeed("B", hosts=("x.y",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "path", "rule"),
+    [
+        *(({"delivery": value}, "delivery", "secret-delivery") for value in ("mail", "", 3, ["gate"], None)),
+        *(
+            ({"hosts": [host]}, "hosts", "secret-host")
+            for host in ("*", "10.0.0.1", "10.0.0.0/8", "!x.com", "https://x.com", "x.com:0", "[::1]", "é.com")
+        ),
+        ({"hosts": ["x.com"] * 33}, "hosts", "secret-host"),
+        ({"hosts": "x.com"}, "hosts", "type"),
+        ({"hosts": [5]}, "hosts[0]", "type"),
+    ],
+)
+def test_deliveries_that_cannot_be(entry: dict[str, Any], path: str, rule: str) -> None:
+    changes = {"permissions": {"secrets": [{"name": "A", **entry}]}}
+    assert rules(changes) == [(f"permissions.secrets[0].{path}", rule)]
 
 
 def test_secrets_as_tables() -> None:
