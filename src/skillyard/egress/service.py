@@ -71,7 +71,11 @@ class Service:
 
     def _open(self, message: Message) -> Any:
         plan = plan_in(message["plan"])
-        interception = Interception(plan.secrets, partial(_verifying, message["trusted"])) if plan.secrets else None
+        interception = None
+        if plan.secrets:
+            verify = partial(_verifying, message["trusted"])
+            interception = Interception(plan.secrets, verify)
+            self._loop.run_in_executor(None, verify)  # before the first connection has to wait for it
         session = Session(message["session"], plan, self._dialer, interception)
         self._sessions[session.id] = _Open(session, Listening(session, self._room, self.trouble))
         self._room.sessions += 1
