@@ -46,17 +46,48 @@ class Dialer:
     async def dial(self, addresses: Sequence[Address], port: int, within: float) -> tuple[socket.socket, Address]:
         """A connected socket and its peer: these very addresses, the next a little after one that is slow.
         Raises Unreachable."""
-        faults: list[OSError] = []
         try:
             async with asyncio.timeout(within):
-                for address in addresses[:_MOST_CANDIDATES]:
-                    try:
-                        return await _connect(address, port), address
-                    except OSError as error:
-                        faults.append(error)
+                if len(addresses) == 1:
+                    return await _connect(addresses[0], port), addresses[0]
+                return await _race(addresses[:_MOST_CANDIDATES], port)
         except TimeoutError:
             raise Silent(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
-        raise Unreachable(f"{addresses[0]} port {port}: {os.strerror(faults[0].errno or 0)}")
+        except OSError as error:
+            raise Unreachable(f"{addresses[0]} port {port}: {os.strerror(error.errno or 0)}") from None
+
+
+async def _race(addresses: Sequence[Address], port: int) -> tuple[socket.socket, Address]:
+    """The first that answers. Raises the first one's OSError when none does."""
+    racing: dict[asyncio.Task[socket.socket], Address] = {}
+    first: OSError | None = None
+    waiting = list(addresses)
+    try:
+        while waiting or racing:
+            if waiting:
+                address = waiting.pop(0)
+                racing[asyncio.create_task(_connect(address, port))] = address
+            done, _ = await asyncio.wait(
+                racing, timeout=_HEAD_START_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                address = racing.pop(task)
+                if (fault := task.exception()) is None:
+                    return task.result(), address
+                if not isinstance(fault, OSError):
+                    raise fault
+                first = first or fault
+        assert first is not None
+        raise first
+    finally:
+        for task in racing:
+            task.cancel()
+            task.add_done_callback(_close_late)
+
+
+def _close_late(task: asyncio.Task[socket.socket]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 def _lookup(name: str) -> list[Address]:

@@ -22,6 +22,9 @@ class Pump:
     def __init__(self, client: Stream, server: Stream) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams = (client, server)
+        if client.closed or server.closed:
+            self.over.set_exception(client.fault or server.fault or ConnectionAbortedError("closed"))
+            return
         self._ways = (_Way(self, client, server), _Way(self, server, client))
         for stream in self._streams:
             stream.watch(self._closed)
@@ -57,21 +60,22 @@ class _Way:
         self._source = source
         self._target = target
         self._loop = asyncio.get_running_loop()
+        self._in, self._out = source.sock.fileno(), target.sock.fileno()
         self._left = memoryview(b"")
         self.done = False
 
     def begin(self) -> None:
         self._left = memoryview(self._source.take_held())
         if self._left:
-            self._loop.add_writer(self._target.sock, self._writable)
+            self._loop.add_writer(self._out, self._writable)
         else:
-            self._loop.add_reader(self._source.sock, self._readable)
+            self._loop.add_reader(self._in, self._readable)
 
     def stop(self) -> None:
         self.done = True
         self._left = memoryview(b"")
-        self._loop.remove_reader(self._source.sock)
-        self._loop.remove_writer(self._target.sock)
+        self._loop.remove_reader(self._in)
+        self._loop.remove_writer(self._out)
 
     def _readable(self) -> None:
         try:
@@ -85,8 +89,8 @@ class _Way:
                 sent = self._target.write_some(_VIEW[:count])
                 if sent < count:
                     self._left = memoryview(bytes(_VIEW[sent:count]))
-                    self._loop.remove_reader(self._source.sock)
-                    self._loop.add_writer(self._target.sock, self._writable)
+                    self._loop.remove_reader(self._in)
+                    self._loop.add_writer(self._out, self._writable)
                     return
         except (OSError, Trouble) as fault:
             self._pump.finish(fault)
@@ -98,11 +102,11 @@ class _Way:
             self._pump.finish(fault)
             return
         if not self._left:
-            self._loop.remove_writer(self._target.sock)
-            self._loop.add_reader(self._source.sock, self._readable)
+            self._loop.remove_writer(self._out)
+            self._loop.add_reader(self._in, self._readable)
 
     def _end(self) -> None:
         self.done = True
-        self._loop.remove_reader(self._source.sock)
+        self._loop.remove_reader(self._in)
         self._target.end()
         self._pump.way_is_done()

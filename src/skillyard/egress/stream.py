@@ -127,7 +127,7 @@ class Stream:
         for watcher in self._watchers:
             watcher()
         for way, wait in self._waits.items():
-            (self._loop.remove_reader if way == "read" else self._loop.remove_writer)(self.sock)
+            (self._loop.remove_reader if way == "read" else self._loop.remove_writer)(self.sock.fileno())
             if not wait.done():
                 wait.set_exception(fault)
         self._waits.clear()
@@ -168,7 +168,8 @@ class Stream:
         self._turn = TURN
         wait: asyncio.Future[None] = self._loop.create_future()
         self._waits[way] = wait
-        (self._loop.add_reader if way == "read" else self._loop.add_writer)(self.sock, _wake, wait)
+        # By number: a selector that looks for a socket writes out what it is first.
+        (self._loop.add_reader if way == "read" else self._loop.add_writer)(self.sock.fileno(), _wake, wait)
         timer = self._loop.call_later(within, _give_up, wait) if within is not None else None
         try:
             await wait
@@ -177,7 +178,7 @@ class Stream:
                 timer.cancel()
             if self._waits.get(way) is wait:
                 del self._waits[way]
-                (self._loop.remove_reader if way == "read" else self._loop.remove_writer)(self.sock)
+                (self._loop.remove_reader if way == "read" else self._loop.remove_writer)(self.sock.fileno())
 
 
 def _wake(wait: asyncio.Future[None]) -> None:
