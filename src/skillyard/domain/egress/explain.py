@@ -54,12 +54,11 @@ def layer_decisions(policy: Policy, target: Target) -> list[tuple[str, Decision]
 def explain(
     policy: Policy, target: Target, addresses: Sequence[Address] = (), own: Collection[Address] = ()
 ) -> dict[str, Any]:
-    """The decision with what each layer says, and for each of ``addresses``, those of a name, whether it may be
-    dialled; ``own`` are those of the host."""
+    """The decision with what each layer says, and for the target's address, or for each of ``addresses``, those of a
+    name, whether it may be dialled; ``own`` are those of the host."""
     asked = policy.ask(target.name, target.address, target.port)
-    if target.address is not None:
-        asked = policy.check(None, target.address, target.port, own)
-    checked = [(address, policy.check(target.name, address, target.port, own)) for address in addresses]
+    dialled = addresses if target.address is None else (target.address,)
+    checked = [(address, policy.check(target.name, address, target.port, own)) for address in dialled]
     if checked and not any(decision.allowed for _, decision in checked):
         asked = checked[0][1]
     return {
