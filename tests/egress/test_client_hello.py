@@ -138,6 +138,7 @@ MALFORMED = {
     "an empty record first": b"\x16\x03\x01\x00\x00" + hello(),
     "another message": records(b"\2" + message(server_name(b"a.x.com"))[1:]),
     "two hellos in one record": records(message(server_name(b"a.x.com")) + message(server_name(b"b.x.com"))),
+    "more in the record of one without extensions": records(message() + vector(2, b"")),
     "extensions that are cut off": records(
         b"\1"
         + vector(3, b"\3\3" + bytes(32) + b"\0" + vector(2, b"ab") + b"\1\0" + b"\0\x20" + server_name(b"a.x.com"))
