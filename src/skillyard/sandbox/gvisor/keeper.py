@@ -12,10 +12,11 @@ from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.yard import GvisorYard
 from skillyard.sandbox.native.keeper import main as native
 from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.service import Header, Number, Service
 from skillyard.sandbox.native.keeper.tree import tree_of
-from skillyard.sandbox.native.keeper.yard import Host, Yard
+from skillyard.sandbox.native.keeper.yard import Yard
 
 
 def main(config: dict[str, Any]) -> None:

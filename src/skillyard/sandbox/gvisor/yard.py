@@ -13,10 +13,11 @@ from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.runsc import Runsc
 from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
-from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
+from skillyard.sandbox.native.keeper.yard import MIB, Asked, Maker, Yard
 from skillyard.sandbox.native.keeper.zygotes import Retirement
 
 _HEADROOM = 192 * MIB

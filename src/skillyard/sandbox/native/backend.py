@@ -90,7 +90,7 @@ class NativeBackend:
                 "tenant": spec.tenant,
                 "shape": shape,
                 "shows": [_show(mount) for mount in spec.mounts],
-                "listen": None if spec.egress is None else listen(spec.egress),
+                "listen": _listen(spec),
             }
         )
         try:
@@ -172,7 +172,7 @@ class NativeBackend:
     async def prepare(self, spec: SandboxSpec) -> None:
         try:
             link = await self._linked()
-            await link.answer({"op": "prepare", "shape": self._shape(link, spec)})
+            await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
             return  # a hint: whoever creates one will hear of it
 
@@ -270,6 +270,10 @@ class NativeBackend:
         if "handle" in answer and link.alive:
             self._sandboxes.pop(answer["handle"], None)
             link.tell({"op": "destroy", "handle": answer["handle"]})
+
+
+def _listen(spec: SandboxSpec) -> dict[str, Any] | None:
+    return None if spec.egress is None else listen(spec.egress)
 
 
 def _show(mount: Mount) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from skillyard.sandbox.landlock.keeper.yard import Ground, LandlockYard
 from skillyard.sandbox.native import cgroups, kernel, landlock
 from skillyard.sandbox.native.keeper import ids
 from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.main import Keeper, launch
 from skillyard.sandbox.native.keeper.service import Service
-from skillyard.sandbox.native.keeper.yard import Host, Yard
+from skillyard.sandbox.native.keeper.yard import Yard
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement
 

@@ -24,10 +24,11 @@ from skillyard.sandbox.landlock.walls import Build
 from skillyard.sandbox.landlock.work import work
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show
-from skillyard.sandbox.native.keeper.yard import MIB, Asked, Host, Maker, Yard
+from skillyard.sandbox.native.keeper.yard import MIB, Asked, Maker, Yard
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement, Zygote
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ from typing import Any
 from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper.account import Account, forced
+from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program
 
@@ -28,6 +30,8 @@ class Shape:
     cpus: float
     pids: int
     disk_mb: int
+    listen: Listen | None = None
+    """What is listened on in its network ahead of time."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Box:
         self.programs: dict[str, Program] = {}
         self.listeners = 0
         """Sockets of ours in its network."""
+        self.opened: Opened | None = None
+        """Those that nobody was given yet."""
         self.dead = False
         self.account = self.make_account()
         self.forced: tuple[str, str] | None = None
@@ -182,7 +188,19 @@ class Box:
         if self.pidfd >= 0 and not self.dead:
             if self._given:
                 self.account.look()
+            self._give_away()
             kernel.pidfd_kill(self.pidfd)
+
+    def _give_away(self) -> None:
+        """What was opened for nobody, to init, which is about to end: the last close of a packet socket waits for the
+        kernel."""
+        if self.opened is None:
+            return
+        opened, self.opened = self.opened, None
+        slow = [sock.fileno() for sock in opened.sockets if sock.family == socket.AF_PACKET]
+        with contextlib.suppress(OSError):
+            packets.send(self.control, {"close": len(slow)}, slow)
+        opened.close()
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
         ours: list[int] = []
@@ -355,6 +373,8 @@ class Box:
         self._loop.forget(self.control.fileno())
         self.control.close()
         self._forget_worker()
+        if self.opened is not None:
+            self.opened.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1

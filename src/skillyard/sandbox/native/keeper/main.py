@@ -20,11 +20,12 @@ from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, na
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
+from skillyard.sandbox.native.keeper.host import Host, masked_proc, own_mount_namespace
 from skillyard.sandbox.native.keeper.listening import Home
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
-from skillyard.sandbox.native.keeper.yard import Host, Yard, masked_proc, own_mount_namespace
+from skillyard.sandbox.native.keeper.yard import Yard
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 from skillyard.sandbox.native.keeper.zygotes import Retirement
 

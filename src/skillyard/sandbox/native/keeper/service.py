@@ -101,7 +101,7 @@ class Service:
         self._answer(number)
 
     def _do_prepare(self, number: Number, header: Header, body: bytes) -> None:
-        self._yard.prepare(Shape(**header["shape"]))
+        self._yard.prepare(Shape(**header["shape"], listen=_listen(header["listen"])))
         self._answer(number)
 
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
@@ -131,7 +131,7 @@ class Service:
                 self._destroy(box, lambda: None)
 
         lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
-        self._yard.create(Shape(**header["shape"]), Asked(lease, shows, answer, listen))
+        self._yard.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
 
     def _do_plug(self, number: Number, header: Header, body: bytes) -> None:
         """Listen in a sandbox that is lent: the new sockets, and which ports were ``taken`` already."""

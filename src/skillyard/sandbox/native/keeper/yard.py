@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from skillyard.sandbox.native import walls
-from skillyard.sandbox.native.cgroups import Cgroups, Group, GroupLimits
+from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
-from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
-from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
+from skillyard.sandbox.native.keeper.host import Host
+from skillyard.sandbox.native.keeper.listening import Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.shares import Shares
-from skillyard.sandbox.native.keeper.zygote_process import Ids, ZygotePlan
+from skillyard.sandbox.native.keeper.zygote_process import ZygotePlan
 from skillyard.sandbox.native.keeper.zygotes import Order, Plan, Retirement, Zygote
 
 MIB = 1 << 20
@@ -28,27 +29,12 @@ _INODES_PER_MIB = 128
 _REMOVE_RETRY_S = 0.01
 _SHAPES_KEPT = 4
 _SHORT_RUN_S = 0.02
+_STREAMS_AHEAD = 64
+"""Sandboxes with more listeners are given them when they are lent: each that waits holds descriptors of ours."""
 _SPARE_PIDS = 8
 """RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What was found about this host when the keeper started."""
-
-    python: Interpreter
-    ids: Ids
-    cgroups: Cgroups
-    landlock: int
-    cpus: tuple[int, ...]
-    home: int
-    """A descriptor of the keeper's own mount namespace."""
-    net: Home
-    proc_files: tuple[str, ...]
-    proc_directories: tuple[str, ...]
-    run_dir: str
 
 
 class Answer(Protocol):
@@ -108,12 +94,14 @@ class Yard:
         self._environments[name] = details
 
     def create(self, shape: Shape, asked: Asked) -> None:
-        ready = self._ready.setdefault(shape, deque())
-        while ready:
-            box = ready.popleft()
-            if box.waits():
-                self._lend(box, asked)
-                return
+        self._ready.setdefault(shape, deque())
+        for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
+            ready = self._ready.get(kind, ())
+            while ready:
+                box = ready.popleft()
+                if box.waits():
+                    self._lend(box, asked)
+                    return
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
 
@@ -245,6 +233,7 @@ class Yard:
             self._lend(box, waiting.popleft())
         else:
             self._ready.setdefault(box.shape, deque()).append(box)
+            self._listen_ahead(box)
         self.refill()
 
     def _lend(self, box: Box, asked: Asked) -> None:
@@ -271,8 +260,15 @@ class Yard:
         box.listeners = len(opened.sockets) + len(opened.taken)
         return opened
 
+    def _listen_ahead(self, box: Box) -> None:
+        """While nobody waits: routes are changed under a lock that all of the host's networks share."""
+        wanted = box.shape.listen
+        if wanted is not None and len(wanted.streams) <= _STREAMS_AHEAD:
+            with contextlib.suppress(OSError):  # whoever asks for it will hear why
+                box.opened = self.listen(box, wanted)
+
     def _listen_first(self, box: Box, wanted: Listen) -> Sequence[socket.socket]:
-        opened = self.listen(box, wanted)
+        opened, box.opened = box.opened or self.listen(box, wanted), None
         if opened.taken:  # nothing foreign has run in there
             opened.close()
             raise OSError(errno.EADDRINUSE, f"ports of a fresh sandbox are taken: {opened.taken}")
@@ -333,22 +329,3 @@ class Yard:
         waiting = self._waiting.get(shape)
         if waiting:
             waiting.popleft().answer(None, why)
-
-
-def own_mount_namespace() -> int:
-    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _for_everybody(path: str) -> bool:
-    """What only root may touch, no sandbox can: root's id is mapped in none."""
-    try:
-        return bool(os.stat(path).st_mode & 0o007)
-    except FileNotFoundError:
-        return False
-
-
-def masked_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Which of the dangerous parts of /proc exist on this kernel: files, directories."""
-    files = tuple(name for name in walls.MASKED_FILES if _for_everybody(f"/proc/{name}"))
-    directories = tuple(name for name in walls.MASKED_DIRECTORIES if os.path.isdir(f"/proc/{name}"))
-    return files, directories
