@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
-from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan
+from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, NetworkLog
 from skillyard.egress.client import ProcessGate, ProcessSession
 from tests.egress.rooms import Room
 
@@ -73,6 +73,14 @@ class Plugged:
         self.gate = gate
         self.session = session
         self.room = room
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def close(self) -> NetworkLog:
+        """The session, and what programs left open."""
+        log = await self.session.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        return log
 
     async def log(self) -> list[Connection]:
         return list((await self.session.log()).connections)
@@ -84,7 +92,9 @@ class Plugged:
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         sock = await asyncio.to_thread(self.room.dial, host, port)
         sock.setblocking(False)
-        return await asyncio.open_connection(sock=sock)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        self._writers.append(writer)
+        return reader, writer
 
     async def resolve(self, name: str) -> str:
         """Its IPv4 address. Raises LookupError."""
@@ -108,6 +118,26 @@ def ask(room: Room, name: str) -> str:
     if answer[3] & 15 or not answer[7]:
         raise LookupError(name)
     return socket.inet_ntoa(answer[-4:])
+
+
+async def cut_off(reader: asyncio.StreamReader) -> int:
+    """Reads until the connection is reset, which it must be; how much came before."""
+    got = 0
+    try:
+        while data := await reader.read(1 << 16):
+            got += len(data)
+    except ConnectionResetError:
+        return got
+    raise AssertionError("the connection came to an orderly end")
+
+
+async def turned_away(box: Plugged, host: str, port: int) -> None:
+    """Connects, and must be reset without a word, before the program knows that it is connected or after."""
+    try:
+        reader, _ = await box.connect(host, port)
+        assert not await cut_off(reader)
+    except ConnectionResetError:
+        return
 
 
 async def until(condition: Callable[[], object]) -> None:

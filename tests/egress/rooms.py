@@ -64,7 +64,11 @@ class Room:
 
     def dial(self, host: str, port: int) -> socket.socket:
         sock = self.program(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        sock.connect((host, port))
+        try:
+            sock.connect((host, port))
+        except BaseException:
+            sock.close()
+            raise
         return sock
 
 

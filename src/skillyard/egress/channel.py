@@ -50,6 +50,11 @@ class Channel:
         self.alive = True
         self._loop.add_reader(sock, self._readable)
 
+    @property
+    def behind(self) -> bool:
+        """Whether something that was sent is still here."""
+        return bool(self._out)
+
     def send(self, message: Message, sockets: Sequence[socket.socket] = ()) -> None:
         """``sockets`` are given away: closed here once they are on their way, or when the other end is gone."""
         if not self.alive:

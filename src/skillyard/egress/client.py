@@ -154,6 +154,7 @@ class ProcessSession:
             return await self._asked("close")
         finally:
             self._forget(self)
+            self._link.told.pop(self._id, None)
             if self._mount is not None:
                 self._trust.remove(self._mount)
 

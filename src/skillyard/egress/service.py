@@ -19,6 +19,7 @@ from skillyard.egress.trust import upstream_context
 from skillyard.egress.wire import plan_in, policy_in
 
 _MOST_TROUBLE = 500
+_TELL_S = 1.0
 
 
 class Service:
@@ -31,6 +32,7 @@ class Service:
         self._room = room
         self._sessions: dict[str, _Open] = {}
         self._channel = Channel(sock, self._message, self.ended.set)
+        self._loop.call_later(_TELL_S, self._tell_logs)
 
     def tell(self, message: Message) -> None:
         self._channel.send(message)
@@ -42,6 +44,14 @@ class Service:
             where = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
             trace = trace.tb_next
         self.tell({"op": "trouble", "text": f"{type(fault).__name__} at {where}"})
+
+    def _tell_logs(self) -> None:
+        """What changed, so that a record knows of it should this process be lost."""
+        for id, opened in () if self._channel.behind else self._sessions.items():
+            if opened.session.log.changed:
+                opened.session.log.changed = False
+                self.tell({"op": "log", "session": id, "log": opened.session.report().as_dict()})
+        self._loop.call_later(_TELL_S, self._tell_logs)
 
     def _message(self, message: Message, fds: list[int]) -> None:
         sockets = [socket.socket(fileno=fd) for fd in fds]

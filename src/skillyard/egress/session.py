@@ -80,6 +80,7 @@ class Session:
         upstream = Upstream(sock, self, name, address, port, note)
         upstream.visit = current_visit()
         self._live.add(upstream)
+        self.log.changed = True
         return upstream
 
     def refuse(self, via: str, host: str, port: int, reason: str, layer: str = "held", rule: str = "") -> Refused:

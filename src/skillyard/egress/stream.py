@@ -94,9 +94,9 @@ class Stream:
     def write_some(self, data: bytes | memoryview) -> int:
         """How much of ``data`` the kernel took at once."""
         self._check()
-        self.sending()
+        room = self.sending()
         try:
-            sent = self.sock.send(data)
+            sent = self.sock.send(data if room is None else data[:room])
         except (BlockingIOError, InterruptedError):
             return 0
         self.moved = self._loop.time()
@@ -150,8 +150,10 @@ class Stream:
     def received(self, count: int) -> None:
         """What counts bytes overrides it; it may raise."""
 
-    def sending(self) -> None:
-        """Asked before bytes are written; it may raise."""
+    def sending(self) -> int | None:
+        """Asked before bytes are written: how many may be, None for any number. What counts bytes overrides it; it may
+        raise."""
+        return None
 
     def sent(self, count: int) -> None:
         """What counts bytes overrides it."""

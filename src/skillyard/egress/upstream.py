@@ -61,9 +61,10 @@ class Upstream(Stream):
         if (over := self.session.usage.received(count)) is not None:
             raise self.stop(over)
 
-    def sending(self) -> None:
+    def sending(self) -> int:
         if (over := self.session.usage.sent_over()) is not None:
             raise self.stop(over)
+        return self.session.usage.sent_left
 
     def sent(self, count: int) -> None:
         self.note.sent_bytes += count

@@ -1,0 +1,79 @@
+"""A session's policy changes while it is at work."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from skillyard.domain.egress.session import EgressPlan
+from skillyard.egress.client import ProcessGate
+from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, turned_away, until
+from tests.egress.rooms import Rooms
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_narrowing_ends_exactly_what_is_no_longer_allowed(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    async with Server(echo) as server:
+        box = await plugged(shared_gate, rooms.room(), reaching(server, "stays.test", "goes.test"), server.port)
+        stays, keep = await box.dial("stays.test", server.port)
+        goes, drop = await box.dial("goes.test", server.port)
+        for reader, writer in ((stays, keep), (goes, drop)):
+            writer.write(b"hello\n")
+            await reader.readline()
+        await box.session.change(reaching(server, "stays.test").policy)
+        assert not await cut_off(goes)
+        await until(lambda: len(server.open) == 1)
+        keep.write(b"still here\n")
+        assert await stays.readline() == b"still here\n"
+        with pytest.raises(LookupError):
+            await box.resolve("goes.test")
+        rows = {row.host: row for row in (await box.close()).connections if row.via == "direct"}
+        keep.close()
+        drop.close()
+    assert rows["goes.test"].reason == "ended by a change: no operator rule allows goes.test"
+    assert not rows["stays.test"].reason
+
+
+async def test_an_address_given_before_leads_nowhere_after_narrowing(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    async with Server(echo) as server:
+        box = await plugged(shared_gate, rooms.room(), reaching(server, "api.test"), server.port)
+        address = await box.resolve("api.test")
+        await box.session.change(policy("other.test"))
+        await turned_away(box, address, server.port)
+        await box.close()
+        assert not server.taken
+
+
+async def test_a_change_meets_what_is_being_relayed_at_full_speed(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    async def blast(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(bytes(65536))
+            await writer.drain()
+
+    async with Server(blast) as server:
+        box = await plugged(shared_gate, rooms.room(), reaching(server, "api.test"), server.port)
+        reader, writer = await box.dial("api.test", server.port)
+        await reader.readexactly(1 << 20)
+        await box.session.change(policy("other.test"))
+        await cut_off(reader)
+        await until(lambda: not server.open)
+        await box.close()
+        writer.close()
+
+
+async def test_widening_lets_new_names_and_ports_in(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    async with Server(echo) as server:
+        room = rooms.room()
+        box = await plugged(shared_gate, room, EgressPlan(policy("other.test")))
+        with pytest.raises(LookupError):
+            await box.resolve("api.test")
+        await box.session.change(reaching(server, "api.test").policy)
+        opened = await asyncio.to_thread(room.listen, server.port)
+        await shared_gate.plug(box.session.id, opened)
+        reader, writer = await box.dial("api.test", server.port)
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        writer.close()
+        await box.close()

@@ -1,0 +1,192 @@
+"""The gate's own process: what it gave up, and what becomes of sessions when it or its server dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.egress.session import EgressPlan
+from skillyard.domain.errors import GateFault
+from skillyard.egress.client import ProcessGate
+from tests.egress.conftest import GATE_UID
+from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, until
+from tests.egress.rooms import Rooms
+
+pytestmark = pytest.mark.anyio
+
+
+def process_of(gate: ProcessGate) -> int:
+    """Its gate's process id: our child whose command line names it."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    found = [int(pid) for pid in children if b"skillyard.egress.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert gate is not None
+    return max(found)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+async def test_it_has_given_everything_up_before_it_serves(gate: ProcessGate) -> None:
+    facts = await gate.start()
+    status = status_of(process_of(gate))
+    uid = GATE_UID if os.geteuid() == 0 else os.geteuid()
+    assert facts["uid"] == uid
+    assert set(status["Uid"].split()) == set(status["Gid"].split()) == {str(uid)} or os.geteuid()
+    assert status["NoNewPrivs"] == "1"
+    assert {int(status[f"Cap{kind}"], 16) for kind in ("Eff", "Prm", "Inh", "Amb")} == {0}
+    if os.geteuid() == 0:
+        assert not status["Groups"]
+        assert int(status["CapBnd"], 16) == 0
+    assert not facts["missing"] or facts["landlock"] == 0
+    environment = Path(f"/proc/{process_of(gate)}/environ")
+    if os.geteuid() == 0:
+        assert environment.read_bytes().rstrip(b"\0") == b"LANG=C.UTF-8"
+    else:  # it is not dumpable
+        with pytest.raises(PermissionError):
+            environment.read_bytes()
+
+
+async def test_a_gate_that_dies_takes_its_connections_and_the_next_session_gets_another(
+    gate: ProcessGate, rooms: Rooms
+) -> None:
+    async with Server(echo) as server:
+        room = rooms.room()
+        box = await plugged(gate, room, reaching(server, "api.test"), server.port)
+        reader, writer = await box.dial("api.test", server.port)
+        writer.write(b"hello\n")
+        await reader.readline()
+        os.kill(process_of(gate), signal.SIGKILL)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+        await until(lambda: not server.open)
+        with pytest.raises(ConnectionRefusedError):  # nobody listens any more: closed, not open
+            await box.connect("198.18.0.2", server.port)
+        with pytest.raises(GateFault, match="the gate is gone"):
+            await box.session.change(policy("*"))
+        with pytest.raises(GateFault):
+            await gate.plug(box.session.id, [socket.socket()])
+        for log in (await box.session.log(), await box.close()):
+            lost = log.connections[-1]
+            assert (lost.via, lost.allowed) == ("gate", False)
+            assert lost.reason.startswith("the gate was lost: its process ended")
+        again = await plugged(gate, room, reaching(server, "api.test"), server.port)
+        reader, writer = await again.dial("api.test", server.port)
+        writer.write(b"again\n")
+        assert await reader.readline() == b"again\n"
+        await again.close()
+
+
+async def test_what_a_lost_gate_had_told_is_in_the_log(gate: ProcessGate, rooms: Rooms) -> None:
+    async with Server(echo) as server:
+        box = await plugged(gate, rooms.room(), reaching(server, "api.test"), server.port)
+        reader, writer = await box.dial("api.test", server.port)
+        writer.write(b"hello\n")
+        await reader.readline()
+        link = box.session._link
+        await until(lambda: link.told.get(box.session.id))
+        os.kill(process_of(gate), signal.SIGKILL)
+        assert await cut_off_or_end(reader) == 0
+        rows = (await box.close()).connections
+    assert [row.host for row in rows] == ["api.test", ""]
+
+
+async def cut_off_or_end(reader: asyncio.StreamReader) -> int:
+    try:
+        return await cut_off(reader)
+    except AssertionError:
+        return 0
+
+
+async def test_a_session_that_nobody_knows_gets_no_sockets(gate: ProcessGate) -> None:
+    await gate.start()
+    sock = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(GateFault, match="knows no such session"):
+        await gate.plug("nobody", [sock])
+    assert sock.fileno() == -1
+
+
+async def test_closing_is_idempotent_and_ends_the_process(gate: ProcessGate) -> None:
+    session = await gate.open("run", EgressPlan(policy("*")))
+    assert await session.close() == await session.close()
+    pid = process_of(gate)
+    other = await gate.open("run", EgressPlan(policy("*")))
+    await gate.close()
+    await gate.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert (await other.log()).connections == ()
+    with pytest.raises(GateFault, match="closed"):
+        await gate.open("run", EgressPlan(policy("*")))
+
+
+async def test_nothing_of_a_session_is_left(gate: ProcessGate, rooms: Rooms) -> None:
+    """Descriptors, in the gate and here."""
+    room = rooms.room()
+    async with Server(echo) as server:
+
+        async def one() -> None:
+            box = await plugged(gate, room, reaching(server, "api.test"), server.port)
+            reader, writer = await box.dial("api.test", server.port)
+            writer.write(b"hello\n")
+            await reader.readline()
+            await box.close()
+            await until(lambda: not server.open)
+
+        await one()
+        pid = process_of(gate)
+        ours = len(os.listdir("/proc/self/fd"))
+        if os.geteuid() == 0:
+            await until(lambda: sockets_of(pid) <= 4)
+            before = sockets_of(pid)
+        for _ in range(5):
+            await one()
+        if os.geteuid() == 0:
+            await until(lambda: sockets_of(pid) == before)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= ours)
+
+
+def sockets_of(pid: int) -> int:
+    links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return sum(link.startswith("socket:") for link in links)
+
+
+_SERVER = """
+import asyncio, sys
+from pathlib import Path
+from skillyard.egress.client import ProcessGate
+
+async def main():
+    gate = ProcessGate(Path(sys.argv[1]), uid=int(sys.argv[2]))
+    await gate.start()
+    children = Path(f"/proc/self/task/{__import__('os').getpid()}/children").read_text().split()
+    print(*children, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_it_ends_with_its_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SERVER, str(tmp_path / "gate"), str(GATE_UID)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        told = await asyncio.to_thread(server.stdout.readline)
+        [pid] = map(int, told.split())
+        assert Path(f"/proc/{pid}").exists()
+        server.kill()
+        await until(lambda: not _runs(pid))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return status_of(pid)["State"][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
