@@ -47,6 +47,15 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "runs.show": ({"run_id": "{run}"}, {"run_id": "{going}"}),
     "runs.logs": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{run}", "offset": 3}),
     "runs.cancel": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{going}", "reason": "x"}),
+    "runs.set_network": ({"run_id": "{run}", "network": []}, {"run_id": "{going}", "network": ["x.com"]}),
+    "policy.explain": ({"targets": ["x.com"]}, {"targets": ["x.com"], "skill": "{skill}"}),
+    "policy.show": ({},),
+    "secrets.list": ({},),
+    "secrets.set": ({"name": "KEY", "value": "v", "skills": "{skill}"},),
+    "secrets.bind": ({"name": "KEY", "delivery": "env", "skills": "{skill}"},),
+    "secrets.rollback": ({"name": "KEY", "version": 1, "skills": "{skill}"},),
+    "secrets.delete": ({"name": "KEY", "skills": "{skill}"},),
+    "secrets.audit": ({}, {"name": "KEY"}),
 }
 """Whatever names an object of somebody else, method by method. A new method needs its row."""
 
@@ -177,7 +186,9 @@ def test_a_page_mark_of_another_principal_shows_nothing_more(door: Door, alices:
     assert alices.skill not in {row["name"] for row in seen}
 
 
-@pytest.mark.parametrize("method", ["runs.show", "runs.logs", "runs.cancel", "blobs.stat", "read_blob", "blobs.delete"])
+@pytest.mark.parametrize(
+    "method", ["runs.show", "runs.logs", "runs.cancel", "runs.set_network", "blobs.stat", "read_blob", "blobs.delete"]
+)
 def test_the_time_tells_nothing(door: Door, alices: Things, made_up: Things, method: str) -> None:
     """Of many alternating calls: a look at a file or a sandbox more would show as a multiple."""
     took: dict[Things, list[float]] = {alices: [], made_up: []}
