@@ -244,6 +244,7 @@ ECHOES: dict[str, Callable[[str], bytes]] = {
     "percent": lambda value: quote(value, safe="").encode(),
     "percent-small": lambda value: quote(value).lower().encode(),
     "form": lambda value: quote_plus(value).encode(),
+    "json-slashes": lambda value: json.dumps({"key": value}).replace("/", "\\/").encode(),
     "html": lambda value: html.escape(value).encode(),
 }
 
@@ -289,7 +290,8 @@ def test_trace_is_masked(gate: Gate, outside: Outside) -> None:
     def trace(sock: socket.socket) -> None:
         with outside.authority.context("api.test").wrap_socket(sock, server_side=True) as tls:
             head = tls.recv(1 << 16)
-            tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: message/http\r\nConnection: close\r\n\r\n" + head)
+            key = head.partition(b"X-Api-Key: ")[2].partition(b"\r")[0]
+            tls.sendall(b"HTTP/1.1 200 " + key + b"\r\nContent-Type: message/http\r\nConnection: close\r\n\r\n" + head)
 
     with server(trace) as port, gate.tls("api.test", port) as sock:
         sock.sendall(request("api.test", port, f"X-Api-Key: {gate.placeholder('KEY')}", method="TRACE"))
@@ -310,6 +312,7 @@ def test_compressed_answers_cannot_be_searched(gate: Gate, outside: Outside) -> 
     status, _, body = ask(gate, outside, fields, path="/squeezed")
     assert status == 502
     assert b"compressed" in body
+    assert ask(gate, outside, path="/squeezed")[0] == 502  # what was sent once may come back on any connection
 
 
 def test_nothing_of_a_malformed_answer_is_repeated(gate: Gate, outside: Outside) -> None:

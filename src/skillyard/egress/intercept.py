@@ -30,6 +30,7 @@ class Interception:
         self._placeholders = Placeholders(secrets)
         self._masks = Masks(secrets)
         self._verify = verify
+        self._sent: set[str] = set()
         hosts = [rule for secret in secrets for rule in secret.hosts]
         self._authority = Authority(hosts) if hosts else None
 
@@ -51,7 +52,7 @@ class Interception:
         is put in. Raises NotBound for other hosts, and once all is forgotten."""
         if self._authority is None:
             raise NotBound(name)
-        words = Sealed(self._placeholders, self._placeholders.bound(name, port), self._masks, used)
+        words = Sealed(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
         http = HttpGuard(name, port, default_port=HTTPS, words=words)
         ours, theirs = TlsEnd(self._authority.context(name)), TlsEnd(self._verify(), name)
         return InterceptGuard(name, ours, theirs, http, Masker(self._masks, fit=True), self._placeholders.scanner())

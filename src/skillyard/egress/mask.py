@@ -124,7 +124,7 @@ def _forms(value: str) -> set[bytes]:
         encoded = (quote(text, safe=""), quote(text), quote_plus(text))
         forms |= {each.encode() for each in (*shown, *encoded, *(lower_hex(each) for each in encoded))}
         forms |= {form for form in encoded_forms(text.encode()) if form}
-    return forms
+    return forms | {form.replace(b"/", b"\\/") for form in forms}  # as some write JSON
 
 
 def lower_hex(text: str) -> str:

@@ -77,7 +77,8 @@ class Unsealed:
 
 class Sealed:
     """On a connection to a host that ``bound`` secrets are bound to: placeholders in header fields are replaced, and
-    values in answers masked. ``used`` is told the name of each secret that is put in."""
+    values in answers masked. ``used`` is told the name of each secret that is put in; ``sent`` are those that were, on
+    any connection of the session."""
 
     def __init__(
         self,
@@ -85,12 +86,13 @@ class Sealed:
         bound: tuple[GateSecret, ...],
         masks: Masks,
         used: Callable[[str], None],
+        sent: set[str],
     ) -> None:
         self._placeholders = placeholders
         self._bound = bound
         self._masks = masks
         self._used = used
-        self._sealed = False
+        self._values_sent = sent
         self._scanner: Scanner = placeholders.scanner()
         self._bodiless = False
         self._masker = Masker(masks)
@@ -99,10 +101,9 @@ class Sealed:
 
     def request(self, request: h11.Request) -> h11.Request:
         fields, used = self._placeholders.substitute(request.target, request.headers.raw_items(), self._bound)
-        if used:
-            self._sealed = True
-            for name in used:
-                self._used(name)
+        for name in used:
+            self._values_sent.add(name)
+            self._used(name)
         self._scanner = self._placeholders.scanner()
         self._bodiless = request.method == b"HEAD"
         try:
@@ -123,16 +124,17 @@ class Sealed:
             return self._go_on(bytes(part.data))
         if isinstance(part, h11.EndOfMessage):
             return self._end(part)
-        return [h11.InformationalResponse(status_code=part.status_code, headers=self._fields(part), reason=part.reason)]
+        reason = self._masks.once(part.reason)
+        return [h11.InformationalResponse(status_code=part.status_code, headers=self._fields(part), reason=reason)]
 
     def _begin(self, answer: h11.Response) -> list[Answer]:
         length = _length(answer)
         bodiless = self._bodiless or answer.status_code in (204, 304)
-        if not bodiless and self._sealed and not _codings(answer) <= _PLAIN:
+        if not bodiless and self._values_sent and not _codings(answer) <= _PLAIN:
             raise Unreachable(
                 "the server's answer is compressed although that was not asked for, and cannot be searched for secrets"
             )
-        masked = _with_fields(answer, self._fields(answer))
+        masked = _with_fields(answer, self._fields(answer), self._masks.once(answer.reason))
         self._masker = Masker(self._masks, fit=length is not None and length > MOST_HELD)
         self._held.clear()
         self._head = masked if length is not None and length <= MOST_HELD and not bodiless else None
@@ -152,7 +154,7 @@ class Sealed:
             rest = bytes(self._held) + rest
             fields = [(n, v) for n, v in self._head.headers.raw_items() if n.lower() != b"content-length"]
             fields.append((b"Content-Length", b"%d" % len(rest)))
-            out.append(_with_fields(self._head, fields))
+            out.append(_with_fields(self._head, fields, self._head.reason))
         if rest:
             out.append(h11.Data(data=rest))
         self._head = None
@@ -162,10 +164,8 @@ class Sealed:
         return [(self._masks.once(name), self._masks.once(value)) for name, value in part.headers.raw_items()]
 
 
-def _with_fields(answer: h11.Response, fields: Headers) -> h11.Response:
-    return h11.Response(
-        status_code=answer.status_code, headers=fields, reason=answer.reason, http_version=answer.http_version
-    )
+def _with_fields(answer: h11.Response, fields: Headers, reason: bytes) -> h11.Response:
+    return h11.Response(status_code=answer.status_code, headers=fields, reason=reason, http_version=answer.http_version)
 
 
 def check_body(scanner: Scanner, data: bytes | bytearray) -> None:
