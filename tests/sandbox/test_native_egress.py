@@ -12,6 +12,7 @@ import pytest
 
 from skillyard.domain.egress.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
+from skillyard.domain.limits import Limits
 from skillyard.domain.protection import Level
 from skillyard.domain.sandbox import Mount
 from skillyard.egress import synthetic
@@ -77,8 +78,12 @@ async def test_as_many_ports_as_there_may_be(ground: Ground, gate: TwinGate) -> 
     await ground.backend.destroy((await ground.backend.create(await ground.spec(), fresh("key"))).handle)
     keeper, before = keeper_of(ground), descriptors("self")
     session = await gate.open("many")
-    async with ground.sandbox(egress=Egress(session.id, ports)) as sandbox:
-        told = await look(sandbox, TALK, f"203.0.113.7 {ports[0]}", f"203.0.113.7 {ports[-1]}", "203.0.113.7 1025")
+    limits = Limits(memory_mb=64, timeout_ms=20_000)
+    async with ground.sandbox(limits, egress=Egress(session.id, ports)) as sandbox:
+        watched = "time.sleep(0.3)  # longer than from one look of a watch on memory to the next"
+        told = await look(
+            sandbox, TALK + watched, f"203.0.113.7 {ports[0]}", f"203.0.113.7 {ports[-1]}", "203.0.113.7 1025"
+        )
         assert [said.split()[0] for said, _ in told] == ["meant", "meant", "ConnectionRefusedError"]
         assert session.ports() == sorted({*ports, DNS_PORT, PROXY_PORT})
         assert descriptors(keeper) < MOST_PORTS, "the keeper has let go of what it handed over"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.cgroups import Cgroups
 from skillyard.sandbox.native.interpreter import Interpreter
-from skillyard.sandbox.native.keeper.listening import Home
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 
 
@@ -23,7 +22,6 @@ class Host:
     cpus: tuple[int, ...]
     home: int
     """A descriptor of the keeper's own mount namespace."""
-    net: Home
     proc_files: tuple[str, ...]
     proc_directories: tuple[str, ...]
     run_dir: str

@@ -51,7 +51,7 @@ class Opened:
 
 
 class Home:
-    """The keeper's own network namespace, to return to."""
+    """The network namespace in which this is made, the keeper's own: to return to."""
 
     def __init__(self) -> None:
         self.fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -67,7 +67,8 @@ class Home:
 
 
 def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
-    """In the network namespace of ``pidfd``'s process. Raises OSError naming the step; nothing is open then."""
+    """In the network namespace of ``pidfd``'s process. Raises OSError naming the step, ProcessLookupError when it has
+    ended; nothing is open then."""
     kernel.setns(pidfd, kernel.CLONE_NEWNET)
     try:
         with rtnetlink.connect() as netlink:

@@ -139,7 +139,10 @@ class Service:
         box = self._box(header)
         if listen is None or box.dead:
             raise Unknown("the sandbox has ended") if box.dead else ValueError("nothing to listen on")
-        opened = self._yard.listen(box, listen)
+        try:
+            opened = self._yard.listen(box, listen)
+        except ProcessLookupError:
+            raise Unknown("the sandbox has ended") from None
         self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:

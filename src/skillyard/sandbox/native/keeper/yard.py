@@ -17,7 +17,7 @@ from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.host import Host
-from skillyard.sandbox.native.keeper.listening import Listen, Opened, open_in
+from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.shares import Shares
@@ -82,6 +82,7 @@ class Yard:
         self._failures = 0
         self._refilling = False
         self._lent_at = 0.0
+        self._home: Home | None = None
         self._shares = Shares()
         self.boxes: dict[str, Box] = {}
         self.by_key: dict[str, Box] = {}
@@ -256,7 +257,8 @@ class Yard:
 
     def listen(self, box: Box, wanted: Listen) -> Opened:
         """Open sockets in a sandbox's network. Raises OSError."""
-        opened = open_in(self._host.net, box.pidfd, wanted)
+        self._home = self._home or Home()
+        opened = open_in(self._home, box.pidfd, wanted)
         box.listeners = len(opened.sockets) + len(opened.taken)
         return opened
 
