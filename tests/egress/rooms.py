@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -22,6 +23,7 @@ class Rooms:
     """Skips the test where the kernel gives us no namespace."""
 
     def __init__(self) -> None:
+        self._turn = threading.Lock()
         self._sock, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.settimeout(30)
         command = [sys.executable, "-m", "tests.egress.rooms", str(its.fileno())]
@@ -37,8 +39,9 @@ class Rooms:
         self._process.wait(30)
 
     def _ask(self, asked: dict[str, object]) -> tuple[dict[str, int], list[socket.socket]]:
-        self._sock.send(json.dumps(asked).encode())
-        raw, fds, _, _ = socket.recv_fds(self._sock, 65536, MOST_SOCKETS)
+        with self._turn:
+            self._sock.send(json.dumps(asked).encode())
+            raw, fds, _, _ = socket.recv_fds(self._sock, 65536, MOST_SOCKETS)
         told = json.loads(raw)
         if "refused" in told:
             pytest.skip(f"no network namespace can be made here: {told['refused']}")

@@ -1,0 +1,189 @@
+"""Parts of the gate that hold state or read what others wrote, by their properties."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from skillyard.domain.egress.policy import Layer, Policy, parse_rules
+from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
+from skillyard.egress.channel import Channel, Message
+from skillyard.egress.log import MOST_KINDS, Log
+from skillyard.egress.own_addresses import OwnAddresses
+from skillyard.egress.synthetic import MOST_NAMES, OWN, POOL, Synthetic
+from skillyard.egress.usage import Usage
+from skillyard.egress.watcher import parse
+from skillyard.egress.wire import log_in, plan_in, plan_out
+
+connections = st.builds(
+    Connection,
+    via=st.sampled_from(["direct", "dns"]),
+    host=st.sampled_from([f"h{n}.test" for n in range(40)]),
+    port=st.integers(1, 12),
+    allowed=st.booleans(),
+    count=st.just(1),
+    sent_bytes=st.integers(0, 1000),
+    received_bytes=st.integers(0, 1000),
+    first_ms=st.floats(0, 1000),
+    last_ms=st.floats(1000, 2000),
+)
+
+
+@given(st.lists(connections, max_size=500), st.lists(connections, max_size=20))
+@settings(max_examples=50)
+def test_a_log_counts_everything_and_stays_small(over: list[Connection], live: list[Connection]) -> None:
+    log = Log()
+    for one in over:
+        log.add(replace(one))
+    told = log.snapshot(live)
+    assert len(told.connections) <= MOST_KINDS
+    assert sum(kind.count for kind in told.connections) + told.dropped == len(over) + len(live)
+    if not told.dropped:
+        assert sum(kind.sent_bytes for kind in told.connections) == sum(one.sent_bytes for one in (*over, *live))
+    assert log.snapshot(live) == told  # looking changes nothing
+    assert log_in(dict(told.as_dict())) == told
+
+
+class Names(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.synthetic = Synthetic()
+        self.known: dict[str, ipaddress.IPv4Address] = {}
+
+    @rule(name=st.sampled_from([f"n{n}.test" for n in range(30)]))
+    def ask(self, name: str) -> None:
+        address = self.synthetic.address_of(name)
+        assert address is not None
+        assert self.known.setdefault(name, address) == address
+
+    @rule(address=st.ip_addresses(v=4, network="198.18.0.0/15") | st.ip_addresses())
+    def look(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+        name = self.synthetic.name_of(address)
+        assert name is None or self.known[name] == address
+
+    @invariant()
+    def each_has_its_own(self) -> None:
+        assert len(set(self.known.values())) == len(self.known)
+        assert all(address in POOL and address != OWN for address in self.known.values())
+        assert all(self.synthetic.name_of(address) == name for name, address in self.known.items())
+
+
+TestNames = Names.TestCase
+TestNames.settings = settings(max_examples=15, stateful_step_count=30)
+
+
+def test_a_session_can_ask_for_so_many_names_only() -> None:
+    synthetic = Synthetic()
+    assert all(synthetic.address_of(f"n{n}.test") is not None for n in range(MOST_NAMES))
+    assert synthetic.address_of("more.test") is None
+    assert synthetic.address_of("n0.test") is not None
+
+
+class Used(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = EgressLimits(connections=3, connections_total=20)
+        self.usage = Usage(self.limits)
+        self.open = self.total = 0
+
+    @rule()
+    def enter(self) -> None:
+        why = self.usage.enter()
+        assert (why is None) == (self.open < 3 and self.total < 20)
+        if why is None:
+            self.open += 1
+            self.total += 1
+
+    @rule()
+    def leave(self) -> None:
+        if self.open:
+            self.usage.leave()
+            self.open -= 1
+
+
+TestUsed = Used.TestCase
+TestUsed.settings = settings(max_examples=15, stateful_step_count=40)
+
+
+@given(st.binary(max_size=128))
+def test_any_packet_can_be_looked_at(packet: bytes) -> None:
+    found = parse(packet)
+    assert found is None or 0 <= found[2] <= 65535
+
+
+def test_packets_are_understood() -> None:
+    v4 = bytes.fromhex("450000280000400040060000c6120001") + bytes([8, 8, 8, 8])
+    syn = (1234).to_bytes(2) + (7001).to_bytes(2) + bytes(8) + b"\x50\x02" + bytes(6)
+    assert parse(v4 + syn) == (6, ipaddress.ip_address("8.8.8.8"), 7001)
+    assert parse(v4 + syn.replace(b"\x50\x02", b"\x50\x12")) is None  # an answer
+    v6 = b"\x60" + bytes(5) + b"\x11\x40" + bytes(16) + ipaddress.ip_address("2001:4860::1").packed
+    assert parse(v6 + b"\x04\xd2\x00\x7b" + bytes(4)) == (17, ipaddress.ip_address("2001:4860::1"), 123)
+    assert parse(v6 + b"\x04\xd2\x00\x35" + bytes(4)) is None  # a question
+
+
+def test_the_hosts_addresses_are_known() -> None:
+    own = OwnAddresses()
+    known = own()
+    own.close()
+    assert ipaddress.ip_address("127.0.0.1") in known
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))  # sends nothing: the kernel chooses the address that it would use
+        except OSError:
+            return
+        assert ipaddress.ip_address(sock.getsockname()[0]) in known
+
+
+def test_plans_arrive_as_they_were_sent() -> None:
+    rules = parse_rules(["api.test", "*.b.test:1-9,80", "!c.test", "[2001:db8::/32]:443", "10.0.0.0/8:5432", "*"])
+    hosts = {"api.test": (ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("fd00::1"))}
+    secret = GateSecret("key", "skillyard-secret-x", "value", rules[:1])
+    plan = EgressPlan(
+        Policy((Layer("operator", rules), Layer("skill", ())), hosts), EgressLimits(idle_s=1.5), (secret,)
+    )
+    assert plan_in(plan_out(plan)) == plan
+    assert NetworkLog((), 3) == log_in(dict(NetworkLog((), 3).as_dict()))
+
+
+@pytest.mark.anyio
+async def test_messages_and_their_descriptors_arrive_in_order_and_whole() -> None:
+    ours, theirs = socket.socketpair()
+    got: list[tuple[Message, list[int]]] = []
+    lost = asyncio.Event()
+    one = Channel(ours, lambda *_: None, lambda: None)
+    Channel(theirs, lambda message, fds: got.append((message, fds)), lost.set)
+    for number in range(60):
+        made = [socket.socket() for _ in range(number % 7)]
+        one.send({"number": number, "text": "x" * (number * 3001)}, made)
+    async with asyncio.timeout(20):
+        while len(got) < 60:
+            await asyncio.sleep(0)
+    for number, (message, fds) in enumerate(got):
+        assert (message["number"], len(message["text"]), len(fds)) == (number, number * 3001, number % 7)
+        for fd in fds:
+            os.close(fd)
+    one.close()
+    async with asyncio.timeout(20):
+        await lost.wait()
+    sock = socket.socket()
+    one.send({"late": True}, [sock])  # nobody is there: it is closed, not leaked
+    assert sock.fileno() == -1
+
+
+@pytest.mark.anyio
+async def test_what_is_no_message_ends_a_channel() -> None:
+    ours, theirs = socket.socketpair()
+    lost = asyncio.Event()
+    Channel(theirs, lambda *_: None, lost.set)
+    ours.send(b"\xff" * 64)
+    async with asyncio.timeout(20):
+        await lost.wait()
+    ours.close()
