@@ -294,6 +294,12 @@ async def test_refusals(shared_gate: ProcessGate, rooms: Rooms) -> None:
     assert not [row for row in log.connections if row.allowed or not row.reason]
 
 
+async def test_the_port_of_tls_is_for_tls(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    box = await plugged(shared_gate, rooms.room(), EgressPlan(policy("a.test:443", hosts=["a.test"])))
+    async with client(box) as one:
+        assert b"\r\n\r\nport 443 is for TLS" in await one.all(get(443))
+
+
 async def test_the_second_request_is_judged_as_the_first(shared_gate: ProcessGate, rooms: Rooms) -> None:
     origin = Origin()
     async with Server(origin) as server:

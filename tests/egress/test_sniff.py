@@ -39,6 +39,9 @@ WORDS = {
     "HTTP/0.9": (b"GET /\r\n", Kind.HTTP),
     "a bare line feed": (b"POST / HTTP/1.1\n", Kind.HTTP),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Kind.HTTP2),
+    "the PROXY protocol": (b"PROXY TCP4 192.0.2.1 192.0.2.2 1 443\r\n" + hello(), Kind.PROXY),
+    "the PROXY protocol, unknown": (b"PROXY UNKNOWN\r\n" + GET, Kind.PROXY),
+    "the PROXY protocol, version 2": (b"\r\n\r\n\0\r\nQUIT\n\x20\x00\x00\x00" + hello(), Kind.PROXY),
     "an endless line": (b"GET /" + b"x" * 70_000, Kind.HTTP),
     "endless space": (b"\r\n" * 40_000, Kind.HTTP),
     "SSH": (b"SSH-2.0-OpenSSH_9.2\r\n", Kind.OTHER),
@@ -63,7 +66,7 @@ def test_words(what: str) -> None:
     assert sniff(said) is kind
 
 
-@pytest.mark.parametrize("what", [what for what, (_, kind) in WORDS.items() if kind in (Kind.TLS, Kind.HTTP)])
+@pytest.mark.parametrize("what", [what for what, (_, kind) in WORDS.items() if kind not in (Kind.OTHER, None)])
 def test_it_is_never_decided_too_early(what: str) -> None:
     """No beginning of what a server may take for TLS or HTTP is something else."""
     said, kind = WORDS[what]
@@ -151,7 +154,14 @@ def test_what_is_its_port_s_passes(port: int) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [hello(b"b.x.com"), GET.replace(b"a.x.com", b"b.x.com"), b"\r\n" + GET, b"\x15\x03\x01\x00\x02\x01\x5a" + hello()],
+    [
+        hello(b"b.x.com"),
+        GET.replace(b"a.x.com", b"b.x.com"),
+        b"\r\n" + GET,
+        b"\x15\x03\x01\x00\x02\x01\x5a" + hello(),
+        b"PROXY UNKNOWN\r\n" + hello(),
+        b"PRI * HTTP/2.0\r\n\r\n",
+    ],
 )
 def test_other_ports_are_held_to_the_name_too(said: bytes) -> None:
     guard = FirstWords("a.x.com", 8443)

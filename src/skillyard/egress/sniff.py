@@ -25,13 +25,21 @@ _MAYBE_REQUEST = re.compile(
 _VERSION = re.compile(rb"HTTP/", re.IGNORECASE)
 _OLD_REQUEST = re.compile(rb"GET[" + _SPACE + rb"]+[^" + _SPACE + rb"]")
 _TLS_KINDS = range(20, 24)
+_PROXY_LINE, _PROXY_SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"  # HAProxy's PROXY protocol, versions 1 and 2
 
 
 class Kind(Enum):
     TLS = "TLS"
     HTTP = "HTTP"
     HTTP2 = "HTTP/2"
+    PROXY = "the PROXY protocol"
     OTHER = "neither TLS nor HTTP"
+
+
+_UNHELD = {
+    Kind.HTTP2: "HTTP/2 without TLS, which cannot be held to a host",
+    Kind.PROXY: "the PROXY protocol, behind which anything may follow",
+}
 
 
 def sniff(data: bytes) -> Kind | None:
@@ -60,6 +68,8 @@ def _sniff_line(data: bytes) -> Kind | None:
     match = _LEADING.match(data)
     start = match.end() if match else 0
     end = data.find(b"\n", start)
+    if _PROXY_SIGNATURE.startswith(data[: len(_PROXY_SIGNATURE)]):
+        return Kind.PROXY if len(data) >= len(_PROXY_SIGNATURE) else None
     if start == len(data):
         return None if len(data) < _MOST else Kind.HTTP
     if _MAYBE_REQUEST.match(data, start, len(data) if end < 0 else end) is None:
@@ -67,6 +77,8 @@ def _sniff_line(data: bytes) -> Kind | None:
     if end < 0:
         return None if len(data) < _MOST else Kind.HTTP
     line = data[start:end]
+    if line.startswith(_PROXY_LINE):
+        return Kind.PROXY
     if _VERSION.search(line) is None and _OLD_REQUEST.match(line) is None:
         return Kind.OTHER
     return Kind.HTTP2 if line.startswith(b"PRI ") else Kind.HTTP
@@ -140,11 +152,11 @@ class FirstWords(Outbox):
     def _guard_of(self, kind: Kind) -> Guard:
         """Raises Refused."""
         wanted = {TLS_PORT: Kind.TLS, HTTP_PORT: Kind.HTTP}.get(self._port, kind)
-        if kind is not wanted or kind is Kind.HTTP2:
-            self._over = True
+        reason = _UNHELD.get(kind, "")
+        if kind is not wanted:
             reason = f"port {self._port} is for {wanted.value}, and what comes is {kind.value}"
-            if kind is wanted:
-                reason = "HTTP/2 without TLS, which cannot be held to a host"
+        if reason:
+            self._over = True
             self._to_client += told(kind, reason)
             raise Refused(reason)
         if kind is Kind.TLS:
