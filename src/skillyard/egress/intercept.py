@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from skillyard.domain.egress.session import GateSecret
-from skillyard.egress.authority import Authority, NotBound
+from skillyard.egress.authority import Authority
 from skillyard.egress.client_hello import HelloReader, Malformed
 from skillyard.egress.guard import ROOM
 from skillyard.egress.http_guard import HttpGuard
@@ -16,7 +16,7 @@ from skillyard.egress.mask import Masker, Masks
 from skillyard.egress.placeholder import Placeholders, Scanner
 from skillyard.egress.tls import TlsEnd, TlsFault
 from skillyard.egress.tls_guard import ACCESS_DENIED, why_not
-from skillyard.egress.trouble import Refused, Trouble, Unreachable
+from skillyard.egress.trouble import Ended, Refused, Trouble, Unreachable
 from skillyard.egress.words import Sealed, Unsealed, Words, check_body
 
 HTTPS = 443
@@ -49,9 +49,9 @@ class Interception:
 
     def guard(self, name: str, port: int, used: Callable[[str], None]) -> InterceptGuard:
         """For one TLS connection to a host that :meth:`has` said yes to; ``used`` is told the name of each secret that
-        is put in. Raises NotBound for other hosts, and once all is forgotten."""
+        is put in. Raises NotBound for other hosts, and Ended once all is forgotten."""
         if self._authority is None:
-            raise NotBound(name)
+            raise Ended("the session is over")
         words = Sealed(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
         http = HttpGuard(name, port, default_port=HTTPS, words=words)
         ours, theirs = TlsEnd(self._authority.context(name)), TlsEnd(self._verify(), name)

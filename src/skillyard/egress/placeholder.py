@@ -53,21 +53,22 @@ class Placeholders:
         """For a body that comes in pieces."""
         return Scanner(self)
 
-    def check(self, target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises Refused when a placeholder stands anywhere in a request's head: nobody replaces it there."""
-        if (name := self.find(target)) is not None:
+    def check(self, line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises Refused when a placeholder stands anywhere in a request's head, whose first line is ``line``: nobody
+        replaces it there."""
+        if (name := self.find(line)) is not None:
             raise in_url(name)
         for field, value in headers:
-            if (name := self.find(value) or self.find(field)) is not None:
+            if (name := self.find(value) or self.find(field.lower())) is not None:
                 raise Refused(
                     f"the placeholder of secret '{name}' is sent in plain text: secrets are put into requests over TLS "
                     "to the bound hosts only"
                 )
 
-    def substitute(self, target: bytes, headers: Headers, bound: Sequence[GateSecret]) -> tuple[Headers, set[str]]:
+    def substitute(self, line: bytes, headers: Headers, bound: Sequence[GateSecret]) -> tuple[Headers, set[str]]:
         """The header fields of a request with the values of ``bound`` secrets in the places of their placeholders, and
         the names of those put in. Raises Refused for a placeholder that stands elsewhere or is another's."""
-        if (name := self.find(target)) is not None:
+        if (name := self.find(line)) is not None:
             raise in_url(name)
         used: set[str] = set()
         substituted = [(field, self._value(field, value, bound, used)) for field, value in headers]
@@ -90,7 +91,7 @@ class Placeholders:
 
     def _check_rest(self, field: bytes, value: bytes) -> None:
         """After the bound ones were replaced: placeholders that are left are of others, or in a form that cannot be."""
-        if (name := self.find(value) or self.find(field)) is not None:
+        if (name := self.find(value) or self.find(field.lower())) is not None:
             raise Refused(
                 f"the placeholder of secret '{name}' is in a header field of a host that it is not bound to, or in an "
                 "encoding other than that of 'Authorization: Basic'"

@@ -61,7 +61,7 @@ class Unsealed:
         self._scanner = placeholders.scanner()
 
     def request(self, request: h11.Request) -> h11.Request:
-        self._placeholders.check(request.target, request.headers.raw_items())
+        self._placeholders.check(_line(request), request.headers.raw_items())
         self._scanner = self._placeholders.scanner()
         return request
 
@@ -100,7 +100,7 @@ class Sealed:
         self._held = bytearray()
 
     def request(self, request: h11.Request) -> h11.Request:
-        fields, used = self._placeholders.substitute(request.target, request.headers.raw_items(), self._bound)
+        fields, used = self._placeholders.substitute(_line(request), request.headers.raw_items(), self._bound)
         for name in used:
             self._values_sent.add(name)
             self._used(name)
@@ -172,6 +172,10 @@ def check_body(scanner: Scanner, data: bytes | bytearray) -> None:
     """Raises Refused."""
     if (name := scanner.feed(bytes(data))) is not None:
         raise in_body(name)
+
+
+def _line(request: h11.Request) -> bytes:
+    return request.method + b" " + request.target
 
 
 def _searchable(fields: Headers) -> Headers:
