@@ -19,6 +19,8 @@ def told(function, *args):
         return f"tls {error.reason}"
     except TimeoutError:
         return "timeout"
+    except UnicodeError:
+        return "no such name"
     except OSError as error:
         name = errno.errorcode.get(error.errno) if isinstance(error.errno, int) and error.errno > 0 else None
         return name or type(error).__name__
@@ -26,10 +28,11 @@ def told(function, *args):
 
 
 def ask(sock, text):
-    '''The first bytes of the answer.'''
+    '''The first bytes of the answer; all of it where the other side ends after it.'''
     sock.settimeout(BOUND)
     sock.sendall(text.encode("latin-1") if isinstance(text, str) else text)
-    return sock.recv(4096)
+    said = sock.recv(4096)
+    return said + all_of(sock) if said.startswith(b"HTTP/1") and b"\r\nconnection: close" in said.lower() else said
 
 
 def all_of(sock):

@@ -16,7 +16,7 @@ from tests.egress.programs import street as streets
 from tests.egress.programs.place import Place
 from tests.egress.programs.street import Street
 from tests.egress.programs.world import NAMES, World
-from tests.egress.programs.yard import Yard, install, packages_in
+from tests.egress.programs.yard import Yard
 
 RULES = ("*", "*.yard.test:*")
 """What code of these tests gets; requests narrow it."""
@@ -34,9 +34,8 @@ def directory() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def place(directory: Path) -> Iterator[Place]:
     home = directory / "data"
-    missing = install(home)
     with ExitStack() as stack:
-        yield _on_street(stack, directory, home, missing) if _may() else _on_loopback(stack, directory, home, missing)
+        yield _on_street(stack, directory, home) if _may() else _on_loopback(stack, directory, home)
 
 
 @pytest.fixture
@@ -54,22 +53,22 @@ def _may() -> bool:
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
-def _on_street(stack: ExitStack, directory: Path, home: Path, missing: str) -> Place:
+def _on_street(stack: ExitStack, directory: Path, home: Path) -> Place:
     street = stack.enter_context(Street(directory))
-    world = street.in_world(lambda: World(directory, "::", usual=True, packages=packages_in(home)))
+    world = street.in_world(lambda: World(directory, "::", usual=True))
     stack.callback(street.in_world, world.close)
     world.listeners.names.update({name: [streets.WORLD] for name in NAMES})
     network = {"run_code": RULES, "open": True, "ca_file": world.authority.ca_file}
     yard = Yard(home, network, street.in_host)
     stack.callback(yard.close)
-    return Place(world, yard, missing, street)
+    return Place(world, yard, street)
 
 
-def _on_loopback(stack: ExitStack, directory: Path, home: Path, missing: str) -> Place:
+def _on_loopback(stack: ExitStack, directory: Path, home: Path) -> Place:
     address = f"127.{random.randrange(1, 255)}.{random.randrange(256)}.{random.randrange(1, 255)}"
-    world = World(directory, address, usual=False, packages=packages_in(home))
+    world = World(directory, address, usual=False)
     stack.callback(world.close)
     network = {"run_code": RULES, "open": True, "hosts": world.hosts(), "ca_file": world.authority.ca_file}
     yard = Yard(home, network)
     stack.callback(yard.close)
-    return Place(world, yard, missing)
+    return Place(world, yard)

@@ -64,7 +64,7 @@ HELLOS = """
         "dotted": hello(server_name("other.yard.test.")), "nul": hello(server_name("api.yard.test\\0.other.yard.test")),
         "address": hello(server_name("10.0.0.5")), "wild": hello(server_name("*.yard.test")),
         "ech": hello(mine, extension(0xfe0d, b"\\0" * 40)), "old esni": hello(mine, extension(0xffce, b"\\0" * 40)),
-        "cut off": hello(mine)[:-20] + b"\\0" * 20, "long": b"\\x16\\3\\1\\x40\\x01" + b"\\1" * 16385,
+ "long": b"\\x16\\3\\1\\x40\\x01" + b"\\1" * 16385,
         "alert first": b"\\x15\\3\\1\\0\\2\\1\\0" + hello(mine), "ssl2": b"\\x80\\x2e\\1\\3\\1" + b"\\0" * 44,
         "http": get("other.yard.test").encode(),
     }.items()}

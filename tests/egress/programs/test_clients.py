@@ -15,10 +15,10 @@ AT_ONCE_S = 2.0
 
 
 def _skip_without(client: Client, place: Place) -> None:
-    if client.packages and place.missing:
-        pytest.skip(f"no index gives the packages of these clients: {place.missing}")
-    if client.service == "postgres" and place.world.no_postgres:
-        pytest.skip(place.world.no_postgres)
+    needs = {"postgres": "postgres", "ws": "websockets", "wss": "websockets"}.get(client.service)
+    for need in filter(None, ("packages" if client.packages else None, needs)):
+        if why := place.why_not(need):
+            pytest.skip(why)
     program = NEEDED.get(client.id.partition("-")[0])
     if program is not None and shutil.which(program) is None:
         pytest.skip(f"{program} is not installed here")

@@ -67,7 +67,13 @@ class Web:
         """The connection as the handler uses it, and the name that its client asked for."""
         if self._tls is None:
             return sock, None
-        wrapped = self._tls.wrap_socket(sock, server_side=True)
+        sock.getpeername()  # of one that was reset, ssl.py forgets to close what it made
+        wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        try:
+            wrapped.do_handshake()
+        except BaseException:
+            wrapped.close()
+            raise
         return wrapped, getattr(wrapped, "asked_name", None)
 
     def _chooser(self) -> ssl.SSLContext:
@@ -108,8 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         self.web = cast("_Server", self.server).web
         self.request.settimeout(self.timeout)
-        self.request, self.sni = self.web.wrap(self.request)
         try:
+            self.request, self.sni = self.web.wrap(self.request)
             super().setup()
         except OSError:  # a client that is gone already
             self.request.close()

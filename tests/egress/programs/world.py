@@ -29,29 +29,25 @@ _BOUND_S = 30.0
 
 
 class World:
-    """Servers at ``address`` (``::`` for every address there is), on the usual ports or on free ones. ``packages`` is
-    where the websockets library lies, if it does. ``seen`` are requests to the web servers,
+    """Servers at ``address`` (``::`` for every address there is), on the usual ports or on free ones; a database and
+    WebSockets when :meth:`add_postgres` and :meth:`add_websockets` are called. ``seen`` are requests to the web
+    servers,
     ``routes`` what these answer by path beside their own; a test may add some."""
 
-    def __init__(self, directory: Path, address: str, *, usual: bool, packages: Path | None = None) -> None:
+    def __init__(self, directory: Path, address: str, *, usual: bool) -> None:
         self.address = address
         self.directory = directory
         self.seen: list[Asked] = []
         self.ports: dict[str, int] = {}
         self.routes: dict[str, Route] = {}
-        self.no_postgres = ""
         self._usual = usual
         self._stack = ExitStack()
         try:
             self.authority = Authority(directory)
-            self.certified = {name: self.authority.certify(name) for name in ("db.yard.test", "ws.yard.test")}
             self.listeners = Listeners()
             self._stack.callback(self.listeners.close)
             self._webs()
             self._sockets()
-            self._postgres()
-            if packages is not None:
-                self._websockets(packages)
         except BaseException:
             self.close()
             raise
@@ -111,22 +107,24 @@ class World:
         sock.setblocking(False)
         return sock
 
-    def _postgres(self) -> None:
+    def add_postgres(self) -> str:
+        """Why there is none, or nothing."""
         port = self._wanted("postgres") or _free(self.address)
         address = "*" if self.address == "::" else self.address
         try:
-            server = Postgres(address, port, self.certified["db.yard.test"])
+            server = Postgres(address, port, self.authority.certify("db.yard.test"))
         except Absent as absent:
-            self.no_postgres = str(absent)
-            return
+            return str(absent)
         self._stack.callback(server.close)
         self.ports["postgres"] = port
+        return ""
 
-    def _websockets(self, packages: Path) -> None:
+    def add_websockets(self, packages: Path) -> None:
+        """``packages`` is where their library lies."""
         script = Path(__file__).with_name("websocket_server.py")
         command = [base_interpreter(), str(script), self.address, str(self._wanted("ws")), str(self._wanted("wss"))]
         process = subprocess.Popen(
-            [*command, *map(str, self.certified["ws.yard.test"])],
+            [*command, *map(str, self.authority.certify("ws.yard.test"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": str(packages)},
         )  # fmt: skip
         assert process.stdin is not None

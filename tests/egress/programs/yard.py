@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +26,17 @@ DEFINITION = EnvironmentDefinition(PACKAGES)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A run, and what its record says of the network."""
+    """A run, what it returned, however large, and what its record says of the network."""
 
     run: Run
+    returned: Any
     connections: list[dict[str, Any]]
     dropped: int
 
     @property
     def output(self) -> Any:
         assert self.run.ok, dict(self.run.raw)
-        found = self.run.output
-        return found["result"] if set(found) == {"result"} else found
+        return self.returned["result"] if set(self.returned) == {"result"} else self.returned
 
     def allowed(self) -> list[dict[str, Any]]:
         return [one for one in self.connections if one["allowed"]]
@@ -83,14 +85,21 @@ class Yard:
     def told(self, run: Run) -> Told:
         shown = self.runtime.call("runs.show", {"run_id": run.run_id})
         network = shown.get("run", shown).get("network") or {}
-        return Told(run, list(network.get("connections", ())), int(network.get("dropped", 0)))
+        return Told(run, self._returned(run), list(network.get("connections", ())), int(network.get("dropped", 0)))
+
+    def _returned(self, run: Run) -> Any:
+        found = run.output
+        if not isinstance(found, dict) or set(found) != {"truncated", "blob_id", "size_bytes"}:
+            return found
+        content = io.BytesIO()
+        self.runtime.get_blob(found["blob_id"], content)
+        return json.loads(content.getvalue())
 
 
 def install(home: Path) -> str:
     """Install the environment of the clients into a data directory; why it cannot be had, or nothing."""
     directory = DataDir(home).environments
     directory.mkdir(parents=True, exist_ok=True)
-    DataDir(home).skills.mkdir(exist_ok=True)
 
     async def prepare() -> Path | None:
         environments = Environments({ENVIRONMENT: DEFINITION}, directory, install_with_uv)
