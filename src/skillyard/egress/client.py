@@ -52,6 +52,8 @@ class ProcessGate:
         link = await self._linked()
         id = f"{key}.{token_hex(8)}"
         request = {"op": "open", "session": id, "plan": plan_out(plan), "trusted": self._trusted(plan)}
+        if not plan.secrets:
+            return self._opened_at_once(id, link, request)
         try:
             answer = await link.ask(request)
         except asyncio.CancelledError:
@@ -64,6 +66,15 @@ class ProcessGate:
             raise GateFault(f"the certificates for a sandbox cannot be written: {error.strerror}") from error
         session = ProcessSession(id, link, mount, self._trust, self._forget)
         self._sessions[id] = session
+        return session
+
+    def _opened_at_once(self, id: str, link: Link, request: Mapping[str, Any]) -> ProcessSession:
+        """Nothing of the answer is needed, and what is asked later is answered later: a gate that did not open the
+        session refuses the sockets of its sandbox."""
+        link.tell(dict(request))
+        if not link.alive:
+            raise GateFault(f"the gate is gone: {link.why}")
+        session = self._sessions[id] = ProcessSession(id, link, None, self._trust, self._forget)
         return session
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
