@@ -8,9 +8,10 @@ import sqlite3
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SecretNotFound, SkillyardError, StoreFault
-from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.principal import LOCAL, Principal, Scope
 from skillyard.domain.run import RunKind
 from skillyard.domain.secret import Delivery
 from skillyard.domain.secret_entry import Secret
@@ -19,9 +20,13 @@ from skillyard.engine.methods import METHODS
 from skillyard.engine.plan import Plan, make_plan
 from skillyard.engine.refused import Refused
 from skillyard.engine.request import from_params
+from skillyard.engine.secret_book import SecretBook
+from skillyard.engine.secret_methods import call
 from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
-from tests.engine.conftest import Rig
+from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
+from tests.engine.conftest import ManualClock, Rig
 from tests.engine.fakes import a_skill
+from tests.front_door.methods import CANARY, params_of
 
 pytestmark = pytest.mark.anyio
 
@@ -44,14 +49,14 @@ async def plan_of(rig: Rig, principal: Principal, method: str, **params: Any) ->
     return await make_plan(rig.engine, principal, from_params(RunKind(method), row.bind(params)))
 
 
-async def given(rig: Rig, skill: str = "sales.leads", principal: Principal = CRM) -> dict[str, GivenSecret]:
+async def given_to(rig: Rig, skill: str = "sales.leads", principal: Principal = CRM) -> dict[str, GivenSecret]:
     plan = await plan_of(rig, principal, "execute_skill", name=skill)
     return {secret.name: secret for secret in await secrets_for_run(rig.engine, plan)}
 
 
 async def refused(rig: Rig, type_: str, said: str, skill: str = "sales.leads", principal: Principal = CRM) -> None:
     with pytest.raises(Refused) as caught:
-        await given(rig, skill, principal)
+        await given_to(rig, skill, principal)
     assert caught.value.type == type_
     assert said in caught.value.message
     assert VALUE not in caught.value.message
@@ -66,12 +71,12 @@ async def test_a_run_sees_what_its_scope_admits(rig: Rig) -> None:
     for skill in ("sales.leads", "other"):
         needing(rig, skill, SecretNeed("A"))
     await put(rig, "A", "of sales", project="crm", skills="sales.*")
-    assert (await given(rig))["A"].value == "of sales"
+    assert (await given_to(rig))["A"].value == "of sales"
     for skill, principal in (("other", CRM), ("sales.leads", Principal("bob"))):
         await refused(rig, "MissingSecret", f"project '{principal.project}' and skill '{skill}': A", skill, principal)
     await put(rig, "A", "everybody's", skills="*")
-    assert (await given(rig))["A"].value == "of sales"
-    assert (await given(rig, "other", Principal("bob")))["A"].value == "everybody's"
+    assert (await given_to(rig))["A"].value == "of sales"
+    assert (await given_to(rig, "other", Principal("bob")))["A"].value == "everybody's"
 
 
 async def test_the_run_of_a_token_gets_its_projects_secret(rig: Rig) -> None:
@@ -104,7 +109,7 @@ async def test_the_gate_when_either_says_so_and_the_operators_hosts_first(
 ) -> None:
     needing(rig, "sales.leads", SecretNeed("A", False, *declared))
     await put(rig, "A", VALUE, delivery=stored[0], hosts=stored[1])
-    secret = (await given(rig))["A"]
+    secret = (await given_to(rig))["A"]
     assert (secret.value, secret.delivery, [rule.text for rule in secret.hosts]) == (VALUE, delivery, hosts)
     assert secret_versions([secret]) == {"A": "store:1"}
     assert VALUE not in repr(secret)
@@ -116,7 +121,7 @@ async def test_a_gate_secret_without_a_host_is_refused(rig: Rig) -> None:
     await put(rig, "A", VALUE, delivery="gate")
     await refused(rig, "PolicyRefused", "no host is bound to it: skillyard secret bind A")
     await rig.call("secrets.bind", name="A", delivery="gate", hosts=["api.x.com"])
-    assert (await given(rig))["A"].delivery is Delivery.GATE
+    assert (await given_to(rig))["A"].delivery is Delivery.GATE
 
 
 async def test_code_gets_what_its_mounted_skills_may_have(rig: Rig) -> None:
@@ -162,7 +167,7 @@ async def test_readers_are_asked_in_order_for_what_the_store_lacks(rig: Rig) -> 
     object.__setattr__(rig.engine.secret_book, "readers", (first, second))
     needing(rig, "sales.leads", *(SecretNeed(name) for name in "ABC"))
     await put(rig, "A", "stored")
-    found = await given(rig)
+    found = await given_to(rig)
     assert secret_versions(found.values()) == {"A": "store:1", "B": "first", "C": "second"}
     assert (first.asked, second.asked) == (["B", "C"], ["C"])
 
@@ -266,7 +271,7 @@ async def test_versions_are_rolled_back_and_secrets_deleted(rig: Rig) -> None:
         await put(rig, "A", value)
     shown = (await rig.call("secrets.rollback", name="A", version=1))["secret"]
     assert shown["version"] == 1
-    found = await given(rig)
+    found = await given_to(rig)
     assert (found["A"].value, found["A"].version) == ("one", "store:1")
     assert await rig.call("secrets.delete", name="A") == {"deleted": True}
     assert await rig.call("secrets.delete", name="A") == {"deleted": False}
@@ -303,6 +308,29 @@ async def test_refusals_tell_no_value(rig: Rig, wrong: dict[str, Any]) -> None:
     assert VALUE not in said
     assert (await rig.call("secrets.list"))["secrets"] == []
     assert await audited(rig) == []
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("secrets.")])
+def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
+    row, clock = METHODS[method], ManualClock()
+    listed = (InvalidInput, *row.errors)
+    book = SecretBook(MemorySecrets(clock), MemorySecretAudit(), clock)
+
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(params=params_of(row))
+    def hold(params: dict[str, Any]) -> None:
+        try:
+            answer: dict[str, Any] | None = asyncio.run(call(book, LOCAL, method, params))
+        except listed as error:
+            answer = None
+            said = error.message
+        if answer is None:
+            assert CANARY not in said or params.get("name") == CANARY
+        else:
+            assert set(row.result["required"]) <= set(answer)
+            json.dumps(answer)
+
+    hold()
 
 
 async def test_no_answer_event_or_row_holds_a_value(rig: Rig) -> None:
