@@ -292,6 +292,7 @@ async def test_refusals(shared_gate: ProcessGate, rooms: Rooms) -> None:
         log = await box.session.close()
     assert sum(row.count for row in log.connections) == len(REFUSED)
     assert not [row for row in log.connections if row.allowed or not row.reason]
+    assert "198.18.77.77 stands for no name that was asked for" in [row.reason for row in log.connections]
 
 
 async def test_the_port_of_tls_is_for_tls(shared_gate: ProcessGate, rooms: Rooms) -> None:
@@ -349,6 +350,22 @@ async def test_a_server_that_ends_or_talks_nonsense(shared_gate: ProcessGate, ro
             box = await plugged(shared_gate, rooms.room(), reaching(server, "a.test"), key=talk.__name__)
             async with client(box) as one:
                 assert (await one.all(get(server.port))).startswith(b"HTTP/1.1 502 Bad Gateway\r\n")
+
+
+async def test_an_answer_to_half_a_question(shared_gate: ProcessGate, rooms: Rooms) -> None:
+    too_much = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
+
+    async def decline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _head(reader)
+        writer.write(too_much)
+
+    async with Server(decline) as server:
+        box = await plugged(shared_gate, rooms.room(), reaching(server, "a.test"), key="decline")
+        async with client(box) as one:
+            said = get(server.port).replace(b"GET", b"POST")[:-2] + b"Content-Length: 1000000\r\n\r\n" + bytes(1000)
+            told = await one.all(said)
+    assert told.startswith(b"HTTP/1.1 413 ")
+    assert told.endswith(b"\r\n\r\nno")
 
 
 async def test_a_server_that_ends_while_it_is_kept(shared_gate: ProcessGate, rooms: Rooms) -> None:

@@ -124,6 +124,7 @@ async def test_refusals(shared_gate: ProcessGate, rooms: Rooms) -> None:
     log = await box.session.close()
     assert sum(row.count for row in log.connections) == len(REFUSED)
     assert [row.host for row in log.connections if row.allowed] == ["gone.test"]
+    assert "SOCKS5 to port 0" in [row.reason for row in log.connections]
     assert all(row.reason and row.via == "socks5" for row in log.connections)
 
 

@@ -106,10 +106,14 @@ class Exchange(Outbox):
         self._to_server += self._server.send(words.request(request)) or b""
 
     @property
+    def answered(self) -> bool:
+        """Whether the answer is complete; the request may not be."""
+        return self._client.http.our_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+
+    @property
     def over(self) -> bool:
         """Whether both messages are complete."""
-        ended = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
-        return self._client.http.our_state in ended and not self._client.in_body
+        return self.answered and not self._client.in_body
 
     @property
     def server_may_go_on(self) -> bool:

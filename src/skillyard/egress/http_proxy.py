@@ -178,6 +178,9 @@ class _Connection:
         """Keep what may be used again, close what may not. Whether the client may go on."""
         if not guard.complete:
             upstream.close()
+            if guard.answered:  # before all was asked
+                await farewell(self._client)
+                return False
             if guard.client_ended or guard.answering or reused:
                 # What was cut off must not look whole; and a client asks again when a connection that it kept ends.
                 self._client.reset()
@@ -221,6 +224,10 @@ class _OneExchange(Outbox):
     @property
     def answering(self) -> bool:
         return self._exchange is not None and self._exchange.answering
+
+    @property
+    def answered(self) -> bool:
+        return self._exchange is not None and self._exchange.answered
 
     @property
     def complete(self) -> bool:
