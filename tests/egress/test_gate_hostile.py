@@ -121,7 +121,7 @@ async def test_without_descriptors_who_knocks_waits_and_is_served_later() -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         listener.setblocking(False)
         client.settimeout(10)
-        door = Door(session, listener, serve, Room(100_000), pytest.fail)
+        door = Door(session, listener, serve, Room(100_000), lambda fault: pytest.fail(str(fault)))
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(client.fileno())
         os.close(free)  # the next one that would be given

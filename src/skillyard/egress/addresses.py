@@ -16,4 +16,6 @@ def plain(address: Address) -> Address:
 def endpoint(name: Any) -> tuple[Address, int]:
     """The address and port in what getsockname(2) and its kin give for the internet families."""
     host, port = name[0], name[1]
-    return plain(ipaddress.ip_address(host.partition("%")[0])), port
+    if ":" not in host:
+        return ipaddress.IPv4Address(host), port
+    return plain(ipaddress.IPv6Address(host.partition("%")[0])), port

@@ -28,6 +28,7 @@ class Door:
     ) -> None:
         self._session = session
         self._sock = sock
+        self._fd = sock.fileno()
         self._serve = serve
         self._room = room
         self._on_fault = on_fault
@@ -36,13 +37,13 @@ class Door:
         self._open()
 
     def close(self) -> None:
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         if self._later is not None:
             self._later.cancel()
         self._sock.close()
 
     def _open(self) -> None:
-        self._loop.add_reader(self._sock, self._knocked)
+        self._loop.add_reader(self._fd, self._knocked)
 
     def _knocked(self) -> None:
         for _ in range(_AT_ONCE):
@@ -54,7 +55,7 @@ class Door:
                 continue
             except OSError as error:
                 # Who knocks waits in the kernel's queue meanwhile; a socket that is broken is left alone.
-                self._loop.remove_reader(self._sock)
+                self._loop.remove_reader(self._fd)
                 if error.errno in _CROWDED:
                     self._later = self._loop.call_later(_LATER_S, self._open)
                 return

@@ -31,14 +31,15 @@ class Watcher:
     def __init__(self, session: Session, sock: socket.socket) -> None:
         self._session = session
         self._sock = sock
+        self._fd = sock.fileno()
         self._skip = _ETHERNET_HEAD if sock.type == socket.SOCK_RAW else 0
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
-        self._loop.add_reader(sock, self._readable)
+        self._loop.add_reader(self._fd, self._readable)
 
     def close(self) -> None:
         """The socket's last close waits for the kernel (synchronize_net), so somebody else waits."""
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         if self._pause is not None:
             self._pause.cancel()
         with contextlib.suppress(OSError):
@@ -51,14 +52,14 @@ class Watcher:
         try:
             more = self._look(_AT_ONCE)
         except OSError:
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._fd)
             return
         if more:
-            self._loop.remove_reader(self._sock)
+            self._loop.remove_reader(self._fd)
             self._pause = self._loop.call_later(_PAUSE_S, self._go_on)
 
     def _go_on(self) -> None:
-        self._loop.add_reader(self._sock, self._readable)
+        self._loop.add_reader(self._fd, self._readable)
 
     def _look(self, most: int) -> bool:
         """Whether there may be more."""
