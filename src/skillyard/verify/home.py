@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.assembly import Runtime
 from skillyard.engine.environments import remove_tree
+from skillyard.verify.outside import Outside, opened, outside
 
 if TYPE_CHECKING:
     from skillyard.ports.sandbox import Backend
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from skillyard.verify.yard import Yard
 
 SKILL, SECRET = "verify.keeper", "VERIFY_SECRET"
+CALLER = "verify.caller"
+"""May reach one host, and runs what it is told."""
 
 _MANIFEST = f"""\
 name = "{SKILL}"
@@ -62,6 +66,27 @@ def main(args):
     return {{"had": bool(value), "forms": forms, "summary": value, value: 1, "deep": [[{{"x": value}}]]}}
 """
 
+_CALLER = f"""\
+name = "{CALLER}"
+version = "1.0.0"
+description = "Reaches one host, for skillyard verify"
+kind = "action"
+
+[runtime]
+language = "python"
+entrypoint = "code/main.py"
+export = "main"
+
+[permissions]
+network = RULES
+"""
+_CALLS = """\
+def main(args):
+    names = {}
+    exec(compile(args["code"], "program", "exec"), names)
+    return names["main"](args["args"])
+"""
+
 
 @contextmanager
 def workplace() -> Iterator[Path]:
@@ -75,16 +100,27 @@ def workplace() -> Iterator[Path]:
 
 @asynccontextmanager
 async def own_runtime(settings: Settings, place: Path, backend: Backend | None = None) -> AsyncIterator[Runtime]:
-    """Open, with a skill that declares a secret, and that secret. ``backend`` replaces those of the settings."""
-    _write_skill(place / "skills" / SKILL)
-    own = settings.model_copy(update={"data_dir": place / "data", "skills_dirs": [place / "skills"]})
-    async with Runtime(settings=own, backend=backend) as runtime:
-        _values[place / "data"] = value = f"verify-secret-0{token_hex(12)}"
-        await runtime.secrets.set(SECRET, value)
-        try:
-            yield runtime
-        finally:
-            del _values[place / "data"]
+    """Open, with a skill that declares a secret, and that secret, and one that may reach one host of an outside made
+    for it. ``backend`` replaces those of the settings."""
+    _write_skill(place / "skills" / SKILL, _MANIFEST, _MAIN)
+    own = settings.model_copy(
+        update={
+            "data_dir": place / "data",
+            "skills_dirs": [place / "skills"],
+            "network": opened(settings.network),
+        }
+    )
+    async with outside() as there:
+        manifest = _CALLER.replace("RULES", json.dumps(there.rules()))
+        _write_skill(place / "skills" / CALLER, manifest, _CALLS)
+        async with Runtime(settings=own, backend=backend) as runtime:
+            _outsides[place / "data"] = there
+            _values[place / "data"] = value = f"verify-secret-0{token_hex(12)}"
+            await runtime.secrets.set(SECRET, value)
+            try:
+                yield runtime
+            finally:
+                del _values[place / "data"], _outsides[place / "data"]
 
 
 def secret_value(yard: Yard) -> str:
@@ -93,13 +129,20 @@ def secret_value(yard: Yard) -> str:
     return _values[Path(yard.runtime.settings.data_dir)]
 
 
+def outside_of(yard: Yard) -> Outside:
+    """What the caller's skill of the battery's runtime may reach a part of."""
+    assert yard.runtime is not None
+    return _outsides[Path(yard.runtime.settings.data_dir)]
+
+
 _values: dict[Path, str] = {}
+_outsides: dict[Path, Outside] = {}
 
 
-def _write_skill(directory: Path) -> None:
+def _write_skill(directory: Path, manifest: str, main: str) -> None:
     (directory / "code").mkdir(parents=True)
-    (directory / "skill.toml").write_text(_MANIFEST, encoding="utf-8")
+    (directory / "skill.toml").write_text(manifest, encoding="utf-8")
     (directory / "SKILL.md").write_text(
-        "---\nname: keeper\ndescription: Keeps a secret\n---\nIt keeps.\n", encoding="utf-8"
+        "---\nname: helper\ndescription: Helps to verify\n---\nIt helps.\n", encoding="utf-8"
     )
-    (directory / "code" / "main.py").write_text(_MAIN, encoding="utf-8")
+    (directory / "code" / "main.py").write_text(main, encoding="utf-8")
