@@ -12,9 +12,7 @@ from skillyard.egress.names import Names
 from skillyard.egress.session import Session
 from skillyard.egress.stream import Stream
 
-# linux/in6.h and linux/in.h; Python names not all of them.
-_IPV6_RECVPKTINFO, _IPV6_PKTINFO = 49, 50
-_IP_PKTINFO, _IP_FREEBIND = 8, 15
+_IPV6_PKTINFO, _IP_PKTINFO = 50, 8  # linux/in6.h, linux/in.h
 _IN6_PKTINFO = struct.Struct("16si")
 _IN_PKTINFO = struct.Struct("i4s4s")
 _MOST_MESSAGE = 4096
@@ -27,7 +25,8 @@ _MOST_ON_STREAM = 100
 
 
 class Datagrams:
-    """One UDP socket, until :meth:`close`."""
+    """One UDP socket, until :meth:`close`. Whoever made it has set that it tells which address was asked
+    (IPV6_RECVPKTINFO, IP_PKTINFO) and may answer from it (IPV6_FREEBIND)."""
 
     def __init__(self, session: Session, sock: socket.socket) -> None:
         self._names = Names(session)
@@ -36,7 +35,6 @@ class Datagrams:
         self._later: asyncio.TimerHandle | None = None
         self._window = 0.0
         self._in_window = 0
-        self._ask_for_addresses()
         self._loop.add_reader(sock, self._readable)
 
     def close(self) -> None:
@@ -44,15 +42,6 @@ class Datagrams:
         if self._later is not None:
             self._later.cancel()
         self._sock.close()
-
-    def _ask_for_addresses(self) -> None:
-        sock = self._sock
-        if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        else:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-        # An IPv6 source must be an interface's own, or free: a local route does not make it one (ipv6(7)).
-        sock.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
 
     def _readable(self) -> None:
         now = self._loop.time()
