@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from tests.verify import host_mutants, inside_mutants, limit_mutants, outside_mutants
+from tests.verify import egress_mutants, host_mutants, inside_mutants, limit_mutants, outside_mutants
 
-MUTANTS = (*inside_mutants.MUTANTS, *host_mutants.MUTANTS, *limit_mutants.MUTANTS, *outside_mutants.MUTANTS)
+MUTANTS = (
+    *inside_mutants.MUTANTS,
+    *host_mutants.MUTANTS,
+    *limit_mutants.MUTANTS,
+    *egress_mutants.MUTANTS,
+    *outside_mutants.MUTANTS,
+)
 
 _OWN_PROCESS = (
     "each run is a fork of its own with memory of its own: only another design, where one interpreter serves two runs, "
@@ -13,6 +19,7 @@ _OWN_PROCESS = (
 NO_MUTANT: dict[str, str] = {
     "canaries-process-handle": "the mutant without pids lets processes-signal find the host's numbers",
     "channel-descriptors": "read(2) drops descriptors that come with bytes; what is judged is the server after it",
+    "egress-datagrams": "nothing relays datagrams; what is judged is what the outside heard",
     "entries-x32": "kernels without the x32 interface answer as the filter does",
     "leftovers-settings": _OWN_PROCESS,
     "memory-locked": "RLIMIT_MEMLOCK is below it on most hosts without our doing",

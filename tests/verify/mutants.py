@@ -10,13 +10,16 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 import skillyard
+from skillyard import backends
 from skillyard.domain.protection import Probe, Protection
+from skillyard.egress import launch as gate_launch
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
@@ -35,7 +38,8 @@ class Mutant:
     """``without`` names what is gone: protections, or a rule of the server in words. ``inside``: source that is put
     behind modules of the copy; ``outside``: changes to the server in this process. ``escapes``: attacks that must
     escape then. ``who``: whose walls these are, ``root``, ``ordinary`` or ``both``. ``canary``: targets are planted.
-    ``short``: tried in the default form of the tests."""
+    ``short``: tried in the default form of the tests. ``network``: its runs have the way out that policy gives, by a
+    gate that runs from the copy too."""
 
     id: str
     without: tuple[str, ...]
@@ -46,6 +50,7 @@ class Mutant:
     who: str = "both"
     canary: bool = False
     short: bool = False
+    network: bool = False
 
     def __str__(self) -> str:
         return self.id
@@ -54,15 +59,15 @@ class Mutant:
 class Claiming(NativeBackend):
     """Claims what the unharmed backend has: else every run of a mutant would be refused, as it should be."""
 
-    def __init__(self, run_dir: Path, claims: Claims | None) -> None:
-        super().__init__(run_dir, KeeperOptions(ready=1))
+    def __init__(self, run_dir: Path, claims: Claims | None, plug: Plug | None = None) -> None:
+        super().__init__(run_dir, KeeperOptions(ready=1), plug)
         self._claims = claims
 
     async def probe(self) -> Probe:
         found = await super().probe()
         if self._claims is not None and found.protections is not self._claims:
             assert found.ready, found.facts
-            self._probe = found = Probe("native", True, self._claims, found.facts)
+            self._probe = found = replace(found, ready=True, protections=self._claims)
             self._enforced = found.enforced()
         return found
 
@@ -89,6 +94,7 @@ async def weakened(
         prefix="skillyard-mutant-"
     ) as copy:  # the sandboxes' users must be able to read it
         monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
+        monkeypatch.setattr(gate_launch, "_roots", lambda roots=gate_launch._roots: [copy, *roots()])
         async with _yard(mutant, place, monkeypatch, claims) as yard:
             yield yard
 
@@ -100,6 +106,13 @@ async def _yard(
     if mutant.outside is not None:
         mutant.outside(monkeypatch)
     settings = Settings(data_dir=place / "unused")
+    if mutant.network:
+        monkeypatch.setattr(
+            backends, "_MAKE", {"native": lambda _, run_dir, plug=None: Claiming(run_dir, claims, plug)}
+        )
+        async with own_runtime(settings, place) as runtime:
+            yield Yard(runtime, None, runtime)
+        return
     backend = Claiming(place / "run", claims)
     if not mutant.canary:
         async with own_runtime(settings, place, backend) as runtime:
