@@ -86,6 +86,8 @@ class InterceptGuard:
         self._http = http
         self._masker = masker
         self._scanner = scanner
+        self._early = bytearray()
+        """What the client said before the server showed who it is: nothing is made of it until then."""
         self._denied = b""
         self._trouble: Unreachable | None = None
         """Of the server; the client is told when it asks for something."""
@@ -101,7 +103,7 @@ class InterceptGuard:
 
     @property
     def wants_client(self) -> bool:
-        return self._http.wants_client and self._server.waiting < ROOM
+        return self._http.wants_client and len(self._early) < ROOM
 
     def client_says(self, data: bytes) -> None:
         """See Guard."""
@@ -111,10 +113,11 @@ class InterceptGuard:
         said = self._heard_client(data)
         if said and self._trouble is not None:
             self._fail(self._trouble)
-        if said:
-            self._tell(self._client_said, said)
-        if self._client.ended and not self.over:
-            self._tell(self._client_said, b"")
+        self._early += said
+        if self._server.ready:
+            self._hear_early()
+        else:
+            self._over = self._over or (self._client.ended and not self._early)
 
     def server_says(self, data: bytes) -> None:
         """See Guard."""
@@ -124,9 +127,11 @@ class InterceptGuard:
             said = self._server.hear(data)
         except TlsFault as fault:
             self._trouble = Unreachable(f"TLS with {self._name}: {fault.reason}")
-            if self._http.asked:
+            if self._early or self._http.asked:
                 self._fail(self._trouble)
             return
+        if self._server.ready:
+            self._hear_early()
         if said:
             self._tell(self._http.server_says, said)
         if self._server.ended and not self.over:
@@ -179,6 +184,14 @@ class InterceptGuard:
             if not data:
                 return b""
             raise Refused(f"TLS with the program failed, which may not trust the gate: {fault.reason}") from None
+
+    def _hear_early(self) -> None:
+        said = bytes(self._early)
+        self._early.clear()
+        if said:
+            self._tell(self._client_said, said)
+        if self._client.ended and not self.over:
+            self._tell(self._client_said, b"")
 
     def _client_said(self, said: bytes) -> None:
         if not self._http.raw:

@@ -26,7 +26,6 @@ class TlsEnd:
         self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
-        self._waiting = bytearray()
         self._over = False
         self.ready = False
         """Whether hands were shaken."""
@@ -35,11 +34,6 @@ class TlsEnd:
         two are one to us."""
         if server_name is not None:
             self._shake()
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that wait for the handshake."""
-        return len(self._waiting)
 
     def hear(self, data: bytes) -> bytes:
         """What ``data``, empty at the end of the connection, means. Raises TlsFault."""
@@ -52,13 +46,9 @@ class TlsEnd:
         return self._decrypted() if self.ready else b""
 
     def say(self, data: bytes) -> None:
-        """Nothing after :meth:`end`."""
-        if self._over:
-            return
-        if self.ready:
+        """Once hands were shaken; nothing after :meth:`end`."""
+        if not self._over:
             self._tls.write(data)
-        else:
-            self._waiting += data
 
     def end(self) -> None:
         """Nothing more is said, and the other side is told. Idempotent."""
@@ -79,9 +69,6 @@ class TlsEnd:
         except ssl.SSLError as error:
             raise _fault(error) from None
         self.ready = True
-        if self._waiting:
-            self._tls.write(self._waiting)
-            self._waiting.clear()
 
     def _decrypted(self) -> bytes:
         pieces: list[bytes] = []
