@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ def test_explain_asks_for_what_the_options_say(run: Cli, yard: YardServer) -> No
     assert yard.calls[-1][1] == {"targets": ["x.com"], "mount_skills": ["a.b"], "code": True, "resolve": True}
 
 
+def _told(answer: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    return answer
+
+
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_what_is_refused_exits_with_1(run: Cli, yard: YardServer, flags: tuple[str, ...]) -> None:
     refused = EXPLAINED["targets"][0] | {"allowed": False, "reason": "no skill rule allows x.com"}
     for answer in (EXPLAINED | {"targets": [refused]}, EXPLAINED | {"refused": "it asks for every host"}):
-        yard.methods["policy.explain"] = lambda params, answer=answer: answer
+        yard.methods["policy.explain"] = partial(_told, answer)
         result = run("policy", "explain", "x.com", *flags)
         assert result.exit_code == 1
         if flags:

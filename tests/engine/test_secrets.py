@@ -313,7 +313,7 @@ async def test_refusals_tell_no_value(rig: Rig, wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("secrets.")])
 def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
     row, clock = METHODS[method], ManualClock()
-    listed = (InvalidInput, *row.errors)
+    listed: tuple[type[SkillyardError], ...] = (InvalidInput, *row.errors)
     book = SecretBook(MemorySecrets(clock), MemorySecretAudit(), clock)
 
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
