@@ -85,7 +85,8 @@ class Service:
         if plan.secrets:
             verify = partial(_verifying, message["trusted"])
             interception = Interception(plan.secrets, verify)
-            self._loop.run_in_executor(None, verify)  # before the first connection has to wait for it
+            if not _verifying.cache_info().currsize:  # before the first connection has to wait for it
+                self._loop.run_in_executor(None, verify)
         session = Session(message["session"], plan, self._dialer, interception)
         self._sessions[session.id] = _Open(session, Listening(session, self._room, self.trouble))
         self._room.sessions += 1
