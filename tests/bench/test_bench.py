@@ -61,6 +61,18 @@ def test_throughput_is_there_for_each_concurrency(report: dict[str, Any]) -> Non
     assert all(row["runs_per_s"] > 0 for row in report["throughput"])
 
 
+def test_the_ways_out_stand_beside_a_direct_connection_and_a_plain_proxy(report: dict[str, Any]) -> None:
+    rows = by_id(report["network"])
+    assert {"direct", "proxy", "gate", "gate_connect", "direct_tls", "gate_tls", "gate_secret"} <= rows.keys()
+    for row in rows.values():
+        assert row["mib_per_s"] > 0
+        assert row["connection_ms"] > 0
+        assert row["vs_direct"] > 0
+        assert row["vs_proxy"] > 0
+    assert rows["direct"]["vs_direct"] == rows["direct_tls"]["vs_direct"] == 1
+    assert report["policy_added_ms"] is not None
+
+
 def test_waiting_and_beginning_are_measured(report: dict[str, Any]) -> None:
     assert report["idle"]["sandboxes"] == 4
     assert report["idle"]["processes"] >= 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skillyard.bench.budget import Line, compare
 from skillyard.bench.idle import Idle
+from skillyard.bench.network import Ways
 from skillyard.bench.stats import Rounds
 
 MIB = 1024 * 1024
@@ -34,12 +35,14 @@ def test_each_line_can_be_met_and_missed() -> None:
         {"ready": {1: rounds(510_000)}},
         idle(1000, 3 * MIB),
         {"import skillyard": [0.05], "skillyard version": [0.14]},
+        Ways(1, plain=rounds(1.2), policy=rounds(3.1)),
     )
     bad = compare(
         {"ready": rounds(1.6), "on_demand": rounds(11), "data": rounds(4.1), "http": rounds(3.2)},
         {"ready": {1: rounds(400_000)}},
         idle(1000, 5 * MIB),
         {"import skillyard": [0.151], "skillyard version": [0.1], "skillyard runs list": [0.2]},
+        Ways(1, plain=rounds(1.2), policy=rounds(3.3)),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]

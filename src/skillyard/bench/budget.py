@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skillyard.bench.idle import Idle
+from skillyard.bench.network import Ways
 from skillyard.bench.stats import Rounds, median, percentile
 
 MIB = 1024 * 1024
@@ -38,9 +39,12 @@ def compare(
     throughput: Mapping[str, Mapping[int, Rounds]],
     idle: Idle | None,
     startup: Mapping[str, Sequence[float]],
+    network: Ways | None = None,
 ) -> list[Line]:
     """Each line of the budget; subjects that were not measured leave theirs open."""
-    return [*_latencies(latency), _sustained(throughput), *_waiting(idle), *_beginning(startup)]
+    added = network.added_ms() if network else None
+    policy = Line("what a network policy adds to a ready run, median", 2.0, "ms", added)
+    return [*_latencies(latency), policy, _sustained(throughput), *_waiting(idle), *_beginning(startup)]
 
 
 def _latencies(latency: Mapping[str, Rounds]) -> Iterator[Line]:

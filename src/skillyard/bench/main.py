@@ -13,16 +13,17 @@ from pathlib import Path
 
 import click
 
-from skillyard.bench import idle, latency, startup, throughput
+from skillyard.bench import idle, latency, network, startup, throughput
 from skillyard.bench.idle import Idle
 from skillyard.bench.job import WrongResult
+from skillyard.bench.network import Ways
 from skillyard.bench.peers import open_peers
 from skillyard.bench.plan import CONCURRENCY, Plan
 from skillyard.bench.report import Report
 from skillyard.bench.subject import GivenUp, Skipped
 from skillyard.bench.yards import open_yards
 from skillyard.client.errors import RunFailed
-from skillyard.domain.errors import SandboxFault
+from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import emit_json
 from skillyard.server_process import ServerFailed
@@ -64,14 +65,18 @@ async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
                 say("throughput")
                 loaded = [subject for subject in subjects if subject.loaded]
                 rates = await throughput.measure(loaded, plan, given_up)
+            say("ways out")
+            ways, closed = await _ways(home / "network", plan)
             say("commands")
             starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
             servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
             probe = await yards.native().probe()
     took = time.perf_counter() - began
     failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in peers if s.id in given_up]
-    skips = [*skipped, *without, *absent, *failed]
-    return Report(quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips)
+    skips = [*skipped, *without, *absent, *failed, *closed]
+    return Report(
+        quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips, ways
+    )
 
 
 async def _idle(home: Path, count: int) -> tuple[Idle | None, list[Skipped]]:
@@ -80,6 +85,13 @@ async def _idle(home: Path, count: int) -> tuple[Idle | None, list[Skipped]]:
     except (SandboxFault, TimeoutError) as error:
         reason = str(error) or "they were not ready in time"
         return None, [Skipped("idle", f"{count} ready sandboxes", reason)]
+
+
+async def _ways(home: Path, plan: Plan) -> tuple[Ways | None, list[Skipped]]:
+    try:
+        return await network.measure(home, plan.network_rounds, plan.network_bytes), []
+    except (SkillyardError, RunFailed, OSError) as error:
+        return None, [Skipped("network", "the ways out", " ".join(str(error).split())[:200])]
 
 
 def _aloud(text: str) -> None:

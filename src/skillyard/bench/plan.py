@@ -9,7 +9,8 @@ CONCURRENCY = (1, 2, 8)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``rounds`` or ``latency_s``, whichever ends first; ``windows`` of ``window_s`` for each throughput."""
+    """``rounds`` or ``latency_s``, whichever ends first; ``windows`` of ``window_s`` for each throughput;
+    ``network_rounds`` of ``network_bytes`` by each way out."""
 
     rounds: int
     latency_s: float
@@ -18,9 +19,13 @@ class Plan:
     ready: int
     starts: int
     data: bool
+    network_rounds: int = 2
+    network_bytes: int = 4 << 20
 
     @classmethod
     def of(cls, *, quick: bool, ready: int | None) -> Plan:
         if quick:
-            return cls(rounds=6, latency_s=10, windows=1, window_s=0.25, ready=ready or 8, starts=3, data=False)
-        return cls(rounds=150, latency_s=50, windows=3, window_s=0.6, ready=ready or 100, starts=9, data=True)
+            return cls(rounds=6, latency_s=10, windows=1, window_s=0.25, ready=ready or 8, starts=3, data=False,
+                       network_rounds=2, network_bytes=4 << 20)  # fmt: skip
+        return cls(rounds=150, latency_s=50, windows=3, window_s=0.6, ready=ready or 100, starts=9, data=True,
+                   network_rounds=8, network_bytes=64 << 20)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from skillyard._version import __version__
 from skillyard.bench import budget
 from skillyard.bench.idle import Idle
+from skillyard.bench.network import Ways
 from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.bench.subject import Skipped, Subject
@@ -35,9 +36,10 @@ class Report:
     server_start_s: Sequence[float]
     protections: Mapping[str, str]
     skipped: Sequence[Skipped]
+    network: Ways | None = None
 
     def budget(self) -> list[budget.Line]:
-        return budget.compare(self.latency, self.throughput, self.idle, self.startup)
+        return budget.compare(self.latency, self.throughput, self.idle, self.startup, self.network)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
@@ -51,6 +53,8 @@ class Report:
             "latency": list(self.latencies()),
             "throughput": list(self.throughputs()),
             "idle": asdict(self.idle) if self.idle else None,
+            "network": list(self.network.rows()) if self.network else [],
+            "policy_added_ms": self.network.added_ms() if self.network else None,
             "startup": [{"title": title, **in_ms(samples)} for title, samples in self.startup.items()],
             "server_start": in_ms(self.server_start_s),
             "budget": [line.as_dict() for line in self.budget()],

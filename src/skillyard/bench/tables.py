@@ -51,6 +51,8 @@ def _tables(report: Report) -> Iterator[tuple[str, Table]]:
     for job in dict.fromkeys(row["job"] for row in rows):
         yield f"Latency of one run, job '{job}'", _latency([row for row in rows if row["job"] == job])
     yield "Throughput, runs a second", _throughput(report)
+    if report.network is not None:
+        yield "Ways out: one transfer, and a connection with one small answer", _ways(report)
     yield "Waiting and beginning", _waiting(report)
     yield "The budget", _budget(report.budget())
 
@@ -71,6 +73,16 @@ def _throughput(report: Report) -> Table:
         rates = {r["concurrency"]: r["runs_per_s"] for r in report.throughputs() if r["id"] == subject.id}
         if rates:
             table.add_row(subject.title, *(f"{rates[level]:,.0f}" if level in rates else "" for level in CONCURRENCY))
+    return table
+
+
+def _ways(report: Report) -> Table:
+    """Rates and times as parts of the other's with or without TLS alike."""
+    table = _table("", "MiB/s", "/ direct", "/ plain proxy", "connect ms", "/ direct", "/ plain proxy")
+    for row in report.network.rows() if report.network else ():
+        ratios = [_ratio(row[name]) for name in ("vs_direct", "vs_proxy")]
+        connection = [_ratio(row[name]) for name in ("connection_vs_direct", "connection_vs_proxy")]
+        table.add_row(row["title"], f"{row['mib_per_s']:,.0f}", *ratios, _ms(row["connection_ms"]), *connection)
     return table
 
 

@@ -28,6 +28,7 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     """Measure what a run costs here, beside others that do the same job.
 
     run_code in process and over HTTP, with sandboxes ready and on demand, with numpy and pandas preloaded;
+    bytes and connections through the gate, and what a network policy adds to a run;
     beside a plain python3 -I without any walls and those of bubblewrap, sandlock, srt and docker that are
     installed. All take turns, so that ratios hold on a noisy machine. Works in a directory of its own.
     """
