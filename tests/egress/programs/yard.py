@@ -21,6 +21,9 @@ from tests.egress.programs.clients import PACKAGES
 
 ENVIRONMENT = "net"
 TIMEOUT_MS = 60_000
+ROOMY = {"ready": 0, "tenant_pids": 8192}
+PLACES = {"running": 400, "queued": 400, "queued_each": 400}
+"""For hundreds of runs of one principal at once."""
 DEFINITION = EnvironmentDefinition(PACKAGES)
 
 
@@ -61,7 +64,7 @@ class Yard:
     ) -> None:
         environments = {ENVIRONMENT: {"packages": PACKAGES}}
         self.settings = load_settings(
-            data_dir=home, network=network, environments=environments, native={"ready": 0}, **settings
+            data_dir=home, network=network, environments=environments, native=ROOMY, admission=PLACES, **settings
         )
         self._inside = inside
         self.runtime: SyncRuntime = self._inside(self._opened)
