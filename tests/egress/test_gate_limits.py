@@ -134,6 +134,18 @@ async def test_first_words_that_do_not_come(shared_gate: ProcessGate, room: Room
     assert "within 0.5 s" in row.reason
 
 
+async def test_a_refused_client_that_waits_to_be_spoken_to_is_not_kept(shared_gate: ProcessGate, room: Room) -> None:
+    """On port 80 a refusal is told in HTTP, once the client has said something; 30 s would be the time for that."""
+    async with Server(silent) as server:
+        box = await plugged(shared_gate, room, reaching(server, "api.test"), 80)
+        reader, _ = await box.connect("203.0.113.9", 80)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                assert not await reader.read()
+        [row] = (await box.close()).connections
+    assert not row.allowed
+
+
 async def test_first_words_one_byte_at_a_time(shared_gate: ProcessGate, room: Room) -> None:
     async with Server(silent) as server:
         plan = reaching(server, "api.test", limits=replace(USUAL, header_s=0.5))

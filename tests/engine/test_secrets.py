@@ -124,6 +124,14 @@ async def test_a_gate_secret_without_a_host_is_refused(rig: Rig) -> None:
     assert (await given_to(rig))["A"].delivery is Delivery.GATE
 
 
+async def test_a_gate_secret_that_reads_like_any_text_is_refused(rig: Rig) -> None:
+    needing(rig, "sales.leads", SecretNeed("A"))
+    await put(rig, "A", "1234567", delivery="gate", hosts=["api.x.com"])
+    await refused(rig, "PolicyRefused", "shorter than 8 characters")
+    await put(rig, "A", "12345678", delivery="gate", hosts=["api.x.com"])
+    assert (await given_to(rig))["A"].delivery is Delivery.GATE
+
+
 async def test_code_gets_what_its_mounted_skills_may_have(rig: Rig) -> None:
     rig.configure(run_code_secrets="mounted")
     needing(rig, "sales.leads", SecretNeed("A"), SecretNeed("B", True))

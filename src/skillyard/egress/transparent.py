@@ -16,6 +16,9 @@ from skillyard.egress.tunnel import carry
 
 VIA = "direct"
 _MOST_WORDS = 1 << 16
+_GRACE_S = 0.5
+"""For the first words of a client that is refused: most speak at once, and one that waits for the server to speak is
+not kept waiting."""
 
 
 async def serve(session: Session, client: Stream) -> None:
@@ -38,7 +41,7 @@ async def _tell(session: Session, client: Stream, port: int, trouble: Trouble) -
         return
     said = b""
     with contextlib.suppress(OSError):
-        async with asyncio.timeout(session.limits.header_s):
+        async with asyncio.timeout(min(_GRACE_S, session.limits.header_s)):
             while len(said) < _MOST_WORDS and (data := await client.read()):
                 said += data
                 if (kind := sniff(said)) is not None:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 
+_LEAST_AT_GATE = 8
+
+
 @dataclass(frozen=True, slots=True)
 class GivenSecret:
     """``delivery`` is what holds: GATE when the store or the manifest says so, and then ``hosts`` are not empty: names,
@@ -108,6 +111,9 @@ def _given(name: str, there: Sequence[tuple[_Want, Secret]]) -> GivenSecret:
         raise Refused(
             "PolicyRefused", f"the secret '{name}' is delivered at the gate, and no host is bound to it: {mend}"
         )
+    if len(first.value) < _LEAST_AT_GATE:
+        rule = f"is shorter than {_LEAST_AT_GATE} characters: the gate could not tell it from other text in answers"
+        raise Refused("PolicyRefused", f"the secret '{name}' is delivered at the gate and {rule}")
     return GivenSecret(name, first.value, Delivery.GATE, hosts, first.version)
 
 
