@@ -18,6 +18,9 @@ from tests.egress.programs.street import Street
 from tests.egress.programs.world import NAMES, World
 from tests.egress.programs.yard import Yard
 
+CONNECTIONS = 64
+"""At once, of one run."""
+LIMITS = {"connections": CONNECTIONS}
 RULES = ("*", "*.yard.test:*")
 """What code of these tests gets; requests narrow it."""
 
@@ -58,7 +61,7 @@ def _on_street(stack: ExitStack, directory: Path, home: Path) -> Place:
     world = street.in_world(lambda: World(directory, "::", usual=True))
     stack.callback(street.in_world, world.close)
     world.listeners.names.update({name: [streets.WORLD] for name in NAMES})
-    network = {"run_code": RULES, "open": True, "ca_file": world.authority.ca_file}
+    network = {"run_code": RULES, "open": True, "ca_file": world.authority.ca_file, "limits": LIMITS}
     yard = Yard(home, network, street.in_host)
     stack.callback(yard.close)
     return Place(world, yard, street)
@@ -68,7 +71,13 @@ def _on_loopback(stack: ExitStack, directory: Path, home: Path) -> Place:
     address = f"127.{random.randrange(1, 255)}.{random.randrange(256)}.{random.randrange(1, 255)}"
     world = World(directory, address, usual=False)
     stack.callback(world.close)
-    network = {"run_code": RULES, "open": True, "hosts": world.hosts(), "ca_file": world.authority.ca_file}
+    network = {
+        "run_code": RULES,
+        "open": True,
+        "hosts": world.hosts(),
+        "ca_file": world.authority.ca_file,
+        "limits": LIMITS,
+    }
     yard = Yard(home, network)
     stack.callback(yard.close)
     return Place(world, yard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.egress.programs.attempts import program
+from tests.egress.programs.conftest import CONNECTIONS
 from tests.egress.programs.listeners import HOSTILE
 from tests.egress.programs.place import Place
 from tests.egress.programs.processes import gates, resident_bytes
@@ -140,7 +142,8 @@ def _goes_on(place: Place, flood: str, seconds: float) -> None:
                   {"port": place.world.ports["http"], "count": 1})  # fmt: skip
     before = max(resident_bytes(pid) for pid in gates())
     times, told = _flooded(place, flood, seconds)
-    assert told.run.ok, dict(told.run.raw)
+    flooded = told.run.raw["outcome"]
+    assert flooded == "exit" or (flooded == "memory" and os.geteuid()), "who counts no memory counts sockets as full"
     assert max(times) < LONGEST_S, (max(times), statistics.median(times))
     grown = max(resident_bytes(pid) for pid in gates()) - before
     assert grown < 128 * MIB, f"{grown // MIB} MiB"
@@ -150,7 +153,7 @@ def _goes_on(place: Place, flood: str, seconds: float) -> None:
 def test_a_run_has_so_many_connections_and_no_more(place: Place) -> None:
     code = program("""
     held, refused = [], []
-    for _ in range(160):
+    for _ in range(args["count"]):
         try:
             sock = socket.create_connection(("raw.yard.test", args["echo"]), BOUND)
             (held if told(ask, sock, "x\\n") == "x\\n" else refused).append(sock)
@@ -158,9 +161,10 @@ def test_a_run_has_so_many_connections_and_no_more(place: Place) -> None:
             refused.append(None)
     return {"held": len(held), "refused": len(refused)}
     """)
-    told = place.yard.go(code, [place.world.rule("raw.yard.test", "echo")], {"echo": place.world.ports["echo"]})
-    assert told.output == {"held": 128, "refused": 32}
-    assert any("128" in one["reason"] for one in told.refused()), told.connections
+    args = {"echo": place.world.ports["echo"], "count": CONNECTIONS + 16}
+    told = place.yard.go(code, [place.world.rule("raw.yard.test", "echo")], args)
+    assert told.output == {"held": CONNECTIONS, "refused": 16}
+    assert any(str(CONNECTIONS) in one["reason"] for one in told.refused()), told.connections
 
 
 HOSTILE_SERVERS = """

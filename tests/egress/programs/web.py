@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
@@ -67,7 +68,6 @@ class Web:
         """The connection as the handler uses it, and the name that its client asked for."""
         if self._tls is None:
             return sock, None
-        sock.getpeername()  # of one that was reset, ssl.py forgets to close what it made
         wrapped = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         try:
             wrapped.do_handshake()
@@ -85,7 +85,16 @@ class Web:
             tls.context = self.contexts.get(name or "") or next(iter(self.contexts.values()))
 
         context.sni_callback = choose
+        context.sslsocket_class = _Accepted
         return context
+
+
+class _Accepted(ssl.SSLSocket):
+    """One that was reset meanwhile fails in its handshake; ssl.py would else fail before, and leave it open."""
+
+    def getpeername(self) -> Any:
+        with suppress(OSError):
+            return super().getpeername()
 
 
 class _Server(ThreadingHTTPServer):
