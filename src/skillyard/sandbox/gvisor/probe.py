@@ -7,14 +7,14 @@ found to stand, and ``by`` says so.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox import SandboxSpec
+from skillyard.sandbox import inside_look
 from skillyard.sandbox.gvisor.runsc import MEND
 
 if TYPE_CHECKING:
@@ -77,17 +77,9 @@ async def _look(backend: GvisorBackend) -> tuple[dict[str, Any], dict[str, Any]]
     sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
     try:
         outside = await backend.outside(sandbox.handle)
-        process = await sandbox.start(Argv(("python3", "-I", "-S", "-c", _LOOK)), id="look", timeout_ms=_BOUND_MS)
-        text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
-        ending = await process.wait()
-        complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+        inside = await inside_look.look(sandbox, _LOOK, bound_ms=_BOUND_MS)
     finally:
         await backend.destroy(sandbox.handle)
-    try:
-        inside: dict[str, Any] = json.loads(text)
-    except ValueError:
-        why = complaint.decode("utf-8", "replace").strip()[-300:] or ending.reason or f"exit code {ending.code}"
-        raise SkillyardError(f"python does not run in the sandbox: {why}") from None
     return inside, outside
 
 

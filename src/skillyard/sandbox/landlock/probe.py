@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox import SandboxSpec
+from skillyard.sandbox import inside_look
 from skillyard.sandbox.landlock import support
 from skillyard.sandbox.native import kernel
 
@@ -80,19 +80,9 @@ async def _look(backend: LandlockBackend) -> dict[str, Any]:
         words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
         sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
         try:
-            program = Argv(("python3", "-I", "-S", "-c", _LOOK, *words))
-            process = await sandbox.start(program, id="look", timeout_ms=_BOUND_MS)
-            text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
-            ending = await process.wait()
-            complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+            return await inside_look.look(sandbox, _LOOK, *words, bound_ms=_BOUND_MS)
         finally:
             await backend.destroy(sandbox.handle)
-    try:
-        seen: dict[str, Any] = json.loads(text)
-    except ValueError:
-        why = complaint.decode("utf-8", "replace").strip()[-300:] or ending.reason or f"exit code {ending.code}"
-        raise SkillyardError(f"python does not run in the sandbox: {why}") from None
-    return seen
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.limits import Limits
 from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import Argv, Mount, SandboxSpec, Stream
+from skillyard.domain.sandbox import Mount, SandboxSpec
+from skillyard.sandbox import inside_look
 from skillyard.sandbox.native import egress_probe, kernel
 from skillyard.sandbox.native.mend import filter_mend, look, mend
 from skillyard.sandbox.native.surroundings import Surroundings
@@ -73,20 +73,11 @@ async def _look(backend: NativeBackend) -> tuple[dict[str, Any], Protection]:
     sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16), mounts=(shown,)), key)
     tried = await egress_probe.attempt(backend, sandbox.handle)
     try:
-        look = Argv(("python3", "-I", "-S", "-c", _LOOK, *([] if tried.why else ["find"])))
-        process = await sandbox.start(look, id="look", timeout_ms=_BOUND_MS)
-        text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
-        ending = await process.wait()
-        complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+        seen = await inside_look.look(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
         egress = tried.found()
     finally:
         await backend.destroy(sandbox.handle)
         await tried.close()
-    try:
-        seen: dict[str, Any] = json.loads(text)
-    except ValueError:
-        why = complaint.decode("utf-8", "replace").strip()[-300:] or ending.reason or f"exit code {ending.code}"
-        raise SkillyardError(f"python does not run in the sandbox: {why}") from None
     return seen, egress
 
 
