@@ -19,8 +19,8 @@ PLACEHOLDER_PREFIX = "skillyard-secret-"
 MOST_PORTS = 256
 """Ports that one sandbox listens on for programs that know no proxy."""
 USUAL_PORTS = (
-    21, 22, 25, 80, 110, 143, 389, 443, 465, 587, 636, 993, 995, 1433, 1521, 1883, 2181, 3306, 3389, 4222, 5432, 5671, 5672,
-    6379, 6443, 7687, 8443, 8883, 9042, 9092, 9200, 9418, 9443, 11211, 27017,
+    21, 22, 25, 80, 110, 143, 389, 443, 465, 587, 636, 993, 995, 1433, 1521, 1883, 2181, 3306, 3389, 4222, 5432, 5671,
+    5672, 6379, 6443, 7687, 8443, 8883, 9042, 9092, 9200, 9418, 9443, 11211, 27017,
 )  # fmt: skip
 """Ports listened on where a policy allows every port: others are reached through the proxy. None on which programs
 usually serve others in the same sandbox while they are written (3000, 5000, 8000, 8080, …): a program cannot serve on
@@ -88,9 +88,9 @@ def host_and_port(host: str, port: int) -> str:
 
 @dataclass(slots=True)
 class Connection:
-    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns, blocked (a packet to
-    a port that nothing listens on) or gate (what befell the gate itself). ``host`` is a name or an address; bytes are of bodies and all else on the wire
-    beyond the gate; ``first_ms`` and ``last_ms`` count from the session's start."""
+    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns, blocked (a packet to a
+    port that nothing listens on) or gate (what befell the gate itself). ``host`` is a name or an address; bytes are of
+    bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the session's start."""
 
     via: str
     host: str
