@@ -24,6 +24,8 @@ class Stream:
 
     def __init__(self, sock: socket.socket, patience: float) -> None:
         sock.setblocking(False)
+        with contextlib.suppress(OSError):  # else what is said in two pieces waits for the other side's delayed ACK
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.patience = patience
         self.closed = False
