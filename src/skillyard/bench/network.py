@@ -41,6 +41,7 @@ def main(args):
             assert b" 200 " in answer.split(b"\\r\\n")[0] + b" ", answer
         else:
             sock = socket.create_connection((args["address"] or args["host"], args["port"]), 20)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as every HTTP client does
         return context.wrap_socket(sock, server_hostname=args["host"]) if context else sock
     def fetched(size):
         with opened() as sock:
