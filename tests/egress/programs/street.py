@@ -91,7 +91,7 @@ def _resolver(directory: Path) -> None:
     """Names are asked of the world, whatever the machine's own settings say."""
     _ip(f"-6 route add default via {WORLD6}")
     file = directory / "resolv.conf"
-    file.write_text(f"nameserver {WORLD}\noptions timeout:2 attempts:1\n")
+    file.write_text(f"nameserver {WORLD}\nsearch yard.test\noptions timeout:2 attempts:1\n")
     file.chmod(0o644)
     kernel.mount(str(file), "/etc/resolv.conf", None, kernel.MS_BIND)
     file = directory / "nsswitch.conf"

@@ -43,6 +43,26 @@ def test_of_several_addresses_only_open_ones_are_dialled(street: Place) -> None:
     assert {asked.at for asked in street.world.seen} == {"2600:5678::11"}
 
 
+SEARCHED = """
+    found = []
+    for name in args["names"]:
+        found.append(told(direct, name, 80, get(name)))
+        found.append(told(http, name))
+        found.append(told(connect, f"{name}:80", get(name)))
+        found.append(told(socks, 3, name, 80, get(name)))
+    return found
+"""
+
+
+def test_no_other_name_is_looked_up_than_the_one_that_was_judged(street: Place) -> None:
+    """The host's list of domains to search has yard.test."""
+    names = ["api", "deep.api"]
+    told = street.yard.go(program(SEARCHED), ["*", "!*.yard.test"], {"names": names})
+    assert [answer for answer in told.output if "hello" in answer] == []
+    assert {name for name, _ in street.world.listeners.asked} == set(names)
+    assert not street.world.seen
+
+
 TUNNELS = """
     found = {}
     servers = [("127.0.0.1", 53), ("8.8.8.8", 53), (args["server"], 53), ("::1", 53), ("2001:4860:4860::8888", 53)]
