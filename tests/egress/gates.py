@@ -124,8 +124,9 @@ async def cut_off(reader: asyncio.StreamReader) -> int:
     """Reads until the connection is reset, which it must be; how much came before."""
     got = 0
     try:
-        while data := await reader.read(1 << 16):
-            got += len(data)
+        async with asyncio.timeout(BOUND_S):
+            while data := await reader.read(1 << 16):
+                got += len(data)
     except ConnectionResetError:
         return got
     raise AssertionError("the connection came to an orderly end")

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 
 import pytest
 
+from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.session import EgressPlan
 from skillyard.egress.client import ProcessGate
+from skillyard.egress.dial import Dialer
+from skillyard.egress.session import Session
+from skillyard.egress.trouble import Ended, Refused
 from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Rooms
 
@@ -44,6 +50,28 @@ async def test_an_address_given_before_leads_nowhere_after_narrowing(shared_gate
         await turned_away(box, address, server.port)
         await box.close()
         assert not server.taken
+
+
+@pytest.mark.parametrize("fault", [Refused, Ended])
+async def test_a_change_meets_what_is_being_dialled(fault: type[Exception]) -> None:
+    """Judged by the policy before it, and connected after it, or after the session's end."""
+
+    class Changing(Dialer):
+        async def dial(self, addresses: Sequence[Address], port: int, within: float) -> tuple[socket.socket, Address]:
+            dialled = await super().dial(addresses, port, within)
+            if fault is Refused:
+                session.change(policy("other.test"))
+            else:
+                session.close()
+            return dialled
+
+    async with Server(echo) as server:
+        session = Session("one", reaching(server, "api.test"), Changing(lambda: ()))
+        with pytest.raises(fault):
+            await session.reach("http", "api.test", server.port)
+        await until(lambda: not server.open)
+    [row] = session.report().connections
+    assert (row.allowed, row.sent_bytes) == (fault is Ended, 0)
 
 
 async def test_a_change_meets_what_is_being_relayed_at_full_speed(shared_gate: ProcessGate, rooms: Rooms) -> None:

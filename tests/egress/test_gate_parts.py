@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import shutil
 import socket
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,12 +20,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from skillyard.domain.egress.policy import Layer, Policy, parse_rules
 from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
 from skillyard.egress.channel import Channel, Message
+from skillyard.egress.dial import Dialer
 from skillyard.egress.log import MOST_KINDS, Log
 from skillyard.egress.own_addresses import OwnAddresses
 from skillyard.egress.synthetic import MOST_NAMES, OWN, POOL, Synthetic
+from skillyard.egress.trouble import Silent, Unreachable
 from skillyard.egress.usage import Usage
 from skillyard.egress.watcher import parse
 from skillyard.egress.wire import log_in, plan_in, plan_out
+from skillyard.sandbox.native import kernel
 
 connections = st.builds(
     Connection,
@@ -140,6 +147,49 @@ def test_the_hosts_addresses_are_known() -> None:
         except OSError:
             return
         assert ipaddress.ip_address(sock.getsockname()[0]) in known
+
+
+def test_an_address_that_the_host_gets_meanwhile_is_its_own() -> None:
+    """Also one on loopback, which is the only interface that a network namespace begins with."""
+
+    def look() -> list[bool]:
+        kernel.unshare(kernel.CLONE_NEWNET)
+        own = OwnAddresses()
+        known = []
+        for change in ("add", "del"):
+            subprocess.run(["ip", "addr", change, "20.0.0.77/32", "dev", "lo"], check=True, timeout=30)
+            known.append(ipaddress.ip_address("20.0.0.77") in own())
+        own.close()
+        return known
+
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("needs root, and ip of iproute2: it makes a network namespace")
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(look).result(60) == [True, False]
+
+
+@pytest.mark.anyio
+async def test_lookups_that_hang_take_no_more_threads_than_their_session_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for them gives up meanwhile."""
+    entered, go_on = [], threading.Event()
+
+    def getaddrinfo(name: str, *_: object, **__: object) -> list[object]:
+        if name.startswith("slow"):
+            entered.append(name)
+            go_on.wait(20)
+        raise socket.gaierror(socket.EAI_NONAME, "not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    dialer = Dialer(lambda: ())
+    for _ in range(3):
+        slow = [dialer.resolve("hostile", f"slow{n}.test", 0.05) for n in range(10)]
+        assert {type(fault) for fault in await asyncio.gather(*slow, return_exceptions=True)} == {Silent}
+    assert len(entered) == 4
+    with pytest.raises(Unreachable, match="not known"):
+        await dialer.resolve("neighbour", "quick.test", 20)
+    go_on.set()
+    with pytest.raises(Unreachable, match="not known"):
+        await dialer.resolve("hostile", "quick.test", 20)
 
 
 def test_plans_arrive_as_they_were_sent() -> None:

@@ -60,14 +60,32 @@ def test_all_else_is_as_it_was(data: bytes, at: list[int]) -> None:
     assert b"".join(map(masker.feed, pieces(data, at))) + masker.flush() == data
 
 
-@given(text)
-def test_little_waits(data: bytes) -> None:
-    """Only what is as long as to be the beginning of a value does."""
+@given(text, st.sampled_from(LONG_FORMS), st.data())
+def test_what_waits_says_nothing_of_a_value(before: bytes, form: bytes, drawn: st.DataObject) -> None:
+    """Who has a server repeat a guess sees as much of a right one as of a wrong one."""
+    right = form[: drawn.draw(st.integers(1, len(form) - 1))]
+    wrong = bytes(255 - byte for byte in right)
+    shown = []
+    for guess in (right, wrong):
+        masker = Masker(MASKS)
+        shown.append((len(masker.feed(before + b"\0" + guess)), len(right) <= len(form) // 2 and len(masker.pause())))
+    assert shown[0] == shown[1]
+
+
+@given(text, cuts)
+def test_a_pause_lets_go_all_but_what_nobody_guesses(data: bytes, at: list[int]) -> None:
     masker = Masker(MASKS)
-    out = masker.feed(data)
-    rest = masker.flush()
-    assert rest == b"" or any(form.startswith(rest[-20:]) or rest in form for form in LONG_FORMS)
-    assert out + rest == MASKS.once(data)
+    out = b""
+    for piece in pieces(data, at):
+        out += masker.feed(piece) + masker.pause()
+        assert not masker.holding
+        assert not masker.pause()
+    kept = masker.flush()
+    shortest = min(map(len, LONG_FORMS))
+    assert not any(out.endswith(form[: len(form) // 2 + 1]) for form in LONG_FORMS)
+    assert not kept or any(kept in form for form in LONG_FORMS)
+    assert len(kept) <= max(map(len, LONG_FORMS)) - shortest // 2
+    assert not any(form in out + kept for form in LONG_FORMS)
 
 
 @given(st.binary(max_size=60), st.integers(0, 3), cuts)

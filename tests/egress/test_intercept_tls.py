@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from skillyard.domain.egress.rule import parse_rule
 from skillyard.domain.egress.session import TRUST_FILE, EgressLimits
 from skillyard.egress.authority import Authority, NotBound
+from skillyard.egress.tls import TlsEnd, TlsFault
 from skillyard.egress.trust import TRUST_ENV, TrustFiles, system_certificates
 from tests.egress.intercepted import TOKEN, Gate, Outside, all_of, server
 from tests.egress.programs.authority import Authority as OtherAuthority
@@ -160,8 +162,24 @@ def test_the_server_name_must_be_the_name(gate: Gate, outside: Outside, name: st
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with gate.tunnel("api.test", outside.https.port) as sock, pytest.raises(ssl.SSLError, match=r"(?i)access.denied"):
         context.wrap_socket(sock, server_hostname=name)
-    assert "TLS " in gate.refusals()[0]
+    said = f"TLS for {name}, not api.test" if name else "TLS without a server name (SNI)"
+    assert gate.refusals() == [said]
     assert outside.seen == []
+
+
+def test_a_certificate_is_not_shown_to_who_says_another_name() -> None:
+    """Whatever judged the first words."""
+    authority = Authority([parse_rule("*.api.test")])
+    for said, shown in (("deep.api.test", True), ("other.api.test", False)):
+        context = ssl.create_default_context(cadata=authority.pem.decode())
+        context.check_hostname = False
+        client, server = TlsEnd(context, said), TlsEnd(authority.context("deep.api.test"))
+        with contextlib.nullcontext() if shown else pytest.raises(TlsFault):
+            for _ in range(2):
+                for one, other in ((client, server), (server, client)):
+                    if words := one.take():
+                        other.hear(words)
+        assert server.ready == shown
 
 
 def test_no_tls_at_all_is_refused(gate: Gate, outside: Outside) -> None:

@@ -35,8 +35,12 @@ class Dialer:
         turn = self._waiting.setdefault(session, asyncio.Semaphore(_AT_ONCE))
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(within), turn:
-                return await loop.run_in_executor(self._threads, _lookup, name)
+            async with asyncio.timeout(within):
+                await turn.acquire()
+                looked_up = loop.run_in_executor(self._threads, _lookup, name)
+                # Whoever gives up, the thread is taken until it is back.
+                looked_up.add_done_callback(lambda done: _back(done, turn))
+                return await asyncio.shield(looked_up)
         except TimeoutError:
             raise Silent(f"{name} cannot be looked up within {within:g} s") from None
 
@@ -83,6 +87,12 @@ async def _race(addresses: Sequence[Address], port: int) -> tuple[socket.socket,
         for task in racing:
             task.cancel()
             task.add_done_callback(_close_late)
+
+
+def _back(looked_up: asyncio.Future[list[Address]], turn: asyncio.Semaphore) -> None:
+    turn.release()
+    if not looked_up.cancelled():
+        looked_up.exception()  # nobody may be waiting
 
 
 def _close_late(task: asyncio.Task[socket.socket]) -> None:

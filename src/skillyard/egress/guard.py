@@ -47,6 +47,15 @@ class Guard(Protocol):
         """Work that was left over; raises as the others do."""
         ...
 
+    @property
+    def holding(self) -> bool:
+        """Whether something of the server's waits for what follows, or for :meth:`server_pauses`."""
+        ...
+
+    def server_pauses(self) -> None:
+        """Nothing more came of the server for a moment."""
+        ...
+
     def for_server(self) -> bytes:
         """Takes what is to be written to the server; perhaps empty."""
         ...
@@ -57,11 +66,18 @@ class Guard(Protocol):
 
 
 class Outbox:
-    """The two ways out that every guard has."""
+    """The two ways out that every guard has; nothing waits in it."""
 
     def __init__(self) -> None:
         self._to_server = bytearray()
         self._to_client = bytearray()
+
+    @property
+    def holding(self) -> bool:
+        return False
+
+    def server_pauses(self) -> None:
+        """Nothing."""
 
     def for_server(self) -> bytes:
         taken = bytes(self._to_server)

@@ -9,6 +9,9 @@ from skillyard.egress.guard import Guard
 from skillyard.egress.stream import PIECE, Stream
 from skillyard.egress.trouble import Refused, Unreachable
 
+_PAUSE_S = 0.05
+"""Without a word of the server's, after which what its guard holds back goes on."""
+
 
 class Guarded:
     """Neither side is read while what it said before is not written; the other side goes on meanwhile."""
@@ -73,11 +76,26 @@ class Guarded:
 
     async def _server_words(self) -> bytes:
         try:
+            if self._guard.holding and (data := await self._soon()) is not None:
+                return data
             return await self._server.read(patient=True)
         except ConnectionResetError:
             if self._to_server.broken:
                 return b""
             raise
+
+    async def _soon(self) -> bytes | None:
+        """What the server says within a moment; else the client is told what waited for it."""
+        try:
+            async with asyncio.timeout(_PAUSE_S) as moment:
+                return await self._server.read(patient=True)
+        except TimeoutError:
+            if not moment.expired():
+                raise
+        self._guard.server_pauses()
+        self._pass_on()
+        await self._to_client.drained()
+        return None
 
     async def _hear(self, says: Callable[[bytes], None], data: bytes, onward: _Out) -> None:
         try:

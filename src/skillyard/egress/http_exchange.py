@@ -142,6 +142,16 @@ class Exchange(Outbox):
             turns -= 1
         self.busy = not turns
 
+    @property
+    def holding(self) -> bool:
+        """Whether some of the answer waits for what follows, or for :meth:`pause`."""
+        return self._words.holding and not self.answered
+
+    def pause(self) -> None:
+        """The server says nothing more for now."""
+        for part in self._words.paused():
+            self._to_client += self._client.http.send(part) or b""
+
     def _pass_request(self) -> bool:
         event = self._client.body()
         if event is None:

@@ -79,6 +79,15 @@ class HttpGuard(Outbox):
             self._exchange.server_says(data)
             self.go_on()
 
+    @property
+    def holding(self) -> bool:
+        return self._exchange is not None and self._exchange.holding and not self.over and not self.raw
+
+    def server_pauses(self) -> None:
+        if self._exchange is not None and self.holding:
+            self._exchange.pause()
+            self._take(self._exchange)
+
     def go_on(self) -> None:
         try:
             while not self.over and not self.raw and self._next_step():
@@ -130,6 +139,8 @@ class HttpGuard(Outbox):
         self.over = True
         answering = False
         if self._exchange is not None:
+            if self._exchange.holding:
+                self._exchange.pause()
             self._take(self._exchange)
             answering = self._exchange.answering
         self._to_server.clear()

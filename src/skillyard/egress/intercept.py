@@ -142,6 +142,17 @@ class InterceptGuard:
         """See Guard."""
         self._tell(lambda _: self._http.go_on(), b"")
 
+    @property
+    def holding(self) -> bool:
+        return not self._over and (self._masker.holding if self._http.raw else self._http.holding)
+
+    def server_pauses(self) -> None:
+        """See Guard."""
+        if not self._http.raw:
+            self._tell(lambda _: self._http.server_pauses(), b"")
+        elif shown := self._masker.pause():
+            self._client.say(shown)
+
     def for_server(self) -> bytes:
         """See Guard."""
         if self._reader is not None:

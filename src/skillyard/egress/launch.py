@@ -19,6 +19,9 @@ _CODE = (
     "import sys, json; sys.path[:0] = json.loads(sys.argv[1]); "
     f"from {_PROGRAM} import main; main(json.loads(sys.argv[2]))"
 )
+_ENVIRONMENT = {"LANG": "C.UTF-8", "LOCALDOMAIN": "."}
+"""No search list (resolv.conf(5)): the name that is looked up is the one that was judged, not ``wiki.corp.example``
+for ``wiki``, which rules for ``corp.example`` do not meet."""
 
 
 async def launch(uid: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
@@ -34,7 +37,7 @@ async def launch(uid: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={"LANG": "C.UTF-8"},
+            env=_ENVIRONMENT,
             cwd="/",
             pass_fds=[its.fileno()],
             start_new_session=True,

@@ -14,9 +14,6 @@ from skillyard.egress.placeholder import encoded_forms
 MIN_LINE = 16
 _DERIVED = 8
 """Bytes from which on encoded forms are looked for."""
-_TOLD = 4
-"""Fewer bytes that could begin a value are told at once, so that a message's last bytes do not wait for the next
-message; no more than half of a form."""
 _QUICK = 16
 
 
@@ -41,7 +38,11 @@ class Masks:
 
 class Masker:
     """A stream with its values masked: each becomes its placeholder, or with ``fit`` as much of it, filled up, as
-    takes exactly the value's place. What could be the beginning of a value waits until it is known."""
+    takes exactly the value's place.
+
+    As many of the last bytes as a value may need wait for what follows, whatever they are: if only beginnings of
+    values waited, who can have a server repeat guesses would learn a value letter by letter. When nothing follows for a
+    while, :meth:`pause` lets them go, but for more than half of a value, which nobody guesses."""
 
     def __init__(self, masks: Masks, *, fit: bool = False) -> None:
         self._masks = masks
@@ -49,22 +50,32 @@ class Masker:
         self._kept = b""
         self._told = 0
         """Bytes of ``_kept`` that went out."""
+        self.holding = False
+        """Whether :meth:`pause` may have something."""
 
     def feed(self, data: bytes) -> bytes:
         """What may be handed on after ``data`` came."""
         pending = self._kept + data if self._kept else data
         out, after = self._masked(pending)
-        begins = self._begins(pending, after)
-        kept = pending[begins:]
-        told = max(0, after - begins, min(len(kept), self._may_tell(kept)))
-        out += pending[after : begins + told]
-        self._kept, self._told = kept, told
+        begins = max(after if after > self._told else 0, len(pending) - self._masks.longest + 1, 0)
+        told = max(after, begins)
+        out += pending[after:told]
+        self._kept, self._told = pending[begins:], told - begins
+        self.holding = self._told < len(self._kept)
         return bytes(out)
+
+    def pause(self) -> bytes:
+        """What waits, because nothing follows for now; more than half of a value waits on."""
+        kept, told = self._kept, self._told
+        begins = self._begins(kept)
+        self._told = max(told, begins + self._may_tell(kept[begins:]))
+        self.holding = False
+        return kept[told : self._told]
 
     def flush(self) -> bytes:
         """The rest, at the end."""
         rest = self._kept[self._told :]
-        self._kept, self._told = b"", 0
+        self._kept, self._told, self.holding = b"", 0, False
         return rest
 
     def _masked(self, pending: bytes) -> tuple[bytearray, int]:
@@ -87,24 +98,21 @@ class Masker:
                 yield at, form, mask
                 at = pending.find(form, at + 1)
 
-    def _begins(self, pending: bytes, after: int) -> int:
-        """Where the longest end of ``pending`` that could begin a value begins, not before ``after`` or what was told
-        but could still; the length of ``pending`` when there is none."""
-        first = len(pending)
-        low = max(after if after > self._told else 0, len(pending) - self._masks.longest + 1, 0)
+    def _begins(self, kept: bytes) -> int:
+        """Where the longest end of ``kept`` that could begin a value begins; its length when there is none."""
+        first = len(kept)
         for form, _ in self._masks.forms:
-            at = pending.find(form[:1], max(low, len(pending) - len(form) + 1))
+            at = kept.find(form[:1], max(0, len(kept) - len(form) + 1))
             while 0 <= at < first:
-                if _could_begin(form, pending, at):
+                if _could_begin(form, kept, at):
                     first = at
                     break
-                at = pending.find(form[:1], at + 1)
+                at = kept.find(form[:1], at + 1)
         return first
 
     def _may_tell(self, kept: bytes) -> int:
-        """How many of ``kept``'s bytes do not matter: few, and at most half of the shortest value they may begin."""
-        halves = [len(form) // 2 for form, _ in self._masks.forms if kept and form.startswith(kept)]
-        return min([_TOLD - 1, *halves])
+        """How many of ``kept``'s bytes may be seen: at most half of the shortest value that they may begin."""
+        return min([len(kept), *(len(form) // 2 for form, _ in self._masks.forms if form.startswith(kept))])
 
 
 def _could_begin(form: bytes, data: bytes, at: int) -> bool:

@@ -120,6 +120,14 @@ class FirstWords(Outbox):
         if self._guard is not None:
             self._guard.go_on()
 
+    @property
+    def holding(self) -> bool:
+        return self._guard is not None and self._guard.holding
+
+    def server_pauses(self) -> None:
+        if self._guard is not None:
+            self._guard.server_pauses()
+
     def for_server(self) -> bytes:
         return super().for_server() + (self._guard.for_server() if self._guard is not None else b"")
 

@@ -37,8 +37,26 @@ class Words(Protocol):
         """What is passed on for it, from here on. Raises Unreachable."""
         ...
 
+    @property
+    def holding(self) -> bool:
+        """Whether :meth:`paused` may have something."""
+        ...
 
-class _Any:
+    def paused(self) -> list[Answer]:
+        """What is passed on because nothing more of the answer comes for now."""
+        ...
+
+
+class _Still:
+    """Never holds an answer back."""
+
+    holding = False
+
+    def paused(self) -> list[Answer]:
+        return []
+
+
+class _Any(_Still):
     def request(self, request: h11.Request) -> h11.Request:
         return request
 
@@ -53,7 +71,7 @@ ANY: Words = _Any()
 """Hold them to nothing."""
 
 
-class Unsealed:
+class Unsealed(_Still):
     """On a connection in plain text: placeholders are refused."""
 
     def __init__(self, placeholders: Placeholders) -> None:
@@ -126,6 +144,13 @@ class Sealed:
             return self._end(part)
         reason = self._masks.once(part.reason)
         return [h11.InformationalResponse(status_code=part.status_code, headers=self._fields(part), reason=reason)]
+
+    @property
+    def holding(self) -> bool:
+        return self._head is None and self._masker.holding
+
+    def paused(self) -> list[Answer]:
+        return [h11.Data(data=shown)] if (shown := self._masker.pause()) else []
 
     def _begin(self, answer: h11.Response) -> list[Answer]:
         length = _length(answer)

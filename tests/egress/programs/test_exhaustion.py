@@ -104,6 +104,8 @@ NEIGHBOUR = """
         times.append(time.monotonic() - began)
     return times
 """
+WIDE = {"memory_mb": 4096}
+"""An ordinary user's sockets count as full."""
 LONGEST_S = 5.0
 """For one request of a neighbour on a machine that a flood keeps busy."""
 
@@ -162,7 +164,7 @@ def test_a_run_has_so_many_connections_and_no_more(place: Place) -> None:
     return {"held": len(held), "refused": len(refused)}
     """)
     args = {"echo": place.world.ports["echo"], "count": CONNECTIONS + 16}
-    told = place.yard.go(code, [place.world.rule("raw.yard.test", "echo")], args)
+    told = place.yard.go(code, [place.world.rule("raw.yard.test", "echo")], args, limits=WIDE)
     assert told.output == {"held": CONNECTIONS, "refused": 16}
     assert any(str(CONNECTIONS) in one["reason"] for one in told.refused()), told.connections
 
