@@ -24,9 +24,10 @@ from skillyard.engine.conclude import ended_by, raised
 from skillyard.engine.failure import Failure, cancelled
 from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
+from skillyard.engine.network import why_none
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.plan import Plan
-from skillyard.engine.refusals import used, with_network
+from skillyard.engine.refusals import used, with_network, without_network
 from skillyard.engine.run_network import RunNetwork
 from skillyard.ports.sandbox import Process, Sandbox
 
@@ -189,6 +190,10 @@ class Execution:
                 engine.emit(Fault("destroy", error, self._plan.run_id))
         if self._network is not None:
             final = with_network(final, await self._end_network(self._network))
+        elif final.status is RunStatus.FAILED:
+            plan = self._plan
+            why = why_none(engine.config.network, plan.skill, plan.skills, plan.request.network)
+            final = without_network(final, why)
         try:
             moved = await engine.records.finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then

@@ -51,6 +51,17 @@ def granted(
     return policy
 
 
+def why_none(
+    config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None
+) -> str:
+    """Why :func:`granted` gave no network, for whoever needed one."""
+    if asked is not None and _allows(own_layer(config, skill, mounted).rules):
+        return "the request asked for none"
+    if skill is not None:
+        return f"'{skill.name}' declares no hosts (permissions.network of its manifest)"
+    return _nothing_of(config, skill)
+
+
 def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill]) -> Layer:
     """What the executed skill declares, or what policy gives to code."""
     if skill is not None:

@@ -1,4 +1,5 @@
-"""What a failed run's error says of connections that were refused to it: the likely reason, next to the symptom."""
+"""What a failed run's error says of connections that were refused to it or failed: the likely reason, next to the
+symptom. It stands behind the message, and behind the summary that people and models see first."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from skillyard.domain.egress.session import host_and_port
 from skillyard.domain.run import RunRecord, RunStatus
-from skillyard.engine.failure import MAX_MESSAGE
+from skillyard.engine.failure import MAX_MESSAGE, SUMMARY_CHARACTERS
 from skillyard.engine.observer import NetworkUsed
 from skillyard.engine.text import shorten
 
@@ -18,6 +19,10 @@ _CONNECTING = re.compile(
     r"OperationalError|CalledProcess|Git)\w*"
 )
 """Names of the exceptions that libraries raise when they reach nobody, and of those of programs that fail."""
+_NO_WAY = re.compile(
+    r"Network is unreachable|Name or service not known|Temporary failure in name resolution|[Cc]ould not resolve host"
+)
+"""What programs say in a sandbox that has no network."""
 _TOLD = 10
 _MOST_REASON = 300
 _HEADS = re.compile(r"^[\w.]+(?=:|$)", re.MULTILINE)
@@ -27,23 +32,30 @@ _HEADS = re.compile(r"^[\w.]+(?=:|$)", re.MULTILINE)
 def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
     """The last record with what was tried. A run that failed to connect is told who was refused, and why."""
     told = replace(record, network=dict(network))
-    said = refusal(network)
     error = record.error
-    if not said or error is None or record.status is not RunStatus.FAILED or not failed_to_connect(error):
+    if error is None or record.status is not RunStatus.FAILED or not failed_to_connect(error):
         return told
-    head = shorten(str(error["message"]), MAX_MESSAGE - len(said.encode()) - 1)
-    return replace(
-        told, error={**error, "message": f"{head} {said}".lstrip()}, reason=f"{record.reason} {said}".lstrip()
-    )
+    return _hinted(told, error, refusal(network))
+
+
+def without_network(record: RunRecord, why: str) -> RunRecord:
+    """The last record of a run that had no network. One that failed for want of it is told ``why`` it had none."""
+    error = record.error
+    if error is None or record.status is not RunStatus.FAILED:
+        return record
+    if not _NO_WAY.search(f"{error.get('message', '')}\n{error.get('traceback', '')}"):
+        return record
+    return _hinted(record, error, f"(network: the run had none: {why})")
 
 
 def refusal(network: Mapping[str, Any]) -> str:
-    """``(network: api.y.com:443 refused: no skill rule allows api.y.com)`` for the last one, empty without any."""
-    refused = _refused(network)
-    if not refused:
+    """``(network: api.y.com:443 refused: no skill rule allows api.y.com)`` for the last one that was refused or failed
+    on its way, empty without any."""
+    wrong = [c for c in network.get("connections", ()) if not c["allowed"] or c["reason"]]
+    if not wrong:
         return ""
-    last = max(refused, key=lambda c: c["last_ms"])
-    more = f"; {len(refused) - 1} more in the record" if len(refused) > 1 else ""
+    last = max(wrong, key=lambda c: c["last_ms"])
+    more = f"; {len(wrong) - 1} more in the record" if len(wrong) > 1 else ""
     return f"(network: {_told(last)}{more})"
 
 
@@ -78,4 +90,18 @@ def _told(connection: Mapping[str, Any]) -> str:
     reason = connection["reason"][:_MOST_REASON]
     if not connection["host"]:
         return str(reason)
-    return f"{host_and_port(connection['host'], connection['port'])} refused: {reason}"
+    how = "failed" if connection["allowed"] else "refused"
+    return f"{host_and_port(connection['host'], connection['port'])} {how}: {reason}"
+
+
+def _hinted(record: RunRecord, error: Mapping[str, Any], said: str) -> RunRecord:
+    if not said:
+        return record
+    head = shorten(str(error["message"]), MAX_MESSAGE - len(said.encode()) - 1)
+    room = max(SUMMARY_CHARACTERS - len(said) - 1, len(str(error["type"])))
+    return replace(
+        record,
+        error={**error, "message": f"{head} {said}".lstrip()},
+        reason=f"{record.reason} {said}".lstrip(),
+        summary=f"{record.summary[:room].rstrip()} {said}"[:SUMMARY_CHARACTERS],
+    )

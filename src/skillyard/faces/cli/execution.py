@@ -125,10 +125,11 @@ def _report(run: Run, saved: list[Path]) -> None:
     from skillyard.faces.cli.render import calm
 
     error = run.error or {}
+    said = f"{error.get('type')}: {error.get('message')}"
     if error.get("traceback"):
         click.echo(calm(str(error["traceback"])).rstrip(), err=True)
-    elif not run.ok:
-        click.echo(calm(f"{error.get('type')}: {error.get('message')}"), err=True)
+    elif not run.ok and said != run.summary:
+        click.echo(calm(said), err=True)
     click.echo(calm(f"{run.run_id} {run.status}: {run.summary}"), err=True)
     for name, items in (("blob", run.output_blobs), ("wrote", saved)):
         for item in items:
