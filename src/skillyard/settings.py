@@ -32,6 +32,7 @@ from skillyard.domain.protection import PROTECTIONS
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
 from skillyard.network_settings import NetworkSettings
 from skillyard.secret_settings import SecretSettings
+from skillyard.setting_errors import PREFIX, check_names, explained, unread
 
 MIB = 1024 * 1024
 BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
@@ -195,7 +196,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="SKILLYARD_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         extra="forbid",
         frozen=True,
@@ -288,15 +289,16 @@ def load_settings(**overrides: Any) -> Settings:
     Raises InvalidInput naming the setting and the rule.
     """
     given = {name: value for name, value in overrides.items() if value is not None}
+    check_names(Settings, os.environ)
     try:
         settings = Settings(**given)
         settings.limits.family()
         settings.network.config()
         settings.secrets.check()
     except ValidationError as error:
-        raise _explained(error) from None
+        raise explained(Settings, error) from None
     except SettingsError as error:
-        raise InvalidInput("settings", str(error)) from None
+        raise unread(error, os.environ) from None
     return settings.model_copy(update={"notes": tuple(_notes(os.environ, settings))})
 
 
@@ -347,10 +349,3 @@ def _config_file(given: Mapping[str, Any]) -> Path | None:
     except (OSError, ValueError) as error:
         raise InvalidInput(str(file), f"cannot be read as TOML: {error}") from None
     return file
-
-
-def _explained(error: ValidationError) -> InvalidInput:
-    first = error.errors(include_input=False, include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"]) or "settings"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return InvalidInput(name, f"{first['msg']}{more}")

@@ -68,8 +68,8 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nonsense = 1", "nonsense: Extra inputs"),
-        ("[limits]\ntimeout = 1", "limits.timeout: Extra inputs"),
+        ("nonsense = 1", "nonsense: is no setting; known are data_dir, "),
+        ("[limits]\ntimeout = 1", "limits.timeout: is no setting; known are timeout_ms, "),
         ("[limits]\nmemory_mb = 1", "limits.memory_mb: .*greater than or equal to 16"),
         ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
         ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
@@ -84,6 +84,33 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(InvalidInput, match=said):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        (
+            "SKILLYARD_NETWORK_RUN_CODE",
+            "[]",
+            "SKILLYARD_NETWORK_RUN_CODE: has no effect: .* as in SKILLYARD_NETWORK__RUN_CODE$",
+        ),
+        ("SKILLYARD_LIMITS_MAX__PIDS", "5", "as in SKILLYARD_LIMITS__MAX__PIDS$"),
+        ("SKILLYARD_LIMITS__MAX__PID", "5", "limits.max.pid: is no setting; known are timeout_ms, "),
+        ("SKILLYARD_NETWORK__HOSTS", "a=b", r"SKILLYARD_NETWORK__HOSTS: must be JSON, .* \(got string of 3 characters"),
+        ("SKILLYARD_SECRETS__DELIVERIES", '{"A": {"host": 1}}', r"A.host: is no setting; known are delivery, hosts"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidInput, match=said):
+        load_settings()
+
+
+def test_the_key_of_the_secret_store_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKILLYARD_SECRETS_KEY", "x")
+    load_settings()
 
 
 def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +165,7 @@ def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
         ("hosts = {db = []}", "network.hosts.db: must be an address or a list"),
         ('ca_file = "/nonexistent/ca.pem"', "network.ca_file: there is no file"),
         ("limits = {idle_s = 0}", "network.limits.idle_s: Input should be greater than 0"),
-        ("bandwidth = 1", "network.bandwidth: Extra inputs"),
+        ("bandwidth = 1", "network.bandwidth: is no setting; known are rules, open, run_code, hosts, ca_file, limits"),
     ],
 )
 def test_what_is_wrong_with_the_network_is_named(tmp_path: Path, text: str, said: str) -> None:
