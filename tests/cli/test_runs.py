@@ -274,7 +274,13 @@ def test_runs_show_what_was_changed(run: Cli, yard: YardServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "sent"), [(("x.com", "y.com:80"), ["x.com", "y.com:80"]), (("--none",), []), (("!x.com",), ["!x.com"])]
+    ("rules", "sent"),
+    [
+        (("x.com", "y.com:80"), ["x.com", "y.com:80"]),
+        (("--none",), []),
+        (("none",), []),
+        (("!x.com",), ["!x.com"]),
+    ],
 )
 def test_the_network_of_a_run_at_work_is_changed(
     run: Cli, yard: YardServer, rules: tuple[str, ...], sent: list[str]
@@ -285,10 +291,23 @@ def test_the_network_of_a_run_at_work_is_changed(
     assert "operator" in result.stdout
 
 
-@pytest.mark.parametrize("rules", [(), ("x.com", "--none")])
-def test_rules_or_none(run: Cli, yard: YardServer, rules: tuple[str, ...]) -> None:
-    assert run("runs", "network", "run_1", *rules).exit_code == 2
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [((), "`skillyard runs show` shows what is in force"), (("x.com", "--none"), "goes with no rule")],
+)
+def test_rules_or_none(run: Cli, yard: YardServer, rules: tuple[str, ...], said: str) -> None:
+    wrong = run("runs", "network", "run_1", *rules)
+    assert wrong.exit_code == 2
+    assert said in wrong.stderr
     assert yard.calls == []
+
+
+def test_why_a_run_was_refused_is_said_once(run: Cli, yard: YardServer) -> None:
+    error = {"type": "PolicyRefused", "message": "not so"}
+    refused = {"status": "failed", "run_id": "run_1", "summary": "PolicyRefused: not so", "error": error}
+    yard.methods["execute_skill"] = lambda params: completed({}) | refused
+    result = run("run", "a.b")
+    assert (result.exit_code, result.stderr) == (1, "run_1 failed: PolicyRefused: not so\n")
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,34 @@ def test_versions_and_delivery(bare: Cli, tmp_path: Path) -> None:
     assert bare("secret", "rollback", "X", "1").stderr == "X is at version 1\n"
     assert stored(tmp_path, "X") == "one"
     assert bare("secret", "rollback", "X", "7").exit_code == 2
-    assert bare("secret", "rollback", "Y", "1").exit_code == 2
+    unknown = bare("secret", "rollback", "Y", "1")
+    assert unknown.exit_code == 2
+    assert "(`skillyard secret list` shows the names, and for whom each is)" in unknown.stderr
+    assert "1 2" in bare("secret", "list").stdout
     assert bare("secret", "bind", "X", "--delivery", "env").stderr == "X is delivered by env\n"
     assert listed(bare)[0]["delivery"] == "env"
     acts = [(event["act"], event["version"]) for event in json.loads(bare("secret", "audit", "X", "--json").stdout)]
     assert acts == [("bound", "store:1"), ("rolled_back", "store:1"), ("set", "store:2"), ("set", "store:1")]
     assert json.loads(bare("secret", "audit", "Y", "--json").stdout) == []
+
+
+def test_a_secret_of_the_gate_without_hosts_is_said_to_go_where_manifests_say(bare: Cli) -> None:
+    said = "X: no host is bound to it: each skill's manifest says where it goes; --host HOST binds it\n"
+    assert bare("secret", "set", "X", "--delivery", "gate", stdin="long-enough").stderr.endswith(said)
+    assert bare("secret", "bind", "X", "--delivery", "gate").stderr.endswith(said)
+    assert "no host" not in bare("secret", "bind", "X", "--delivery", "gate", "--host", "api.x.com").stderr
+
+
+def test_a_server_that_the_variable_names_is_used(bare: Cli) -> None:
+    away = bare("secret", "set", "X", stdin="v", env={"SKILLYARD_URL": "http://127.0.0.1:1"})
+    assert away.exit_code == 3, away.output
+    assert listed(bare) == []
+
+
+def test_what_is_no_key_is_not_loaded(bare: Cli) -> None:
+    done = bare("secret", "key", "load", "skillyard-none", stdin="no key")
+    assert done.exit_code == 2
+    assert "`skillyard secret key new` prints one" in done.stderr
 
 
 def test_secrets_are_sealed_anew(bare: Cli, tmp_path: Path) -> None:

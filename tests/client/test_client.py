@@ -71,6 +71,13 @@ async def test_parameters_left_out_are_not_sent(client: Client, yard: YardServer
     assert yard.calls == [("list_skills", {}), ("run_code", {"language": "python", "code": "x"})]
 
 
+async def test_a_text_is_no_list_of_rules(client: Client, yard: YardServer) -> None:
+    """Nor are its letters: the server refuses it by name."""
+    yard.methods["run_code"] = lambda params: completed()
+    await client.run_code("x", network="x.com")
+    assert yard.calls[0][1]["network"] == "x.com"
+
+
 async def test_bytes_become_base64(client: Client, yard: YardServer) -> None:
     yard.methods["create_blob"] = lambda params: {"blob_id": "blob:1", "size_bytes": 2}
     await client.create_blob(b"\xff\x00", "image/png")

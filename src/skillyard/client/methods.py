@@ -90,7 +90,7 @@ class ProtocolMethods:
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
-            network=None if network is None else list(network),
+            network=_rules(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -126,7 +126,7 @@ class ProtocolMethods:
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
-            network=None if network is None else list(network),
+            network=_rules(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -183,7 +183,7 @@ class ProtocolMethods:
         """Change what a run at work may reach: ``run``, its record. Rules of the run's owner narrow what was granted,
         those of an ``admin`` take its place below the operator's. In force when this returns, for connections that
         are open too."""
-        return await self.call("runs.set_network", {"run_id": run_id, "network": list(network)})
+        return await self.call("runs.set_network", {"run_id": run_id, "network": _rules(network)})
 
     async def explain_policy(
         self,
@@ -204,7 +204,7 @@ class ProtocolMethods:
             version=version,
             code=code,
             mount_skills=mount_skills,
-            network=None if network is None else list(network),
+            network=_rules(network),
             resolve=resolve,
         )
         return await self.call("policy.explain", params)
@@ -328,6 +328,11 @@ class SyncProtocolMethods:
     rollback_secret = blocking(ProtocolMethods.rollback_secret)
     delete_secret = blocking(ProtocolMethods.delete_secret)
     audit_secrets = blocking(ProtocolMethods.audit_secrets)
+
+
+def _rules(network: Sequence[str] | None) -> Sequence[str] | None:
+    """A text is left whole, for the server to refuse: its letters are no rules."""
+    return network if network is None or isinstance(network, str) else list(network)
 
 
 def _given(**params: Any) -> Json:

@@ -69,6 +69,7 @@ _MENDS = {
     "RunNotFound": "`skillyard runs list` shows yours",
     "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",
     "ProtectionMissing": "`skillyard doctor` shows what is missing and the mend",
+    "SecretNotFound": "`skillyard secret list` shows the names, and for whom each is",
     "MissingSecret": "store it with `skillyard secret set`",
 }
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.client.errors import BadReply
+from skillyard.faces.cli.inputs import parse_network
 from skillyard.faces.cli.network import show_network
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
@@ -100,15 +101,22 @@ def cancel(run_id: str, reason: str | None, as_json: bool, where: Where) -> None
 @json_option
 @server_options
 def network(run_id: str, rules: tuple[str, ...], nothing: bool, as_json: bool, where: Where) -> None:
-    """Change what a run at work may reach, and show what is in force.
+    """Change what a run at work may reach, and show what is then in force.
 
     Your rules narrow what the run was granted; with the scope admin they take its place, below the operator's
     rules. Connections that are no longer allowed are ended.
+
+    \b
+      skillyard runs network RUN_ID api.x.com:443 '!old.x.com'
+      skillyard runs show RUN_ID       what is in force, without a change
     """
-    if nothing == bool(rules):
-        raise click.UsageError("Give the rules, or --none.")
+    if nothing and rules:
+        raise click.UsageError("--none goes with no rule.")
+    if not nothing and not rules:
+        raise click.UsageError("Give the rules, or --none for nothing; `skillyard runs show` shows what is in force.")
+    network = parse_network(rules)
     with where.open() as target:
-        record = target.call("runs.set_network", {"run_id": run_id, "network": list(rules)})["run"]
+        record = target.call("runs.set_network", {"run_id": run_id, "network": network})["run"]
     if as_json:
         emit_json(record)
     else:

@@ -27,15 +27,17 @@ _ALL = "*"
 def secret() -> None:
     """Values that skills which declare them get, kept sealed.
 
-    Commands work on the files of the data directory, beside a server that may run on it, or with --url through a
-    server and a token of the scope admin. No command and no server ever shows a value.
+    Commands work on the files of the data directory, beside a server that may run on it, or through the server that
+    --url or SKILLYARD_URL names, with a token of the scope admin. No command and no server ever shows a value.
     """
 
 
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``at``: a context manager that gives the methods."""
 
-    @click.option("--url", help="A server to do it; else it is done here.")
+    @click.option(
+        "--url", envvar="SKILLYARD_URL", help="A server to do it; else it is done here.  [env: SKILLYARD_URL]"
+    )
     @click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token.  [env: SKILLYARD_TOKEN]")
     @data_dir_option
     @wraps(command)
@@ -100,6 +102,7 @@ def set_(
     with at() as secrets:
         stored = secrets.call("secrets.set", params)["secret"]
     click.echo(f"stored {_title(stored)}, version {stored['version']}", err=True)
+    _warn_unbound(stored)
 
 
 @secret.command()
@@ -114,6 +117,7 @@ def bind(name: str, delivery: str, hosts: tuple[str, ...], scope: dict[str, Any]
         changed = secrets.call("secrets.bind", {"name": name, "delivery": delivery, "hosts": list(hosts), **scope})
     where = ", ".join(changed["secret"]["hosts"])
     click.echo(f"{_title(changed['secret'])} is delivered by {delivery}" + (f", to {where}" if where else ""), err=True)
+    _warn_unbound(changed["secret"])
 
 
 @secret.command("list")
@@ -126,7 +130,9 @@ def list_(as_json: bool, at: Any) -> None:
     if as_json:
         emit_json(found)
     else:
-        emit_table(("name", "project", "skills", "version", "delivery", "hosts", "set", "last used"), map(_row, found))
+        emit_table(
+            ("name", "project", "skills", "version", "kept", "delivery", "hosts", "set", "last used"), map(_row, found)
+        )
 
 
 @secret.command()
@@ -205,11 +211,15 @@ def load(name: str) -> None:
     \b
       skillyard secret key load skillyard < /root/skillyard.key      and secrets.keyring = "skillyard"
     """
+    from skillyard.domain.errors import StoreFault
     from skillyard.stores.secret_keyring import load_key
     from skillyard.stores.secret_keys import MOST_TEXT, parse_keys
 
     text = sys.stdin.read(MOST_TEXT + 1)
-    keys = parse_keys(text, "standard input")
+    try:
+        keys = parse_keys(text, "standard input")
+    except StoreFault as fault:
+        raise Failure(fault.message, "`skillyard secret key new` prints one") from None
     load_key(name, ",".join(key.text() for key in keys).encode())
     click.echo(f"loaded {name}", err=True)
 
@@ -231,6 +241,12 @@ def _read_value(name: str, file: Path | None) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+def _warn_unbound(shown: Mapping[str, Any]) -> None:
+    if shown["delivery"] == "gate" and not shown["hosts"]:
+        said = "no host is bound to it: each skill's manifest says where it goes; --host HOST binds it"
+        click.echo(f"{_title(shown)}: {said}", err=True)
+
+
 def _title(shown: Mapping[str, Any]) -> str:
     if not shown["project"] and not shown["skills"]:
         return str(shown["name"])
@@ -243,6 +259,7 @@ def _row(shown: Mapping[str, Any]) -> tuple[str, ...]:
         shown["project"] or _ALL,
         shown["skills"] or _ALL,
         str(shown["version"]),
+        " ".join(str(version["version"]) for version in shown["versions"]),
         shown["delivery"],
         " ".join(shown["hosts"]),
         moment(shown["created_at"]),
