@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from skillyard.domain.egress.session import EgressPlan
 from skillyard.domain.errors import GateFault
 from skillyard.egress.client import ProcessGate
+from skillyard.sandbox.native.walls import core_limit
 from tests.egress.conftest import GATE_UID
 from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, until
 from tests.egress.rooms import Rooms
@@ -49,10 +52,55 @@ async def test_it_has_given_everything_up_before_it_serves(gate: ProcessGate) ->
     assert not facts["missing"] or facts["landlock"] == 0
     environment = Path(f"/proc/{process_of(gate)}/environ")
     if os.geteuid() == 0:
+        assert environment.stat().st_uid == 0, (
+            "it is not dumpable (proc(5)), so that none of its own user looks into it"
+        )
         assert set(environment.read_bytes().rstrip(b"\0").split(b"\0")) == {b"LANG=C.UTF-8", b"LOCALDOMAIN=."}
     else:  # it is not dumpable
         with pytest.raises(PermissionError):
             environment.read_bytes()
+
+
+_JAILED = """
+import ctypes, json, os, resource, sys
+from pathlib import Path
+from skillyard.egress import jail
+
+def may(path, how):
+    try:
+        os.close(os.open(path, how))
+    except OSError:
+        return False
+    return True
+
+facts = jail.enter(int(sys.argv[1]), (sys.argv[2],))
+print(json.dumps({
+    "landlock": facts["landlock"],
+    "reads": [may(sys.argv[2], os.O_RDONLY), may("/etc/hosts", os.O_RDONLY)],
+    "not": [may(sys.argv[3], os.O_RDONLY), may("/proc/version", os.O_RDONLY), may(sys.argv[3], os.O_WRONLY),
+            may("/dev/null", os.O_WRONLY)],
+    "core": resource.getrlimit(resource.RLIMIT_CORE),
+    "dumpable": ctypes.CDLL(None).prctl(3, 0, 0, 0, 0),
+}))
+"""
+
+
+async def test_in_its_jail_no_other_file_can_be_opened() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        given, other = directory / "given", directory / "other"
+        given.mkdir(mode=0o755)
+        other.write_text("everybody's")
+        other.chmod(0o666)
+        command = [sys.executable, "-c", _JAILED, str(GATE_UID), str(given), str(other)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=30)
+    told = json.loads(done.stdout)
+    assert told["core"] == [core_limit()] * 2
+    assert told["dumpable"] == 0
+    assert told["reads"] == [True, True]
+    if told["landlock"]:
+        assert not any(told["not"])
 
 
 async def test_a_gate_that_dies_takes_its_connections_and_the_next_session_gets_another(

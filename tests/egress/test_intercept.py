@@ -201,6 +201,15 @@ def test_in_plain_text_a_placeholder_is_refused(gate: Gate, outside: Outside, na
     assert "plain text" in " ".join(gate.refusals())
 
 
+def test_in_a_trailer_in_plain_text_too(gate: Gate, outside: Outside) -> None:
+    host = f"plain.test:{outside.http.port}"
+    head = f"POST http://{host}/echo HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with gate.connected() as sock:
+        sock.sendall(f"{head}2\r\nok\r\n0\r\nX-Key: {gate.placeholder('KEY')}\r\n\r\n".encode())
+        assert b" 403 " in all_of(sock)
+    assert "is sent in plain text" in gate.refusals()[0]
+
+
 @pytest.mark.parametrize("scheme", ["https", "http"])
 def test_a_redirect_takes_nothing_elsewhere(gate: Gate, outside: Outside, scheme: str) -> None:
     """urllib repeats Authorization to wherever it is sent."""

@@ -1,4 +1,5 @@
-"""What a session's record says of its connections: kinds, counted, so that no flood makes it long."""
+"""What a session's record says of its connections: kinds, counted, so that no flood makes it long or hides what
+was reached."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from dataclasses import replace
 from skillyard.domain.egress.session import Connection, NetworkLog
 
 MOST_KINDS = 200
+MOST_REFUSED = 150
+"""Kinds of refusals, which cost a program nothing to make: what it reached must not be pushed out by them."""
 _MOST_REASON = 300
+_FURTHER = "refused for further reasons"
 
 _Key = tuple[str, str, int, bool, str, str, str, tuple[str, ...]]
 
@@ -38,13 +42,16 @@ class Log:
 
 
 def _merge(kinds: dict[_Key, Connection], one: Connection) -> bool:
-    reason = one.reason[:_MOST_REASON]
-    key = (one.via, one.host, one.port, one.allowed, one.layer, one.rule, reason, one.secrets)
-    kind = kinds.get(key)
-    if kind is None:
-        if len(kinds) >= MOST_KINDS:
+    kind = kinds.get(_key(one))
+    if kind is None and not _has_room(kinds, one):
+        if one.allowed or not (one.sent_bytes or one.received_bytes):
             return False
-        kinds[key] = replace(one, reason=reason)
+        one = replace(one, layer="", rule="", reason=_FURTHER)  # bytes went somewhere: that stays known
+        kind = kinds.get(_key(one))
+        if kind is None and len(kinds) >= MOST_KINDS:
+            return False
+    if kind is None:
+        kinds[_key(one)] = replace(one, reason=one.reason[:_MOST_REASON])
         return True
     kind.count += one.count
     kind.sent_bytes += one.sent_bytes
@@ -52,3 +59,14 @@ def _merge(kinds: dict[_Key, Connection], one: Connection) -> bool:
     kind.first_ms = min(kind.first_ms, one.first_ms)
     kind.last_ms = max(kind.last_ms, one.last_ms)
     return True
+
+
+def _key(one: Connection) -> _Key:
+    reason = one.reason[:_MOST_REASON]
+    return (one.via, one.host, one.port, one.allowed, one.layer, one.rule, reason, one.secrets)
+
+
+def _has_room(kinds: dict[_Key, Connection], one: Connection) -> bool:
+    if len(kinds) >= MOST_KINDS:
+        return False
+    return one.allowed or sum(not kind.allowed for kind in kinds.values()) < MOST_REFUSED

@@ -58,10 +58,9 @@ class Names:
     def _refuse(self, name: str | None) -> None:
         shown, reason = name or _OTHERS, "this is no host name"
         if name is not None:
-            reason = self._policy.ask(name, None, 443).reason
-            if name not in self._refused:
-                if len(self._refused) < _MOST_LOGGED:
-                    self._refused.add(name)
-                else:
-                    shown, reason = _OTHERS, "no rule allows them"
+            if name not in self._refused and len(self._refused) >= _MOST_LOGGED:
+                shown, reason = _OTHERS, "no rule allows them"  # without the policy: questions come in floods
+            else:
+                self._refused.add(name)
+                reason = self._policy.ask(name, None, 443).reason
         self._session.note(VIA, shown, DNS_PORT, Decision(False, "names", "", reason))
