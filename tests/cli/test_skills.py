@@ -74,6 +74,19 @@ def test_a_new_skill_overwrites_nothing(bare: Cli, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "my.skill").iterdir()] == ["kept"]
 
 
+def test_the_permissions_that_a_new_skill_has_in_comments_are_right(bare: Cli, tmp_path: Path) -> None:
+    bare("skill", "new", "my.skill", "--dir", str(tmp_path))
+    manifest = tmp_path / "my.skill" / "skill.toml"
+    text = manifest.read_text()
+    for line in ("[permissions]", "network =", "secrets ="):
+        text = text.replace(f"# {line}", line)
+    manifest.write_text(text)
+    done = bare("skill", "validate", str(tmp_path / "my.skill"), "--json")
+    assert (done.exit_code, "api.example.com:443" in text, '"findings": []' in done.stdout) == (0, True, True), (
+        done.output
+    )
+
+
 def test_an_invalid_skill_is_told_file_line_and_rule(bare: Cli, tmp_path: Path) -> None:
     made = bare("skill", "new", "my.skill", "--dir", str(tmp_path)).stdout.strip()
     manifest = Path(made) / "skill.toml"

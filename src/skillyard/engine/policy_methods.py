@@ -152,7 +152,7 @@ TABLE = (
             {
                 "rules": ARRAY,
                 "open": BOOLEAN,
-                "run_code": described(STRING, "'mounted', or rules"),
+                "run_code": described({"type": ["string", "array"]}, "'mounted', or the list of rules"),
                 "hosts": OBJECT,
                 "limits": OBJECT,
                 "isolations": ARRAY,

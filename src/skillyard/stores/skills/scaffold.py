@@ -25,6 +25,11 @@ language = "python"
 entrypoint = "code/main.py"
 export = "main"
 
+# Hosts that it may reach, and secrets that it gets; it has neither unless they stand here:
+# [permissions]
+# network = ["api.example.com:443"]
+# secrets = [{ name = "API_KEY", delivery = "gate", hosts = ["api.example.com"] }]
+
 [inputs]
 type = "object"
 required = ["text"]
