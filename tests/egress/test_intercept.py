@@ -15,6 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
+from skillyard.egress.trouble import Ended
 from tests.egress.intercepted import BOUND_S, LOOPBACK, TOKEN, Gate, Outside, all_of, server
 from tests.egress.programs.web import Answer, Asked
 
@@ -116,6 +117,39 @@ def test_what_no_header_can_carry_is_refused_without_a_word_of_it(outside: Outsi
         assert b"line of it" not in body
         basic = base64.b64encode(f"u:{gate.placeholder('KEY')}".encode()).decode()
         assert ask(gate, outside, {"Authorization": f"Basic {basic}"})[0] == 200
+
+
+@pytest.mark.parametrize("value", ["control\x01character", "\x1b[31mred-terminal", " begins-with-a-space"])
+def test_what_headers_are_not_for_is_refused_whatever_parsers_take(outside: Outside, value: str) -> None:
+    outside.seen.clear()
+    with outside.gate({"KEY": (value, ["api.test:*"])}) as gate:
+        status, _, body = ask(gate, outside, {"X-Api-Key": gate.placeholder("KEY")})
+        assert (status, b"no header field can carry" in body) == (403, True)
+    assert outside.seen == []
+
+
+def test_at_a_port_that_is_not_bound_nobody_looks_inside(outside: Outside) -> None:
+    host = f"api.test:{outside.https.port}"
+    with outside.gate({"KEY": (TOKEN, ["api.test:1"])}) as gate:
+        placeholder = gate.placeholder("KEY")
+        head = f"GET /echo HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-Key: {placeholder}\r\n\r\n"
+        with gate.tls("api.test", outside.https.port, outside.client_context()) as sock:
+            sock.sendall(head.encode())
+            assert b" 200 " in all_of(sock)
+    assert outside.seen[-1].headers["x-key"] == placeholder
+
+
+def test_a_session_that_ends_forgets_its_secrets(outside: Outside) -> None:
+    with outside.gate() as gate:
+        interception = gate.session.interception
+        assert interception is not None
+        assert interception.has("api.test", 443)
+        gate._in_loop(gate.session.close)
+        assert gate.session.interception is None
+        assert not interception.has("api.test", 443)
+        assert not interception.trust
+        with pytest.raises(Ended):
+            interception.guard("api.test", 443, lambda _: None)
 
 
 URL = "is in the URL"

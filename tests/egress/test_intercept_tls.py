@@ -10,6 +10,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,23 @@ def test_a_server_that_cannot_show_who_it_is_gets_nothing(
     assert b" 502 " in told
     assert b"TLS with api.test" in told
     assert all(data == b"" for data in heard)
+    (logged,) = gate.logged(lambda one: one.reason.startswith("TLS with api.test"))
+    assert logged.secrets == ()
+
+
+def test_nothing_is_made_of_a_request_before_the_server_has_shown_who_it_is(gate: Gate, outside: Outside) -> None:
+    asked = threading.Event()
+    heard: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        assert asked.wait(20)
+        wrapping(outside.authority.context("other.test"), heard)(sock)
+
+    with server(serve) as port, gate.tls("api.test", port) as sock:
+        sock.sendall(request(gate, port))
+        asked.set()
+        assert b" 502 " in all_of(sock)
+    assert b"".join(heard) == b""
     (logged,) = gate.logged(lambda one: one.reason.startswith("TLS with api.test"))
     assert logged.secrets == ()
 
