@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.protection import PROTECTIONS, Level
+from skillyard.domain.protection import ABILITIES, PROTECTIONS, Level
 from skillyard.domain.sandbox import SandboxSpec, Stream
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
 from skillyard.testing.sandbox_suite.check import SURVIVAL, expect
@@ -242,4 +242,4 @@ async def test_a_check_that_raises_fails_alone(ground: Ground) -> None:
 
 def test_every_check_has_a_name_of_its_own() -> None:
     assert len(NAMED) == len(CHECKS)
-    assert all(check.needs <= {*PROTECTIONS, SURVIVAL} for check in CHECKS)
+    assert all(check.needs <= {*PROTECTIONS, *ABILITIES, SURVIVAL} for check in CHECKS)
