@@ -9,10 +9,12 @@ from dataclasses import replace
 from skillyard.domain.egress.session import Connection, NetworkLog
 
 MOST_KINDS = 200
-MOST_REFUSED = 150
+_MOST_ALONE = 180
+"""Kinds that have a place of their own; connections of others on which something was reached are put together."""
+_MOST_REFUSED = 150
 """Kinds of refusals, which cost a program nothing to make: what it reached must not be pushed out by them."""
 _MOST_REASON = 300
-_FURTHER = "refused for further reasons"
+TOGETHER = "of kinds beyond what a record holds one by one"
 
 _Key = tuple[str, str, int, bool, str, str, str, tuple[str, ...]]
 
@@ -44,9 +46,9 @@ class Log:
 def _merge(kinds: dict[_Key, Connection], one: Connection) -> bool:
     kind = kinds.get(_key(one))
     if kind is None and not _has_room(kinds, one):
-        if one.allowed or not (one.sent_bytes or one.received_bytes):
+        if not (one.allowed or one.sent_bytes or one.received_bytes):
             return False
-        one = replace(one, layer="", rule="", reason=_FURTHER)  # bytes went somewhere: that stays known
+        one = replace(one, host="", port=0, layer="", rule="", reason="" if one.allowed else TOGETHER)
         kind = kinds.get(_key(one))
         if kind is None and len(kinds) >= MOST_KINDS:
             return False
@@ -67,6 +69,6 @@ def _key(one: Connection) -> _Key:
 
 
 def _has_room(kinds: dict[_Key, Connection], one: Connection) -> bool:
-    if len(kinds) >= MOST_KINDS:
+    if len(kinds) >= _MOST_ALONE:
         return False
-    return one.allowed or sum(not kind.allowed for kind in kinds.values()) < MOST_REFUSED
+    return one.allowed or sum(not kind.allowed for kind in kinds.values()) < _MOST_REFUSED
