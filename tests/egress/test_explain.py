@@ -85,7 +85,7 @@ def test_each_layer_speaks_for_itself() -> None:
 
 def test_the_floor_is_told() -> None:
     literal = told(policy(operator=["*"]), "10.0.0.5:5432")
-    assert literal["reason"] == "10.0.0.5 is private: closed unless the operator names the address"
+    assert literal["reason"] == ("10.0.0.5 is private: closed unless the operator names the address in network.rules")
     named = told(policy(operator=["10.0.0.0/8:5432"]), "10.0.0.5:5432")
     assert (named["allowed"], named["rule"]) == (True, "10.0.0.0/8:5432")
     host = told(policy(operator=["*"]), "8.8.8.8:443", own=("8.8.8.8",))
@@ -98,7 +98,8 @@ def test_each_address_of_a_name_is_judged() -> None:
     assert [(a["address"], a["allowed"]) for a in both["addresses"]] == [("93.184.216.34", True), ("10.0.0.5", False)]
     closed = told(policy(operator=["*"], skill=["x.com"]), "x.com:443", "10.0.0.5")
     assert not closed["allowed"]
-    assert "10.0.0.5 is private" in closed["reason"]
+    said = "10.0.0.5 is private: closed unless the operator gives the name's address in network.hosts"
+    assert closed["reason"] == said
     assert told(policy(operator=["*"], code=["db.internal:5432"]), "db.internal:5432", "10.0.0.5")["allowed"]
 
 

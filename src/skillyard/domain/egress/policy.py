@@ -100,8 +100,8 @@ class Policy:
                 return Decision(False, layer.name, rule.text, f"denied by {layer.name} rule '{rule.text}'")
         why = closed(address, own)
         if why and not self._named_outright(name, address, port):
-            hint = "closed unless the operator names the address" + ("" if name is None else " and the name")
-            return Decision(False, "floor", str(address), f"{address} is {why}: {hint}")
+            how = "names the address in network.rules" if name is None else "gives the name's address in network.hosts"
+            return Decision(False, "floor", str(address), f"{address} is {why}: closed unless the operator {how}")
         return decision
 
     def answers(self, name: str) -> bool:
