@@ -136,6 +136,13 @@ def test_a_secret_of_the_gate_without_hosts_is_said_to_go_where_manifests_say(ba
     assert "no host" not in bare("secret", "bind", "X", "--delivery", "gate", "--host", "api.x.com").stderr
 
 
+@pytest.mark.parametrize(("value", "short"), [("1234567", True), ("12345678", False)])
+def test_a_value_that_is_too_short_for_the_gate_is_said_to_be(bare: Cli, value: str, short: bool) -> None:
+    done = bare("secret", "set", "X", "--delivery", "gate", "--host", "api.x.com", stdin=value)
+    assert (done.exit_code, "X: shorter than 8 characters" in done.stderr) == (0, short)
+    assert "shorter" not in bare("secret", "set", "Y", stdin=value).stderr
+
+
 def test_a_server_that_the_variable_names_is_used(bare: Cli) -> None:
     away = bare("secret", "set", "X", stdin="v", env={"SKILLYARD_URL": "http://127.0.0.1:1"})
     assert away.exit_code == 3, away.output

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 
-_LEAST_AT_GATE = 8
+LEAST_AT_GATE = 8
+"""Characters of a value that the gate can tell from other text in answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,8 @@ def _given(name: str, there: Sequence[tuple[_Want, Secret]]) -> GivenSecret:
         raise Refused(
             "PolicyRefused", f"the secret '{name}' is delivered at the gate, and no host is bound to it: {mend}"
         )
-    if len(first.value) < _LEAST_AT_GATE:
-        rule = f"is shorter than {_LEAST_AT_GATE} characters: the gate could not tell it from other text in answers"
+    if len(first.value) < LEAST_AT_GATE:
+        rule = f"is shorter than {LEAST_AT_GATE} characters: the gate could not tell it from other text in answers"
         raise Refused("PolicyRefused", f"the secret '{name}' is delivered at the gate and {rule}")
     return GivenSecret(name, first.value, Delivery.GATE, hosts, first.version)
 

@@ -103,6 +103,7 @@ def set_(
         stored = secrets.call("secrets.set", params)["secret"]
     click.echo(f"stored {_title(stored)}, version {stored['version']}", err=True)
     _warn_unbound(stored)
+    _warn_short(stored, value)
 
 
 @secret.command()
@@ -244,6 +245,14 @@ def _read_value(name: str, file: Path | None) -> str:
 def _warn_unbound(shown: Mapping[str, Any]) -> None:
     if shown["delivery"] == "gate" and not shown["hosts"]:
         said = "no host is bound to it: each skill's manifest says where it goes; --host HOST binds it"
+        click.echo(f"{_title(shown)}: {said}", err=True)
+
+
+def _warn_short(shown: Mapping[str, Any], value: str) -> None:
+    from skillyard.engine.secrets_for_run import LEAST_AT_GATE
+
+    if shown["delivery"] == "gate" and len(value) < LEAST_AT_GATE:
+        said = f"shorter than {LEAST_AT_GATE} characters: runs that need it at the gate are refused"
         click.echo(f"{_title(shown)}: {said}", err=True)
 
 
