@@ -11,7 +11,7 @@ import pytest
 
 from skillyard.domain.egress.session import EgressLimits, EgressPlan
 from skillyard.egress.client import ProcessGate
-from tests.egress.gates import Plugged, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
+from tests.egress.gates import BOUND_S, Plugged, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Room, Rooms
 
 pytestmark = pytest.mark.anyio
@@ -98,10 +98,11 @@ async def test_bytes_sent(shared_gate: ProcessGate, room: Room) -> None:
         plan = reaching(server, "api.test", limits=replace(USUAL, sent_bytes=1 << 20))
         box = await plugged(shared_gate, room, plan, server.port)
         _, writer = await box.dial("api.test", server.port)
-        with contextlib.suppress(ConnectionError):
-            while True:
-                writer.write(b"\0" * 65536)
-                await writer.drain()
+        async with asyncio.timeout(BOUND_S):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"\0" * 65536)
+                    await writer.drain()
         await until(lambda: not server.open)
         [row] = (await box.close()).connections
     assert row.sent_bytes == 1 << 20

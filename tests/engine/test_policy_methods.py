@@ -83,6 +83,21 @@ async def test_addresses_that_the_operator_gives_are_judged_and_others_when_aske
     assert [a["allowed"] for a in found["targets"][1]["addresses"]] == [False, True]
 
 
+async def test_only_an_admin_asks_the_hosts_name_servers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator's rules allow every name, also those that nobody outside may know of."""
+
+    async def known(_name: str, _field: str) -> Any:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr("skillyard.engine.policy_methods.resolve", known)
+    rig.with_network()
+    tenant = Principal("somebody", ALL_SCOPES - {Scope.ADMIN})
+    params = {"targets": ["db.internal.example"]}
+    assert not (await rig.call("policy.explain", principal=tenant, **params))["targets"][0]["addresses"]
+    with pytest.raises(Forbidden):
+        await rig.call("policy.explain", principal=tenant, resolve=True, **params)
+
+
 async def test_what_cannot_be_looked_up_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_args: Any, **_options: Any) -> Any:
         raise socket.gaierror(-2, "Name or service not known")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 async def explain_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    if params["resolve"]:
+        principal.require(Scope.ADMIN)  # the answers are those of the host's own name servers, for any name
     targets = [Target.parse(text, f"targets[{index}]") for index, text in enumerate(params["targets"])]
     skill, mounted = await _whose(engine, principal, params)
     asked = None if params.get("network") is None else parse_rules(params["network"])
@@ -132,7 +134,9 @@ TABLE = (
                 "mount_skills": list_of(SKILL_NAME, "names of the skills that the code mounts", maxItems=64),
                 "network": NETWORK,
                 "resolve": described(
-                    BOOLEAN, "look allowed names up, and judge each address that they have", default=False
+                    BOOLEAN,
+                    "look allowed names up, and judge each address that they have; for the scope admin",
+                    default=False,
                 ),
             },
             "targets",

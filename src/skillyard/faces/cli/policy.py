@@ -29,7 +29,7 @@ def policy() -> None:
 @click.option("--code", is_flag=True, help="As run_code gets it.")
 @click.option("--mount-skill", "mount_skills", metavar="NAME", multiple=True, help="With --code. May repeat.")
 @network_option("With a request that narrows to this. May repeat.")
-@click.option("--resolve", is_flag=True, help="Look allowed names up, and judge each address.")
+@click.option("--resolve", is_flag=True, help="Look allowed names up, and judge each address (for admins).")
 @json_option
 @server_options
 def explain(
