@@ -125,6 +125,7 @@ _DIRECTORIES = {
     "blobs/tmp",
     "environments",
     "run",
+    "run/gate",
     "run/root",
     "run/spool",
     "skills",
