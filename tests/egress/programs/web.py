@@ -96,6 +96,10 @@ class _Accepted(ssl.SSLSocket):
         with suppress(OSError):
             return super().getpeername()
 
+    def __del__(self) -> None:
+        """What ssl.py left behind of a client that broke off is no leak of what is tested."""
+        self.close()
+
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
