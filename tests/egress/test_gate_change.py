@@ -14,7 +14,7 @@ from skillyard.egress.client import ProcessGate
 from skillyard.egress.dial import Dialer
 from skillyard.egress.session import Session
 from skillyard.egress.trouble import Ended, Refused
-from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, turned_away, until
+from tests.egress.gates import BOUND_S, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Rooms
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +72,24 @@ async def test_a_change_meets_what_is_being_dialled(fault: type[Exception]) -> N
         await until(lambda: not server.open)
     [row] = session.report().connections
     assert (row.allowed, row.sent_bytes) == (fault is Ended, 0)
+
+
+async def test_what_is_being_dialled_at_the_end_is_in_the_log() -> None:
+    dialling = asyncio.Event()
+
+    class Waiting(Dialer):
+        async def dial(self, addresses: Sequence[Address], port: int, within: float) -> tuple[socket.socket, Address]:
+            dialling.set()
+            await asyncio.Event().wait()
+            return await super().dial(addresses, port, within)
+
+    session = Session("one", EgressPlan(policy("api.test", hosts=["api.test"])), Waiting(lambda: ()))
+    reaching_it = asyncio.create_task(session.reach("http", "api.test", 80))
+    async with asyncio.timeout(BOUND_S):
+        await dialling.wait()
+    [row] = session.close().connections
+    reaching_it.cancel()
+    assert (row.host, row.port, row.allowed, row.count) == ("api.test", 80, True, 1)
 
 
 async def test_a_change_meets_what_is_being_relayed_at_full_speed(shared_gate: ProcessGate, rooms: Rooms) -> None:

@@ -32,6 +32,8 @@ class Session:
         self.closed = False
         self._dialer = dialer
         self._live: set[Upstream] = set()
+        self._tried: dict[int, Connection] = {}
+        """What is being looked up and dialled."""
         self._began = time.monotonic()
 
     def address_of(self, name: str) -> Address | None:
@@ -47,6 +49,8 @@ class Session:
         synthetic. It is in the log however this ends. Raises Refused, Unreachable and Ended."""
         name, literal = (host, None) if isinstance(host, str) else (None, host)
         decision = self.policy.ask(name, literal, port)
+        tried = self._connection(via, str(host), port, decision)
+        self._tried[id(tried)] = tried
         try:
             if self.closed:
                 raise Ended("the session is over")
@@ -60,6 +64,8 @@ class Session:
         except (Refused, Unreachable, Ended) as trouble:
             self.note(via, str(host), port, decision, reason=trouble.reason)
             raise
+        finally:
+            del self._tried[id(tried)]
 
     async def _dial(self, via: str, name: str | None, literal: Address | None, port: int) -> Upstream:
         policy = self.policy
@@ -111,7 +117,7 @@ class Session:
 
     def report(self) -> NetworkLog:
         """What was decided so far."""
-        return self.log.snapshot([upstream.note for upstream in self._live])
+        return self.log.snapshot([*(upstream.note for upstream in self._live), *self._tried.values()])
 
     def close(self) -> NetworkLog:
         """End everything, forget every secret; the whole log."""
