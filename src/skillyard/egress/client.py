@@ -79,13 +79,11 @@ class ProcessGate:
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         opened = self._sessions.get(session)
-        try:
-            if opened is None:
-                raise GateFault("the gate knows no such session")
-            await opened.plug(sockets)
-        finally:
+        if opened is None:
             for sock in sockets:
                 sock.close()
+            raise GateFault("the gate knows no such session")
+        await opened.plug(sockets)
 
     async def close(self) -> None:
         self._closed = True
@@ -128,6 +126,8 @@ class ProcessSession:
         self._trust = trust
         self._forget = forget
         self._known = NetworkLog()
+        self._untaken = ""
+        """Why the gate did not take sockets of the sandbox."""
         self._closing: asyncio.Task[NetworkLog] | None = None
 
     @property
@@ -143,9 +143,17 @@ class ProcessSession:
         return () if self._mount is None else (self._mount,)
 
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
-        """Raises GateFault; ``sockets`` are the gate's, or closed."""
-        pieces = [sockets[at : at + MOST_SOCKETS] for at in range(0, len(sockets), MOST_SOCKETS)]
-        await asyncio.gather(*(self._link.ask({"op": "plug", "session": self._id}, piece) for piece in pieces))
+        """``sockets`` are the gate's, or closed. They listen already, so that nobody waits for it to say that it has
+        them: what it does not take it closes, which refuses connections, and the log says why. Raises GateFault."""
+        for at in range(0, len(sockets), MOST_SOCKETS):
+            posted = self._link.post({"op": "plug", "session": self._id}, sockets[at : at + MOST_SOCKETS])
+            posted.add_done_callback(self._plugged)
+            if self._link.behind:  # our copies may be closed when this returns
+                await asyncio.wait([posted])
+
+    def _plugged(self, posted: asyncio.Future[dict[str, Any]]) -> None:
+        if not posted.cancelled() and posted.exception() is None and "error" in posted.result():
+            self._untaken = posted.result()["error"]
 
     async def change(self, policy: Policy) -> None:
         await self._link.ask({"op": "change", "session": self._id, "policy": policy_out(policy)})
@@ -177,9 +185,12 @@ class ProcessSession:
                 raise
             told = self._link.told.get(self._id)
             known = self._known if told is None else log_in(told)
-            return NetworkLog((*known.connections, _lost(self._link.why)), known.dropped)
-        return self._known
+            return _and(known, f"the gate was lost: {self._link.why}")
+        return (
+            _and(self._known, f"the gate did not take its sockets: {self._untaken}") if self._untaken else self._known
+        )
 
 
-def _lost(why: str) -> Connection:
-    return Connection("gate", "", 0, False, "gate", "", f"the gate was lost: {why}", 1)
+def _and(log: NetworkLog, befell: str) -> NetworkLog:
+    """``log``, and what befell the gate itself."""
+    return NetworkLog((*log.connections, Connection("gate", "", 0, False, "gate", "", befell, 1)), log.dropped)

@@ -69,19 +69,28 @@ class Link:
 
     async def ask(self, message: Message, sockets: Sequence[socket.socket] = ()) -> Any:
         """The answer; ``sockets`` are given away. Raises GateFault."""
-        number = next(self._numbers)
-        future = self._asked[number] = self._loop.create_future()
-        self._send(number, message, sockets)
-        if not self.alive:
-            del self._asked[number]
-            raise GateFault(f"the gate is gone: {self.why}")
-        try:
-            answer = await future
-        finally:
-            self._asked.pop(number, None)
+        answer = await self.post(message, sockets)
         if "error" in answer:
             raise GateFault(answer["error"])
         return answer["ok"]
+
+    def post(self, message: Message, sockets: Sequence[socket.socket] = ()) -> asyncio.Future[Message]:
+        """What will be answered, ``ok`` or ``error``; GateFault when the gate ends before. ``sockets`` are given away.
+        Raises GateFault."""
+        number = next(self._numbers)
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._asked[number] = future
+        future.add_done_callback(lambda _: self._asked.pop(number, None))
+        self._send(number, message, sockets)
+        if not self.alive:
+            future.cancel()
+            raise GateFault(f"the gate is gone: {self.why}")
+        return future
+
+    @property
+    def behind(self) -> bool:
+        """Whether something that was sent has not left yet."""
+        return self._channel.behind
 
     def tell(self, message: Message) -> None:
         """Without waiting for the answer."""
@@ -128,7 +137,7 @@ class Link:
     def _gone(self, why: str) -> None:
         self.why = self.why or why
         self._channel.close()
-        for future in (self._facts, *self._asked.values()):
+        for future in (self._facts, *tuple(self._asked.values())):
             if not future.done():
                 future.set_exception(GateFault(f"the gate is gone: {self.why}"))
                 future.exception()  # nobody may be waiting

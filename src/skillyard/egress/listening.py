@@ -54,6 +54,11 @@ class Listening:
             self._watcher = None
             self._room.listening -= 1
 
+    def settle(self) -> None:
+        """The log has what was seen until now."""
+        if self._watcher is not None:
+            self._watcher.settle()
+
     def close(self) -> None:
         """Idempotent."""
         self._watch_no_more()

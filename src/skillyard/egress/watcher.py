@@ -42,11 +42,15 @@ class Watcher:
         self._loop.remove_reader(self._fd)
         if self._pause is not None:
             self._pause.cancel()
+        self.settle()
+        self._loop.run_in_executor(None, self._sock.close)
+
+    def settle(self) -> None:
+        """Look at what has come, and count what did not fit."""
         with contextlib.suppress(OSError):
             self._look(_AT_ONCE)
             _, dropped = struct.unpack("II", self._sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))
             self._session.log.lose(dropped)
-        self._loop.run_in_executor(None, self._sock.close)
 
     def _readable(self) -> None:
         try:

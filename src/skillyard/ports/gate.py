@@ -51,7 +51,8 @@ class Plug(Protocol):
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         """The gate serves them from here on; ours are closed. Raises GateFault for an unknown session or a gate that is
-        gone: the sandbox must then not be used."""
+        gone: the sandbox must then not be used. A gate that cannot take them later closes them, and says so in the
+        session's log."""
         ...
 
 
