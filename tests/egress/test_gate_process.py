@@ -163,6 +163,19 @@ async def test_a_session_that_nobody_knows_gets_no_sockets(gate: ProcessGate) ->
     assert sock.fileno() == -1
 
 
+async def test_sockets_that_it_cannot_take_are_closed_and_told(gate: ProcessGate) -> None:
+    session = await gate.open("run", EgressPlan(policy("*")))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        ours.setblocking(False)
+        await gate.plug(session.id, [theirs])
+        async with asyncio.timeout(10):
+            assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+    [row] = (await session.close()).connections
+    assert (row.via, row.allowed) == ("gate", False)
+    assert "did not take its sockets" in row.reason
+
+
 async def test_closing_is_idempotent_and_ends_the_process(gate: ProcessGate) -> None:
     session = await gate.open("run", EgressPlan(policy("*")))
     assert await session.close() == await session.close()
