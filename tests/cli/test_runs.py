@@ -35,6 +35,17 @@ def test_a_run_prints_its_output_and_keeps_the_rest_off_stdout(run: Cli, yard: Y
     ]
 
 
+@pytest.mark.parametrize(
+    ("refused", "said"), [(0, ""), (1, "a connection was refused: "), (3, "3 connections were refused: ")]
+)
+def test_a_run_that_went_on_without_a_connection_says_so(run: Cli, yard: YardServer, refused: int, said: str) -> None:
+    yard.methods["run_code"] = lambda params: completed({"n": 1}, network={"allowed": 2, "refused": refused})
+    result = run("exec", "-", stdin="def main(args): return {}")
+    assert result.exit_code == 0
+    assert said in result.stderr
+    assert ("skillyard runs show run_1" in result.stderr) == bool(refused)
+
+
 def test_json_is_the_whole_run_object_alone(run: Cli, yard: YardServer) -> None:
     yard.methods["execute_skill"] = lambda params: completed({"n": 1}, logs_preview="noise")
     result = run("run", "a.b", "--json")

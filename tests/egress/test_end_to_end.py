@@ -179,6 +179,7 @@ def test_what_it_may_not_fails_at_once_and_says_why(
     assert run.error is not None
     assert "(network: " in run.error["message"], dict(run)
     assert reason.format(port=port, other=other) in run.error["message"]
+    assert run["network"]["refused"] >= 1
     refused = [c for c in network(client, run)["connections"] if not c["allowed"]]
     assert any(reason.format(port=port, other=other) in c["reason"] for c in refused)
 

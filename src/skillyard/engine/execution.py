@@ -52,6 +52,7 @@ RUN_OBJECT: Schema = answer(
         "error": answer({"type": STRING, "message": STRING, "traceback": STRING}, "type", "message"),
         "outcome": STRING,
         "isolation": STRING,
+        "network": OBJECT,
         "usage": OBJECT,
         "limits": OBJECT,
         "enforced": OBJECT,

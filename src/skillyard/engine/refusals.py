@@ -61,18 +61,25 @@ def refusal(network: Mapping[str, Any]) -> str:
 
 def used(record: RunRecord) -> NetworkUsed:
     """The event for the last record of a run that had a network."""
-    connections = (record.network or {}).get("connections", [])
-    refused = _refused(record.network or {})
+    network = record.network or {}
     return NetworkUsed(
         run_id=record.run_id,
         principal=record.principal,
         skill=record.skill,
-        allowed=sum(c["count"] for c in connections if c["allowed"]),
-        refused=sum(c["count"] for c in refused),
-        sent_bytes=sum(c["sent_bytes"] for c in connections),
-        received_bytes=sum(c["received_bytes"] for c in connections),
-        refusals=tuple(map(_told, refused[:_TOLD])),
+        refusals=tuple(map(_told, _refused(network)[:_TOLD])),
+        **counted(network),
     )
+
+
+def counted(network: Mapping[str, Any]) -> dict[str, int]:
+    """How many connections of a record were allowed and refused, and their bytes."""
+    connections = network.get("connections", ())
+    return {
+        "allowed": sum(c["count"] for c in connections if c["allowed"]),
+        "refused": sum(c["count"] for c in connections if not c["allowed"]),
+        "sent_bytes": sum(c["sent_bytes"] for c in connections),
+        "received_bytes": sum(c["received_bytes"] for c in connections),
+    }
 
 
 def failed_to_connect(error: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.engine.refusals import counted
 
 
 def run_object(record: RunRecord) -> dict[str, Any]:
@@ -31,6 +32,8 @@ def run_object(record: RunRecord) -> dict[str, Any]:
         run["isolation"] = record.isolation
     if record.outcome is not None:
         run["outcome"] = record.outcome.value
+    if record.network is not None:
+        run["network"] = counted(record.network)
     run["usage"] = record.usage
     run["limits"] = record.limits
     run["enforced"] = record.enforced

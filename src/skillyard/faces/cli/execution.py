@@ -131,6 +131,10 @@ def _report(run: Run, saved: list[Path]) -> None:
     elif not run.ok and said != run.summary:
         click.echo(calm(said), err=True)
     click.echo(calm(f"{run.run_id} {run.status}: {run.summary}"), err=True)
+    refused = run.get("network", {}).get("refused")
+    if run.ok and refused:
+        what = "a connection was" if refused == 1 else f"{refused} connections were"
+        click.echo(calm(f"{what} refused: skillyard runs show {run.run_id}"), err=True)
     for name, items in (("blob", run.output_blobs), ("wrote", saved)):
         for item in items:
             click.echo(calm(f"{name} {item}"), err=True)
