@@ -15,7 +15,7 @@ from skillyard.domain.egress.policy import Policy
 from skillyard.domain.egress.session import PROXY_PORT, Connection, EgressPlan, NetworkLog
 from skillyard.domain.errors import GateFault
 from skillyard.domain.sandbox import Mount
-from skillyard.egress.channel import MOST_SOCKETS
+from skillyard.egress.channel import MOST_SOCKETS, Message
 from skillyard.egress.link import Link, start
 from skillyard.egress.trust import TRUST_ENV, TrustFiles, operators
 from skillyard.egress.wire import log_in, plan_out, policy_out
@@ -69,12 +69,11 @@ class ProcessGate:
         return session
 
     def _opened_at_once(self, id: str, link: Link, request: Mapping[str, Any]) -> ProcessSession:
-        """Nothing of the answer is needed, and what is asked later is answered later: a gate that did not open the
-        session refuses the sockets of its sandbox."""
-        link.tell(dict(request))
+        """Nothing of the answer is needed: it is asked for with the first thing that the session needs, since each
+        message wakes the gate. A gate that does not open the session refuses the sockets of its sandbox."""
         if not link.alive:
             raise GateFault(f"the gate is gone: {link.why}")
-        session = self._sessions[id] = ProcessSession(id, link, None, self._trust, self._forget)
+        session = self._sessions[id] = ProcessSession(id, link, None, self._trust, self._forget, request)
         return session
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
@@ -119,9 +118,19 @@ class ProcessGate:
 class ProcessSession:
     """The :class:`~skillyard.ports.gate.GateSession`."""
 
-    def __init__(self, id: str, link: Link, mount: Mount | None, trust: TrustFiles, forget: Any) -> None:
+    def __init__(
+        self,
+        id: str,
+        link: Link,
+        mount: Mount | None,
+        trust: TrustFiles,
+        forget: Any,
+        unopened: Mapping[str, Any] | None = None,
+    ) -> None:
         self._id = id
         self._link = link
+        self._unopened = unopened
+        """What the gate has yet to be told, to open the session."""
         self._mount = mount
         self._trust = trust
         self._forget = forget
@@ -146,7 +155,7 @@ class ProcessSession:
         """``sockets`` are the gate's, or closed. They listen already, so that nobody waits for it to say that it has
         them: what it does not take it closes, which refuses connections, and the log says why. Raises GateFault."""
         for at in range(0, len(sockets), MOST_SOCKETS):
-            posted = self._link.post({"op": "plug", "session": self._id}, sockets[at : at + MOST_SOCKETS])
+            posted = self._link.post(self._message("plug"), sockets[at : at + MOST_SOCKETS])
             posted.add_done_callback(self._plugged)
             if self._link.behind:  # our copies may be closed when this returns
                 await asyncio.wait([posted])
@@ -156,7 +165,13 @@ class ProcessSession:
             self._untaken = posted.result()["error"]
 
     async def change(self, policy: Policy) -> None:
-        await self._link.ask({"op": "change", "session": self._id, "policy": policy_out(policy)})
+        await self._link.ask({**self._message("change"), "policy": policy_out(policy)})
+
+    def _message(self, operation: str) -> Message:
+        message: Message = {"op": operation, "session": self._id}
+        if self._unopened is not None:
+            message["open"], self._unopened = self._unopened, None
+        return message
 
     async def log(self) -> NetworkLog:
         if self._closing is not None:
@@ -178,8 +193,10 @@ class ProcessSession:
                 self._trust.remove(self._mount)
 
     async def _asked(self, operation: str) -> NetworkLog:
+        if self._unopened is not None:  # it never had a sandbox
+            return self._known
         try:
-            self._known = log_in(await self._link.ask({"op": operation, "session": self._id}))
+            self._known = log_in(await self._link.ask(self._message(operation)))
         except GateFault:
             if self._link.alive:
                 raise

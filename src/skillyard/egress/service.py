@@ -65,6 +65,8 @@ class Service:
         self._channel.send(answer)
 
     def _do(self, message: Message, sockets: list[socket.socket]) -> Any:
+        if "open" in message:
+            self._open(message["open"])
         match message["op"]:
             case "open":
                 return self._open(message)
@@ -80,6 +82,7 @@ class Service:
                 raise LookupError(f"the gate knows no {other}")
 
     def _open(self, message: Message) -> Any:
+        """By itself, or with the first thing that the session needs."""
         plan = plan_in(message["plan"])
         interception = None
         if plan.secrets:
