@@ -191,11 +191,11 @@ async def test_closing_is_idempotent_and_ends_the_process(gate: ProcessGate) -> 
 
 async def test_nothing_of_a_session_is_left(gate: ProcessGate, rooms: Rooms) -> None:
     """Descriptors, in the gate and here."""
-    room = rooms.room()
+    empty = [rooms.room() for _ in range(6)]
     async with Server(echo) as server:
 
         async def one() -> None:
-            box = await plugged(gate, room, reaching(server, "api.test"), server.port)
+            box = await plugged(gate, empty.pop(), reaching(server, "api.test"), server.port)
             reader, writer = await box.dial("api.test", server.port)
             writer.write(b"hello\n")
             await reader.readline()
