@@ -29,6 +29,7 @@ class Postgres:
 
     def __init__(self, address: str, port: int, certified: tuple[Path, Path]) -> None:
         self._bin = _binaries()
+        _check_account()
         self._home = Path(tempfile.mkdtemp(prefix="skillyard-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port
@@ -96,6 +97,14 @@ class Postgres:
     def _as(self) -> dict[str, Any]:
         who = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if os.geteuid() == 0 else {}
         return {"cwd": self._home, "env": {"PATH": os.environ["PATH"], "LC_ALL": "C"}, **who}
+
+
+def _check_account() -> None:
+    """Raises Absent for a user without a line in passwd(5), whom initdb refuses."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise Absent(f"initdb refuses the user id {os.geteuid()}, which has no account") from None
 
 
 def _binaries() -> Path:
