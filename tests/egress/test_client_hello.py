@@ -30,9 +30,6 @@ def read(data: bytes, cuts: list[int] | None = None) -> Hello | None:
     return None
 
 
-# ---- real clients
-
-
 def test_pythons() -> None:
     assert read(hellos.of_python("a.x.com", ["h2", "http/1.1"])) == Hello("a.x.com", (b"h2", b"http/1.1"), False)
 
@@ -73,9 +70,6 @@ def test_programs(program: list[str], name: str | None, protocols: bytes | None)
     assert protocols is None or protocols in found.alpn
 
 
-# ---- in pieces
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.integers(0, 700), max_size=8).map(sorted),
@@ -97,9 +91,6 @@ def test_what_follows_is_kept() -> None:
     reader = HelloReader()
     assert reader.feed(hello() + b"\x14\x03\x03\x00\x01\x01and more") is not None
     assert reader.rest() == b"\x14\x03\x03\x00\x01\x01and more"
-
-
-# ---- what it says
 
 
 @pytest.mark.parametrize("kind", [0xFE0D, 0xFD00, 0xFFCE])
@@ -161,9 +152,6 @@ def test_malformed(what: str) -> None:
     assert "x.com" not in caught.value.reason
     with pytest.raises(Malformed):
         read(MALFORMED[what], list(range(1, min(len(MALFORMED[what]), 300))))
-
-
-# ---- hostile
 
 
 @settings(deadline=None)

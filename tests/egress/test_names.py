@@ -90,9 +90,6 @@ def names(session: Session) -> Names:
     return Names(session)
 
 
-# ---- answers
-
-
 def test_an_allowed_name_has_one_address(names: Names, session: Session) -> None:
     first = answered(names, query("a.test"))
     assert (first.code, first.answers, first.question) == (NOERROR, 1, query("a.test")[12:])
@@ -149,8 +146,6 @@ def test_edns_is_tolerated(names: Names) -> None:
     assert (found.extended, found.answers) == (16, 0)
 
 
-# ---- what is no question
-
 ODD: dict[str, tuple[bytes, int]] = {
     "no question": (query(b"", counts=(0, 0, 0, 0))[:12], FORMERR),
     "two questions": (query(counts=(2, 0, 0, 0), more=query()[12:]), FORMERR),
@@ -204,9 +199,6 @@ def test_anything_at_all(message: bytes) -> None:
         assert len(said) <= len(message) + 11
 
 
-# ---- tunnels and floods
-
-
 def test_a_tunnel_leaves_few_traces_and_reaches_nobody(names: Names, session: Session) -> None:
     """The session's dialler is None: whatever looked something up would fail."""
     for at in range(2000):
@@ -235,9 +227,6 @@ def test_addresses_end_and_are_never_given_twice() -> None:
     session.names._names = ["x"] * 65_536
     assert answered(names, query("another.test")).code == SERVFAIL
     assert answered(names, query("n1.test")).answers == 1
-
-
-# ---- over the wire
 
 
 async def _udp(box: Plugged, server: str, message: bytes) -> tuple[bytes, str]:

@@ -101,9 +101,6 @@ def test_no_request_of_a_lenient_server_is_something_else(parts: list[bytes]) ->
         assert sniff(said) is Kind.HTTP
 
 
-# ---- the guard
-
-
 def talk(guard: FirstWords, said: bytes) -> str | None:
     """Why it is refused, None if it is not."""
     try:
