@@ -20,12 +20,11 @@ from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Delivery
 from skillyard.domain.secret_entry import SecretScope
 from skillyard.stores import secret_seal
-from skillyard.stores.secret_keys import GivenKeyFile, GivenKeys, key_source
+from skillyard.stores.secret_keys import GivenKeyFile, key_source
 from skillyard.stores.secrets import SealedSecrets
+from tests.stores.sealed import CRM, fresh_key, given, value
 
 pytestmark = pytest.mark.anyio
-
-CRM = SecretScope("crm", "sales.*")
 
 
 @pytest.fixture
@@ -36,19 +35,6 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(directory: Path) -> SealedSecrets:
     return SealedSecrets(directory)
-
-
-def fresh_key() -> str:
-    return base64.b64encode(os.urandom(32)).decode()
-
-
-def given(directory: Path, *keys: str) -> SealedSecrets:
-    return SealedSecrets(directory, GivenKeys(",".join(keys)))
-
-
-async def value(store: SealedSecrets, name: str = "A", scope: SecretScope = CRM) -> str | None:
-    found = await store.find(name, scope.project or "p", scope.skills.replace("*", "x") or "s")
-    return None if found is None else found.value
 
 
 async def test_names_and_values_are_sealed_in_private_files(store: SealedSecrets, directory: Path) -> None:
@@ -346,122 +332,9 @@ async def test_every_change_leaves_all_under_the_current_key(directory: Path) ->
     assert await value(store) == "value"
 
 
-def seal_old(values: dict[str, str], key: str) -> bytes:
-    """The file as the first format had it: all names and values sealed as one."""
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    material = base64.b64decode(key)
-    id_ = GivenKeys(key).read()[0].id
-    nonce = os.urandom(12)
-    sealed = AESGCM(material).encrypt(nonce, json.dumps(values).encode(), f"skillyard secrets 1 {id_}".encode())
-    envelope = {"v": 1, "key": id_, "nonce": base64.b64encode(nonce).decode()}
-    return json.dumps({**envelope, "sealed": base64.b64encode(sealed).decode()}, indent=1).encode() + b"\n"
-
-
-async def test_the_first_format_is_read_and_moved_on_with_the_first_change(directory: Path) -> None:
-    directory.mkdir(mode=0o700)
-    key, path = fresh_key(), directory / "secrets.sealed"
-    (directory / "secrets.key").write_text(key + "\n")
-    path.write_bytes(old := seal_old({"A": "one", "B": "two\n"}, key))
-    for file in directory.iterdir():
-        file.chmod(0o600)
-    store = SealedSecrets(directory)
-    assert [await value(store, name) for name in "ABC"] == ["one", "two\n", None]
-    [entry, _] = await store.list()
-    assert (entry.current, entry.scope, entry.delivery) == (1, SecretScope(), Delivery.ENV)
-    assert abs(entry.versions[0].created_at - path.stat().st_mtime) < 1
-    assert path.read_bytes() == old, "reading changes nothing"
-    await store.set("C", "three", CRM)
-    assert json.loads(path.read_bytes())["v"] == 2
-    assert [await value(SealedSecrets(directory), name) for name in "ABC"] == ["one", "two\n", "three"]
-    path.write_bytes(old)
-    with pytest.raises(StoreFault, match="put back to an older state"):
-        await value(store)
-
-
-async def test_the_first_format_is_held_to_its_key_too(directory: Path) -> None:
-    directory.mkdir(mode=0o700)
-    path, key = directory / "secrets.sealed", fresh_key()
-    envelope = json.loads(seal_old({"A": "one"}, key))
-    sealed = bytearray(base64.b64decode(envelope["sealed"]))
-    sealed[3] ^= 1
-    path.write_text(json.dumps({**envelope, "sealed": base64.b64encode(sealed).decode()}))
-    path.chmod(0o600)
-    with pytest.raises(StoreFault, match="changed without its key"):
-        await value(given(directory, key))
-
-
 async def test_cryptography_is_not_imported_before_it_is_needed() -> None:
     code = "import sys, skillyard.stores.secrets; sys.exit('cryptography' in sys.modules)"
     assert (await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)).returncode == 0
-
-
-DIES = """
-import asyncio, itertools, os, signal, sys
-from pathlib import Path
-from skillyard.stores.secrets import SealedSecrets
-
-steps = 0
-
-def dying(module, name, at):
-    plain = getattr(module, name)
-    def patched(*args, **options):
-        global steps
-        steps += 1
-        if steps == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(*args, **options)
-    setattr(module, name, patched)
-
-async def one(place, what, at):
-    store = SealedSecrets(place)
-    await store.set("A", "first")
-    await store.set("A", "old")
-    await store.set("B", "beside")
-    for module, name in ((os, "open"), (os, "fsync"), (os, "utime"), (Path, "replace"), (Path, "unlink")):
-        dying(module, name, at)
-    await {
-        "set": lambda: store.set("A", "new"),
-        "rotate": lambda: store.rotate(),
-        "delete": lambda: store.delete("A"),
-        "rollback": lambda: store.rollback("A", 1),
-    }[what]()
-
-for at in itertools.count(1):
-    child = os.fork()
-    if not child:
-        asyncio.run(one(Path(sys.argv[1]) / str(at), sys.argv[2], at))
-        os._exit(0)
-    ending = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if ending != -signal.SIGKILL:
-        sys.exit(ending)
-"""
-
-AFTER: dict[str, set[str | None]] = {
-    "set": {"old", "new"},
-    "rotate": {"old"},
-    "delete": {"old", None},
-    "rollback": {"old", "first"},
-}
-
-
-@pytest.mark.parametrize("what", AFTER)
-async def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(tmp_path: Path, what: str) -> None:
-    command = [sys.executable, "-c", DIES, str(tmp_path), what]
-    done = await asyncio.to_thread(subprocess.run, command, check=False, timeout=100, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    places = sorted(tmp_path.iterdir())
-    assert len(places) > 4, "it died at several steps"
-    seen: set[str | None] = set()
-    for place in places:
-        fresh = SealedSecrets(place)
-        assert await value(fresh, "B") == "beside"
-        seen.add(await value(fresh))
-        await fresh.set("A", "usable")
-        await fresh.rotate()
-        assert await value(SealedSecrets(place)) == "usable"
-        assert {path.name for path in place.iterdir()} <= {"secrets.sealed", "secrets.key", ".secrets.sealed.lock"}
-    assert seen == AFTER[what]
 
 
 async def test_a_get_on_a_warm_server_is_quick(store: SealedSecrets) -> None:
