@@ -14,81 +14,13 @@ import pytest
 
 from skillyard.domain.egress.session import PROXY_PORT, EgressLimits, EgressPlan
 from skillyard.egress.client import ProcessGate
-from tests.egress.gates import Plugged, Server, echo, plugged, policy, reaching, until
+from tests.egress.gates import Server, echo, plugged, policy, reaching, until
 from tests.egress.hellos import hello
 from tests.egress.programs.authority import Authority
+from tests.egress.proxied import Origin, client, connect, get, passed, read_head
 from tests.egress.rooms import Rooms
 
 pytestmark = pytest.mark.anyio
-
-
-class Origin:
-    """A server of HTTP/1.1 that keeps what it was told. ``answers`` are by path."""
-
-    def __init__(self, answers: dict[str, bytes] | None = None) -> None:
-        self.heard: list[bytes] = []
-        self._answers = answers or {}
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await _head(reader):
-            body = await _body(reader, head)
-            self.heard.append(head + body)
-            path = head.split()[1].decode()
-            usual = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(path), path.encode())
-            writer.write(self._answers.get(path, usual))
-            await writer.drain()
-            if path == "/end":
-                return
-            if path == "/ws":
-                await echo(reader, writer)
-
-
-async def _head(reader: asyncio.StreamReader) -> bytes:
-    try:
-        return await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return b""
-
-
-async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
-    length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    return await reader.readexactly(int(length[0].split(b":")[1])) if length else b""
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def say(self, data: bytes) -> bytes:
-        """The answer: its head and as much of a body as that says."""
-        self.writer.write(data)
-        head = await _head(self.reader)
-        return head + await _body(self.reader, head)
-
-    async def all(self, data: bytes = b"") -> bytes:
-        """Everything until the end."""
-        self.writer.write(data)
-        async with asyncio.timeout(20):
-            return await self.reader.read()
-
-
-@asynccontextmanager
-async def client(box: Plugged) -> AsyncIterator[Client]:
-    reader, writer = await box.connect("127.0.0.1", PROXY_PORT)
-    yield Client(reader, writer)
-    writer.close()
-
-
-def get(port: int, path: str = "/", name: str = "a.test", more: str = "") -> bytes:
-    return f"GET http://{name}:{port}{path} HTTP/1.1\r\nHost: {name}:{port}\r\n{more}\r\n".encode()
-
-
-def passed(port: int, path: str = "/", name: str = "a.test", more: str = "") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\n{more}\r\n".encode()
-
-
-def connect(port: int | str, name: str = "a.test") -> bytes:
-    return f"CONNECT {name}:{port} HTTP/1.1\r\nHost: {name}:{port}\r\n\r\n".encode()
 
 
 async def test_requests_to_several_hosts_on_one_connection(shared_gate: ProcessGate, rooms: Rooms) -> None:
@@ -339,10 +271,10 @@ async def test_what_does_not_answer(shared_gate: ProcessGate, rooms: Rooms) -> N
 
 async def test_a_server_that_ends_or_talks_nonsense(shared_gate: ProcessGate, rooms: Rooms) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _head(reader)
+        await read_head(reader)
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _head(reader)
+        await read_head(reader)
         writer.write(b"SSH-2.0-x\r\n\r\n")
 
     for talk in (hang_up, babble):
@@ -356,7 +288,7 @@ async def test_an_answer_to_half_a_question(shared_gate: ProcessGate, rooms: Roo
     too_much = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
 
     async def decline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _head(reader)
+        await read_head(reader)
         writer.write(too_much)
 
     async with Server(decline) as server:
