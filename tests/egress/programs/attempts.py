@@ -35,21 +35,8 @@ def ask(sock, text):
     return said + all_of(sock) if said.startswith(b"HTTP/1") and b"\r\nconnection: close" in said.lower() else said
 
 
-def all_of(sock):
-    sock.settimeout(BOUND)
-    said = b""
-    try:
-        while piece := sock.recv(65536):
-            said += piece
-    except ConnectionError:
-        said += b"[reset]"
-    except TimeoutError:
-        said += b"[timeout]"
-    return said
-
-
-def all_of_short(sock, wait_s=0.5):
-    '''All that comes until nothing does for so long.'''
+def all_of(sock, wait_s=BOUND):
+    '''All that comes until the end, or until nothing does for so long.'''
     sock.settimeout(wait_s)
     said = b""
     try:

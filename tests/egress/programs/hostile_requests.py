@@ -64,7 +64,7 @@ PLAIN = r"""
                 with opened() as sock:
                     sock.sendall(data)
                     sock.settimeout(1)
-                    return all_of_short(sock)
+                    return all_of(sock, 0.5)
             found[f"{kind} / {way}"] = told(say)
     return found
 """
@@ -76,7 +76,7 @@ PROXIED = r"""
         with socket.create_connection(PROXY, BOUND) as sock:
             sock.sendall(text.encode("latin-1"))
             sock.settimeout(1)
-            return all_of_short(sock)
+            return all_of(sock, 0.5)
     get_ = lambda target, host: f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
     found = {kind: told(line, text) for kind, text in {
         "good": get_(f"http://{mine}/hello", mine),
