@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.engine.environments import remove_tree
 from tests.egress.programs import street as streets
 from tests.egress.programs.place import Place
 from tests.egress.programs.street import Street
@@ -31,7 +32,7 @@ def directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="skillyard-programs-"))
     path.chmod(0o755)
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)  # snapshots and environments are sealed
 
 
 @pytest.fixture(scope="session")
