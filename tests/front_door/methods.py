@@ -13,7 +13,9 @@ from skillyard.engine.schema import Schema
 CANARY = "canary-7Hq"
 """Stands in values; a refusal may name what it refuses, but never repeat it."""
 
-NAMES = frozenset({"name", "version", "path", "blob_id", "run_id", "input_blobs", "mount_skills", "environment"})
+NAMES = frozenset(
+    {"name", "skill", "version", "path", "blob_id", "run_id", "input_blobs", "mount_skills", "environment"}
+)
 """Parameters that say which thing is meant: the answer may say that there is no such thing, by its name."""
 
 PATHS = (

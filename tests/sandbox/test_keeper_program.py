@@ -34,7 +34,7 @@ def turn(loop: Loop, until: Callable[[], bool]) -> None:
 
 def test_a_guest_waits_for_a_server_that_does_not_read(tmp_path: Path) -> None:
     loop = Loop()
-    program = Program(loop, "p", str(tmp_path / "p"), Caps(MIB, 4 << 30), lambda _, why: None)
+    program = Program(loop, "p", str(tmp_path), Caps(MIB, 4 << 30), lambda _, why: None)
     ours, theirs = socket.socketpair()
     total = 2 * UNREAD
     written = threading.Event()
@@ -69,7 +69,7 @@ def test_a_guest_waits_for_a_server_that_does_not_read(tmp_path: Path) -> None:
 
 def test_what_was_written_before_the_end_is_whole_though_nobody_read(tmp_path: Path) -> None:
     loop = Loop()
-    program = Program(loop, "p", str(tmp_path / "p"), Caps(MIB, 4 << 30), lambda _, why: None)
+    program = Program(loop, "p", str(tmp_path), Caps(MIB, 4 << 30), lambda _, why: None)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     program.talk(ours, b"")

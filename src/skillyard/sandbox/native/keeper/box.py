@@ -121,7 +121,7 @@ class Box:
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Start a program; raises OSError when init is gone."""
         single = self.lease is not None and self.lease.single
-        program = Program(self._loop, id, f"{self._spool_dir}/{self.handle}-{len(self.programs)}", caps, self._over)
+        program = Program(self._loop, id, self._spool_dir, caps, self._over)
         if single:
             program.on_done = self._done
         self.programs[id] = program

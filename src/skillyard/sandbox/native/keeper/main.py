@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.sandbox.native import cgroups, group_parents, group_room, hierarchies, interpreter, kernel, landlock
-from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, namespaces, own_cgroups
+from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, namespaces, own_cgroups, spool
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
@@ -154,6 +154,7 @@ class Keeper:
         self._socket = f"{run_dir}/{SOCKET}"  # by its whole name: entering a mount namespace changes where we are
         for name in ("root", "spool"):
             os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
+        spool.clear(f"{run_dir}/spool")
         chosen, self._id_lock = self.choose_ids(config)
         self._groups = self.find_groups(run_dir)
         self._sweep_again(self._groups.sweep())

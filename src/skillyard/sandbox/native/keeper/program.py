@@ -33,15 +33,17 @@ class Caps:
 class Program:
     """``on_over`` is called when a cap is passed, with the reason."""
 
-    def __init__(self, loop: Loop, id: str, prefix: str, caps: Caps, on_over: Callable[[Program, str], None]) -> None:
+    def __init__(
+        self, loop: Loop, id: str, spool_dir: str, caps: Caps, on_over: Callable[[Program, str], None]
+    ) -> None:
         self._loop = loop
         self.id = id
         self.caps = caps
         self._on_over = on_over
         self.spools = {
-            "stdout": Spool(f"{prefix}-stdout"),
-            "stderr": Spool(f"{prefix}-stderr"),
-            "channel": Spool(f"{prefix}-channel", held_back=len(DONE)),
+            "stdout": Spool(spool_dir),
+            "stderr": Spool(spool_dir),
+            "channel": Spool(spool_dir, held_back=len(DONE)),
         }
         self._readers: dict[int, str] = {}
         self._channel: socket.socket | None = None

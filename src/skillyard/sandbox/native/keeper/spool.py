@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 IN_MEMORY = 64 * 1024
 
 
-class Spool:
-    """``held_back`` bytes at the end are not read before the end is known: they may be taken away."""
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+"""What file systems and kernels without O_TMPFILE answer (open(2))."""
 
-    def __init__(self, path: str, held_back: int = 0) -> None:
-        self._path = path
+
+def clear(directory: str) -> None:
+    """Remove what a keeper left that was killed while it made a file."""
+    for entry in os.scandir(directory):
+        os.unlink(entry)
+
+
+class Spool:
+    """``held_back`` bytes at the end are not read before the end is known: they may be taken away.
+
+    Its file lies in ``directory`` and has no name, so nothing stays behind whatever happens to the keeper.
+    """
+
+    def __init__(self, directory: str, held_back: int = 0) -> None:
+        self._directory = directory
         self._held_back = held_back
         self._memory = bytearray()
         self._fd = -1
@@ -57,9 +71,7 @@ class Spool:
             self._fd = -1
 
     def _to_file(self) -> None:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.unlink(self._path)  # the descriptor is enough, and nothing stays behind whatever happens to us
-        self._fd = fd
+        self._fd = _nameless(self._directory)
         self._write(bytes(self._memory))
         self._memory.clear()
 
@@ -67,3 +79,15 @@ class Spool:
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
+
+
+def _nameless(directory: str) -> int:
+    try:
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+    path = f"{directory}/{os.urandom(8).hex()}"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    return fd
