@@ -24,7 +24,7 @@ from skillyard.domain.sandbox import (
     Stream,
     StreamLimits,
 )
-from skillyard.domain.skill import Finding, Needs, RuntimeSpec, Skill, SkillFile, SkillFormat, SkillKind
+from skillyard.domain.skill import Finding, Needs, RuntimeSpec, Skill, SkillFile, SkillFormat, SkillKind, SkillLine
 
 ALL_WALLS = {name: Protection(Level.KERNEL) for name in PROTECTIONS}
 
@@ -235,6 +235,11 @@ class FakeSkills:
 
     async def revision(self) -> str:
         return str(self.changes)
+
+    async def page(self, after: str | None, limit: int, namespace: str | None = None) -> Sequence[SkillLine]:
+        below = f"{namespace}."
+        names = [n for n in sorted(self.skills) if namespace is None or n == namespace or n.startswith(below)]
+        return [self.skills[name][-1].line for name in names if after is None or name > after][:limit]
 
     async def names(self) -> Sequence[str]:
         return sorted(self.skills)

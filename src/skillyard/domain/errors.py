@@ -45,6 +45,22 @@ class BlobNotFound(InvalidInput):
     type = "BlobNotFound"
 
 
+class BundleRefused(InvalidInput):
+    """An uploaded bundle is no archive that is taken, or no valid skill; ``details["findings"]`` says what and where."""
+
+    type = "BundleRefused"
+
+
+class VersionTaken(InvalidInput):
+    """That version was published with other content, or is served from a directory: publish a higher one."""
+
+    type = "VersionTaken"
+
+
+class EnvironmentNotFound(InvalidInput):
+    type = "EnvironmentNotFound"
+
+
 class FileNotFound(InvalidInput):
     type = "FileNotFound"
 

@@ -14,6 +14,7 @@ class Scope(StrEnum):
     EXECUTE = "execute"
     RUN_CODE = "run_code"
     BLOBS = "blobs"
+    PUBLISH = "publish"
     ADMIN = "admin"
 
 

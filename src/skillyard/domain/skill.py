@@ -21,6 +21,14 @@ class SkillFormat(StrEnum):
     AGENT_SKILLS = "agent-skills"
 
 
+class SkillSource(StrEnum):
+    """Where the catalogue has a version from: shipped with skillyard, a directory of the operator's, published."""
+
+    BUILT_IN = "built-in"
+    DIRECTORY = "directory"
+    PUBLISHED = "published"
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeSpec:
     """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it."""
@@ -62,15 +70,30 @@ class SkillFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SkillLine:
+    """A skill as a list shows it: its latest version."""
+
+    name: str
+    version: str
+    kind: SkillKind
+    format: SkillFormat
+    namespace: str
+    description: str
+    short_description: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that validation has to say. ``line`` counts from 1, 0 when the whole file is meant.
-    ``level`` is ``error`` or ``warning``."""
+    ``level`` is ``error``, ``warning`` or ``note``; ``mend`` says what to do about it, when there is one thing."""
 
     level: str
     file: str
     line: int
     rule: str
     message: str
+    mend: str = ""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
@@ -104,8 +127,22 @@ class Skill:
     inputs_schema: Mapping[str, Any] | None = None
     outputs_schema: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
+    source: SkillSource = SkillSource.DIRECTORY
 
     @property
     def import_name(self) -> str:
         """The dotted name below ``skills`` by which Python imports it: ``-`` becomes ``_``."""
         return self.name.replace("-", "_")
+
+    @property
+    def line(self) -> SkillLine:
+        return SkillLine(
+            self.name,
+            self.version,
+            self.kind,
+            self.format,
+            self.namespace,
+            self.description,
+            self.short_description,
+            self.tags,
+        )

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill import Finding, Skill, SkillLine
 
 
 class SkillStore(Protocol):
     async def revision(self) -> str:
         """Changes whenever the catalogue does; what a cursor is bound to."""
+        ...
+
+    async def page(self, after: str | None, limit: int, namespace: str | None = None) -> Sequence[SkillLine]:
+        """At most ``limit`` skills whose names sort behind ``after`` (code points); with ``namespace``, that skill and
+        those below it on a dotted boundary."""
         ...
 
     async def names(self) -> Sequence[str]:

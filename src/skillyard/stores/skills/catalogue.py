@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from skillyard.bundled import GUIDE
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill import Finding, Skill, SkillLine
 from skillyard.stores.skills.layout import ScanLimits
 from skillyard.stores.skills.loading import Loader, State
 from skillyard.stores.skills.snapshots import Snapshots
@@ -61,6 +61,9 @@ class DirectorySkills:
 
     async def revision(self) -> str:
         return (await self._current()).shelf.revision
+
+    async def page(self, after: str | None, limit: int, namespace: str | None = None) -> Sequence[SkillLine]:
+        return (await self._current()).shelf.page(after, limit, namespace)
 
     async def names(self) -> Sequence[str]:
         return (await self._current()).shelf.names

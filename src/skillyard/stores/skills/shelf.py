@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.manifest_name import GUIDE
 from skillyard.domain.semver import Precedence, Version, latest, newest_first
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill import Finding, Skill, SkillLine
 from skillyard.stores.skills.stamps import Watched
 from skillyard.stores.skills.tree import shown
 
@@ -48,6 +50,12 @@ class Shelf:
         if skill is None:
             raise self._missing(name, version)
         return skill
+
+    def page(self, after: str | None, limit: int, namespace: str | None) -> list[SkillLine]:
+        below = f"{namespace}."
+        start = 0 if after is None else bisect_right(self.names, after)
+        fitting = (n for n in self.names[start:] if namespace is None or n == namespace or n.startswith(below))
+        return [self.latest[name].line for name in islice(fitting, limit)]
 
     def versions_of(self, name: str) -> tuple[str, ...]:
         """Raises SkillNotFound."""

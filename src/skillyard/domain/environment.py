@@ -1,0 +1,67 @@
+"""Packages that runs need: what is asked for, what it was resolved to, what was built."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """PEP 508 requirements, sorted and each once; make it with :meth:`of`. ``digest`` names the set."""
+
+    requirements: tuple[str, ...]
+
+    @classmethod
+    def of(cls, requirements: Iterable[str]) -> Wanted:
+        return cls(tuple(sorted({" ".join(text.split()) for text in requirements})))
+
+    def __bool__(self) -> bool:
+        return bool(self.requirements)
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits."""
+        return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """``text`` is a requirements file with one exact version and its SHA-256 hashes for each package (pip's
+    hash-checking mode); ``platform`` names interpreter and platform. The environment's digest is the lock's."""
+
+    text: str
+    platform: str
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits."""
+        return hashlib.sha256(f"{self.platform}\n{self.text}".encode()).hexdigest()[:16]
+
+
+class BuildState(StrEnum):
+    WAITING = "waiting"
+    RESOLVING = "resolving"
+    INSTALLING = "installing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEnvironment:
+    """An environment on disk. ``distributions`` are normalized names (PEP 503) with their versions, ``modules`` the
+    top-level names that can be imported from it. Times are UTC seconds since the epoch; ``size`` is in bytes.
+    ``log`` is the blob that holds the build's log."""
+
+    digest: str
+    requirements: tuple[str, ...]
+    lock: Lock
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    size: int = 0
+    built_at: float = 0.0
+    used_at: float = 0.0
+    build_ms: float = 0.0
+    log: str = ""
