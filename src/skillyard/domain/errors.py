@@ -46,7 +46,7 @@ class BlobNotFound(InvalidInput):
 
 
 class BundleRefused(InvalidInput):
-    """An uploaded bundle is no archive that is taken, or no valid skill; ``details["findings"]`` says what and where."""
+    """An uploaded bundle is no archive that is taken, or no valid skill; ``findings`` says what and where."""
 
     type = "BundleRefused"
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Publication:
     """``digest`` is the bundle's (:class:`skillyard.domain.skill.Skill`), ``size`` the bytes of its ``files`` files.
-    Times are UTC seconds since the epoch. A withdrawn version is not served; its name, version and digest stay taken."""
+    Times are UTC seconds since the epoch. A withdrawn version is not served; its name, version and digest stay taken.
+    """
 
     name: str
     version: str

@@ -23,13 +23,12 @@ from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import Skill
 from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig
-from skillyard.engine.dependencies import missing
-from skillyard.engine.environments import Environment, InstallFailed
 from skillyard.engine.network import check_offer, granted, layers_of
 from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.plan import Plan
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.refused import Refused
+from skillyard.engine.run_environment import run_environment
 from skillyard.engine.run_network import NetworkGrant
 from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
 
@@ -57,8 +56,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     """Raises Refused; InvalidInput for an environment that does not exist."""
     await _check_inputs(engine, plan)
     policy = _network(engine, plan)
-    environment = await _environment(engine, plan)
-    _check_dependencies(plan.skills, environment)
+    environment = await run_environment(engine, plan)
     given = await secrets_for_run(engine, plan)
     _tell(engine, plan, given)
     env, gated = _delivered(given)
@@ -103,24 +101,6 @@ def _network_grant(
     values = {value for secret in given for value in (secret.value, secret.value.lower())}
     plan = EgressPlan(policy, engine.config.network.limits, gated)
     return NetworkGrant(engine.gate, plan, Redaction(values) if values else NOTHING)
-
-
-async def _environment(engine: Engine, plan: Plan) -> Environment:
-    try:
-        return await engine.environments.get(plan.environment)
-    except InstallFailed as error:
-        raise Refused("SandboxError", error.message) from error
-
-
-def _check_dependencies(skills: Iterable[Skill], environment: Environment) -> None:
-    for skill in skills:
-        lacking = missing(skill.needs.dependencies, environment.distributions)
-        if lacking:
-            raise Refused(
-                "PolicyRefused",
-                f"'{skill.name}' needs packages that the environment '{environment.ref.name}' does not have: "
-                + ", ".join(lacking),
-            )
 
 
 def _tell(engine: Engine, plan: Plan, given: Sequence[GivenSecret]) -> None:
