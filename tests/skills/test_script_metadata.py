@@ -1,0 +1,133 @@
+"""Inline script metadata (PEP 723), as it should be and as nobody should write it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skillyard.domain.script_metadata import MAX_BLOCK, MAX_DEPENDENCIES, read_script_metadata
+from skillyard.domain.version_bounds import within
+
+ORDINARY = """#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "requests<3",  # the web
+#   "rich[jupyter] >= 13",
+# ]
+#
+# [tool.uv]
+# exclude-newer = "2024-01-01"
+# ///
+import requests
+"""
+
+
+def block(*lines: str) -> str:
+    return "\n".join(["# /// script", *lines, "# ///", ""])
+
+
+def test_what_a_script_declares() -> None:
+    found = read_script_metadata(ORDINARY)
+    assert found is not None
+    assert found.dependencies == ("requests<3", "rich[jupyter] >= 13")
+    assert (found.requires_python, found.line, found.problems) == (">=3.11", 2, ())
+    assert found.admits_python("3.11.7")
+    assert not found.admits_python("3.10.9")
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\r"])
+def test_other_line_ends_and_a_byte_order_mark_say_the_same(ending: str) -> None:
+    assert read_script_metadata("\ufeff" + ORDINARY.replace("\n", ending)) == read_script_metadata(ORDINARY)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "print(1)\n",
+        "#/// script\n# dependencies = ['a']\n# ///\n",
+        "# /// scripts\n# dependencies = ['a']\n# ///\n",
+        "  # /// script\n  # dependencies = ['a']\n  # ///\n",
+        "# /// pyproject\n# dependencies = ['a']\n# ///\n",
+        "# /// script \n# dependencies = ['a']\n# ///\n",
+    ],
+)
+def test_what_is_no_block(source: str) -> None:
+    assert read_script_metadata(source) is None
+
+
+def test_a_block_ends_at_the_last_closing_line_of_its_comments() -> None:
+    text = block('# dependencies = ["a"]', "# x = '''", "# ///", "# '''")
+    found = read_script_metadata(text)
+    assert found is not None
+    assert (found.dependencies, found.problems) == (("a",), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "rule"),
+    [
+        (block('# dependencies = ["a"') + "\n", 2, "script-toml"),
+        (block("# a = " + "[" * 5000), 2, "script-toml"),
+        (block("# a = " + "9" * 5000), 2, "script-toml"),
+        (block("# x = 1", '# dependencies = "numpy"'), 3, "script-type"),
+        (block("# dependencies = [1]"), 2, "script-type"),
+        (block("# requires-python = 3.11"), 2, "script-type"),
+        (block('# requires-python = "newest"'), 2, "requires-python"),
+        (block("# dependencies = [", '#   "numpy",', '#   "x @ https://example.org/x.whl",', "# ]"), 4, "requirement"),
+        (block('# dependencies = ["../evil"]'), 2, "requirement"),
+        (block('# dependencies = ["--index-url=http://example.org"]'), 2, "requirement"),
+        (block(f"# dependencies = {['a'] * (MAX_DEPENDENCIES + 1)}"), 2, "script-size"),
+        (block("# x = 1", "# y = '" + "y" * MAX_BLOCK + "'"), 2, "script-size"),
+        (block('# dependencies = ["a"]') + "\n" + block('# dependencies = ["b"]'), 5, "script-twice"),
+    ],
+)
+def test_what_is_wrong_has_its_line(text: str, line: int, rule: str) -> None:
+    found = read_script_metadata(text)
+    assert found is not None
+    assert [(problem.rule, problem.harmless) for problem in found.problems] == [(rule, False)]
+    assert found.problems[0].line in (line, line - 1)
+
+
+def test_what_is_no_requirement_stays_declared() -> None:
+    found = read_script_metadata(block('# dependencies = ["numpy", "x @ https://example.org/x.whl"]'))
+    assert found is not None
+    assert found.dependencies == ("numpy", "x @ https://example.org/x.whl")
+
+
+def test_an_unclosed_block_has_no_effect_and_is_told() -> None:
+    found = read_script_metadata("# /// script\n# dependencies = ['a']\nimport a\n")
+    assert found is not None
+    assert found.dependencies == ()
+    assert [(p.line, p.rule, p.harmless) for p in found.problems] == [(1, "script-unclosed", True)]
+
+
+@given(st.lists(st.sampled_from(["# /// script", "# ///", "#", "# a = 1", "# dependencies = ['b']", "x", "", "# [t]"])))
+def test_any_text_is_read(lines: list[str]) -> None:
+    found = read_script_metadata("\n".join(lines))
+    if found is not None:
+        assert lines[found.line - 1] == "# /// script"
+        assert set(found.dependencies) <= {"b"}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "version", "fits"),
+    [
+        ("", "3.11.7", True),
+        (">=3.9,<4", "3.11.7", True),
+        (">= 3.12", "3.11.7", False),
+        ("~=3.11", "3.12.0", True),
+        ("~=3.11.2", "3.12.0", False),
+        ("==3.11.*", "3.11.7", True),
+        ("!=3.11.*", "3.11.7", False),
+        ("<3.11", "3.11", False),
+        ("==3.11", "3.11.0", True),
+        ("~=3", "3.11", None),
+        (">=3.*", "3.11", None),
+        ("latest", "3.11", None),
+        (">=" + "9" * 5000, "3.11", None),
+    ],
+)
+def test_bounds(bounds: str, version: str, fits: bool | None) -> None:
+    assert within(version, bounds) is fits
