@@ -255,6 +255,12 @@ class FakeSkills:
             raise SkillNotFound("name", f"no skill '{name}'", skill=name)
         return [skill.version for skill in reversed(self.skills[name])]
 
+    async def pinned(self, _name: str) -> str | None:
+        return None
+
+    async def refresh(self, _name: str) -> None:
+        self.changes += 1
+
     async def problems(self) -> Sequence[Finding]:
         return []
 

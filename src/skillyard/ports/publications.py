@@ -3,39 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from skillyard.domain.approval import Approval
-from skillyard.domain.publication import Publication
+from skillyard.domain.publication import Pin, Publication, PublicationEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """``created`` is False when the same bytes were published before; ``publication`` is the stored one."""
+
+    publication: Publication
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """``changed`` is False when it was withdrawn before; ``unpinned`` tells that a pin to it went with it."""
+
+    publication: Publication
+    changed: bool
+    unpinned: bool
 
 
 class PublicationStore(Protocol):
-    """The facts, not the bytes: those lie in the snapshot that a digest names."""
+    """The facts, not the bytes: those lie in the snapshot that a digest names. Nothing is ever removed. Each change
+    stands in the history of its name, from the same transaction."""
 
-    async def insert(self, publication: Publication) -> Publication:
-        """The stored one: the earlier one when name, version and digest are the same. Two versions are the same when
-        neither precedes the other (semver §10, §11: build metadata does not count). Raises VersionTaken."""
+    async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
+        """Two versions are the same when neither precedes the other (semver §10, §11: build metadata does not
+        count). Raises VersionTaken for other bytes under a version that is taken and for one that was withdrawn,
+        Forbidden when the name is another project's, QuotaExceeded. With ``any_project`` the publication is stored
+        for the project that the name belongs to."""
         ...
 
-    async def find(self, name: str, version: str) -> Publication | None: ...
+    async def find(self, name: str, version: str) -> Publication | None:
+        """By the version's precedence, as for :meth:`insert`."""
+        ...
 
     async def of(self, name: str) -> Sequence[Publication]:
         """Every version, withdrawn ones too, newest version first."""
         ...
 
-    async def every(self) -> Sequence[Publication]: ...
-
-    async def withdraw(self, name: str, version: str, *, at: float, by: str, reason: str) -> Publication | None:
-        """None when there is no such version."""
+    async def every(self) -> Sequence[Publication]:
+        """Of all names, withdrawn ones too, in the order in which they were published."""
         ...
 
-    async def restore(self, name: str, version: str) -> Publication | None: ...
-
-    async def pin(self, name: str, version: str | None) -> None:
-        """Which version ``latest`` means; None for the newest."""
+    async def owner(self, name: str) -> str | None:
+        """The project that first published it; None for a name that was never published."""
         ...
 
-    async def pins(self) -> dict[str, str]: ...
+    async def withdraw(self, name: str, version: str, *, at: float, by: str, reason: str) -> Withdrawn | None:
+        """None when there is no such version. A pin to it goes with it."""
+        ...
+
+    async def restore(self, name: str, version: str, *, at: float, by: str) -> Publication | None:
+        """The version, served again. None when there is no such version."""
+        ...
+
+    async def pin(self, pin: Pin) -> None:
+        """Which version ``latest`` means. Raises InvalidInput for a version that is withdrawn; whether one that was
+        never published exists elsewhere is for the caller to know."""
+        ...
+
+    async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
+        """The pin that went; None when there was none."""
+        ...
+
+    async def pinned(self, name: str) -> Pin | None: ...
+
+    async def pins(self) -> dict[str, str]:
+        """The pinned version of each name that has one."""
+        ...
+
+    async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
+        """Newest first."""
+        ...
 
 
 class ApprovalStore(Protocol):

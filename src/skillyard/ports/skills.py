@@ -23,12 +23,20 @@ class SkillStore(Protocol):
         ...
 
     async def get(self, name: str, version: str | None = None) -> Skill:
-        """A version, the latest when none is given (semver; pre-releases only when nothing else is there).
-        Raises SkillNotFound."""
+        """A version, the latest when none is given: the pinned one, else by semver (pre-releases only when nothing
+        else is there). Raises SkillNotFound, which says so when the version was withdrawn."""
         ...
 
     async def versions(self, name: str) -> Sequence[str]:
         """Newest first. Raises SkillNotFound."""
+        ...
+
+    async def pinned(self, name: str) -> str | None:
+        """The version that ``latest`` was set to, when it is served."""
+        ...
+
+    async def refresh(self, name: str) -> None:
+        """What was published of ``name`` changed: it is served so from the moment this returns."""
         ...
 
     async def problems(self) -> Sequence[Finding]:

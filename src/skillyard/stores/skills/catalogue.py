@@ -74,6 +74,12 @@ class DirectorySkills:
     async def versions(self, name: str) -> Sequence[str]:
         return (await self._current()).shelf.versions_of(name)
 
+    async def pinned(self, _name: str) -> str | None:
+        return None
+
+    async def refresh(self, _name: str) -> None:
+        return
+
     async def problems(self) -> Sequence[Finding]:
         return (await self._current()).shelf.problems
 
