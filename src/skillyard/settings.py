@@ -31,6 +31,7 @@ from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.protection import PROTECTIONS
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
 from skillyard.network_settings import NetworkSettings
+from skillyard.packages_settings import PackagesSettings
 from skillyard.secret_settings import SecretSettings
 from skillyard.setting_errors import PREFIX, check_names, explained, unread
 
@@ -218,6 +219,7 @@ class Settings(BaseSettings):
     native: NativeSettings = NativeSettings()
     gvisor: GvisorSettings = GvisorSettings()
     server: ServerSettings = ServerSettings()
+    packages: PackagesSettings = PackagesSettings()
     environments: dict[str, EnvironmentSettings] = Field(default_factory=dict)
     notes: tuple[str, ...] = Field(default=(), exclude=True)
 
@@ -267,6 +269,7 @@ class Settings(BaseSettings):
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,
             network=self.network.config(),
+            packages=self.packages.config(),
             log_bytes=self.output.log_bytes,
             json_blob_bytes=blobs.json_bytes,
             run_blob_bytes=blobs.max_bytes,
@@ -294,6 +297,7 @@ def load_settings(**overrides: Any) -> Settings:
         settings = Settings(**given)
         settings.limits.family()
         settings.network.config()
+        settings.packages.config()
         settings.secrets.check()
     except ValidationError as error:
         raise explained(Settings, error) from None

@@ -11,6 +11,7 @@ from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.rule import Rule, parse_rule
 from skillyard.domain.egress.session import EgressLimits
 from skillyard.domain.limits import LimitFamily
+from skillyard.engine.packages_config import PackagesConfig
 
 MIB = 1024 * 1024
 
@@ -78,6 +79,7 @@ class EngineConfig:
     allow_degraded: frozenset[str] = frozenset()
     separate_principals: bool = False
     network: NetworkConfig = NetworkConfig()
+    packages: PackagesConfig = PackagesConfig()
     log_bytes: int = 64 * MIB
     json_blob_bytes: int = 32 * MIB
     run_blob_bytes: int = 4096 * MIB

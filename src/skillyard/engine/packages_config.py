@@ -1,0 +1,36 @@
+"""What runs may have of packages, and where those come from, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.domain.egress.rule import Rule, parse_rule
+
+PYPI = "https://pypi.org/simple"
+PYPI_RULES = tuple(parse_rule(text) for text in ("pypi.org", "files.pythonhosted.org"))
+
+
+@dataclass(frozen=True, slots=True)
+class PackagesConfig:
+    """``index`` is asked by builds, which may reach what ``network`` allows; ``secret`` names the one that the index
+    wants, ``user:password`` or a token. ``wheels`` is a directory of wheels; ``offline`` builds see nothing else.
+    ``source`` are packages that are built from source. A build has ``memory_mb``, ``disk_mb`` and ``timeout_s``, and
+    ``at_once`` of them work. Unused environments go after ``max_age_s`` seconds, and the longest unused when all
+    together have more than ``max_bytes``. ``allow`` and ``run_code`` are name patterns (``!`` denies): of all packages,
+    and of those that code and unapproved skills may have."""
+
+    index: str = PYPI
+    network: tuple[Rule, ...] = PYPI_RULES
+    secret: str = ""
+    wheels: Path | None = None
+    offline: bool = False
+    source: tuple[str, ...] = ()
+    memory_mb: int = 2048
+    disk_mb: int = 6144
+    timeout_s: float = 900.0
+    at_once: int = 2
+    max_bytes: int = 20 << 30
+    max_age_s: float | None = 30 * 86400.0
+    allow: tuple[str, ...] = ("*",)
+    run_code: tuple[str, ...] = ()

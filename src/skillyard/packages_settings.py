@@ -1,0 +1,129 @@
+"""``[packages]`` of the settings: where packages come from, what builds may use, who may have which."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from skillyard.domain.egress.policy import is_open, parse_rules
+from skillyard.domain.egress.rule import Rule, parse_rule
+from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.limits import MINIMUM
+from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig
+
+MIB = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_PATTERN = re.compile(r"!?[A-Za-z0-9._*?\[\]-]{1,128}")
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_PORTS = {"https": 443, "http": 80}
+_USUAL = PackagesConfig()
+
+
+class PackagesSettings(BaseModel):
+    """``index`` is a simple index (PEP 503, PEP 691). ``network`` is what builds may reach, by default the index's host
+    (and PyPI's file host for PyPI). ``secret`` names the stored secret that the index wants: a token, or user:password;
+    it stays at the gate. ``wheels`` is a directory of wheels that builds see; ``offline`` builds see nothing else.
+    ``source`` are packages to build from source; all others are taken as wheels. ``memory_mb``, ``disk_mb`` and
+    ``timeout_s`` are a build's limits, ``at_once`` how many work at a time. ``max_bytes``, ``max_age_s`` (0: ever)
+    say when unused environments go. ``allow`` are patterns of names that anybody may have, ``run_code`` of those that
+    code and unapproved skills may have; ``!`` denies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    index: str = PYPI
+    network: tuple[str, ...] | None = None
+    secret: str = ""
+    wheels: Path | None = None
+    offline: bool = False
+    source: tuple[str, ...] = ()
+    memory_mb: int = Field(default=_USUAL.memory_mb, ge=MINIMUM.memory_mb)
+    disk_mb: int = Field(default=_USUAL.disk_mb, ge=MINIMUM.disk_mb)
+    timeout_s: float = Field(default=_USUAL.timeout_s, gt=0)
+    at_once: int = Field(default=_USUAL.at_once, ge=1, le=64)
+    max_bytes: int = Field(default=_USUAL.max_bytes, ge=0)
+    max_age_s: float = Field(default=30 * 86400.0, ge=0)
+    allow: tuple[str, ...] = ("*",)
+    run_code: tuple[str, ...] = ()
+
+    @field_validator("index")
+    @classmethod
+    def _check_index(cls, value: str) -> str:
+        index_rule(value)
+        return value.rstrip("/")
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _check_network(cls, value: Any) -> Any:
+        if value is not None and is_open(parse_rules(value, "packages.network")):
+            raise InvalidInput(
+                "packages.network", "must name the hosts: a build needs the index and its file hosts only"
+            )
+        return value
+
+    @field_validator("secret")
+    @classmethod
+    def _check_secret(cls, value: str) -> str:
+        if value and _SECRET.fullmatch(value) is None:
+            raise InvalidInput("packages.secret", "must be the name of a secret", shape(value))
+        return value
+
+    @field_validator("wheels")
+    @classmethod
+    def _check_wheels(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        directory = value.expanduser().absolute()
+        if not directory.is_dir():
+            raise InvalidInput("packages.wheels", f"there is no directory {directory}")
+        return directory
+
+    @field_validator("source")
+    @classmethod
+    def _check_source(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            if len(name) > 200 or _NAME.fullmatch(name) is None:
+                raise InvalidInput(f"packages.source[{index}]", "must be the name of a package", shape(name))
+        return value
+
+    @field_validator("allow", "run_code")
+    @classmethod
+    def _check_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            if _PATTERN.fullmatch(pattern) is None:
+                rule = "must be patterns of package names such as 'numpy' or 'acme-*'; '!' before one denies"
+                raise InvalidInput("packages", rule, shape(pattern))
+        return value
+
+    def config(self) -> PackagesConfig:
+        """Raises InvalidInput for ``offline`` without wheels."""
+        if self.offline and self.wheels is None:
+            raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
+        given = self.model_dump(exclude={"network", "max_age_s"})
+        return PackagesConfig(**given, network=self._rules(), max_age_s=self.max_age_s or None)
+
+    def _rules(self) -> tuple[Rule, ...]:
+        if self.network is not None:
+            return parse_rules(self.network, "packages.network")
+        return PYPI_RULES if self.index == PYPI else (index_rule(self.index),)
+
+
+def index_rule(url: str) -> Rule:
+    """The rule that allows the host of ``url`` and nothing else. Raises InvalidInput for what is no index."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    odd = not url.isascii() or not url.isprintable() or " " in url
+    if odd or not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
+        raise InvalidInput(
+            "packages.index", "must be an http or https URL such as 'https://pypi.org/simple'", shape(url)
+        )
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("packages.index", "must not hold credentials: store them and name them in packages.secret")
+    shown = f"[{host}]" if ":" in host else host
+    return parse_rule(f"{shown}:{port or _PORTS[parts.scheme]}", "packages.index")
