@@ -1,0 +1,71 @@
+"""The names of entries. One name must mean one file, here and on every system the bundle is unpacked on later."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from skillyard.stores.archives.refused import ArchiveRefused
+
+MAX_PART = 255
+"""NAME_MAX, in bytes (limits.h)."""
+MAX_PATH = 1024
+
+_DEVICES = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)", re.IGNORECASE)
+
+
+def parts_of(name: bytes, *, max_depth: int) -> tuple[str, ...]:
+    """The components of an entry's name; none for the root itself (``./``). A trailing ``/`` is a directory's and
+    does not count. Raises ArchiveRefused."""
+    text = _decoded(name)
+    if name.startswith(b"/") or (text[1:2] == ":" and text[0].isascii() and text[0].isalpha()):
+        raise ArchiveRefused("archive-absolute", name, "is an absolute path or begins with a drive letter")
+    parts = text.split("/")
+    while len(parts) > 1 and parts[0] == ".":  # tar's own spelling of what lies below "."
+        del parts[0]
+    if len(parts) > 1 and not parts[-1]:
+        del parts[-1]
+    if parts in (["."], [""]):
+        return ()
+    if len(parts) - 1 > max_depth:
+        raise ArchiveRefused("archive-depth", name, f"lies deeper than {max_depth} directories")
+    for part in parts:
+        _check_part(part, name)
+    return tuple(parts)
+
+
+def _decoded(name: bytes) -> str:
+    if len(name) > MAX_PATH:
+        raise ArchiveRefused("archive-name-length", name, f"is a path of more than {MAX_PATH} bytes")
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        raise ArchiveRefused("archive-encoding", name, "has a name that is no UTF-8") from None
+    if not text or not text.isprintable():
+        raise ArchiveRefused("archive-name", name, "has an empty name, or one with characters that do not print")
+    if "\\" in text:
+        raise ArchiveRefused("archive-backslash", name, "has a backslash in its name")
+    return text
+
+
+def _check_part(part: str, name: bytes) -> None:
+    if part == "..":
+        raise ArchiveRefused("archive-traversal", name, "goes up with '..'")
+    if part in ("", "."):
+        raise ArchiveRefused("archive-name", name, f"has the component '{part}' in its path")
+    if len(part.encode()) > MAX_PART:
+        raise ArchiveRefused("archive-name-length", name, f"has a component of more than {MAX_PART} bytes")
+
+
+def check_portable(parts: tuple[str, ...]) -> None:
+    """Names that Windows would take for something else. Raises ArchiveRefused."""
+    for part in parts:
+        if _DEVICES.fullmatch(part.partition(".")[0].rstrip(" ")):
+            raise ArchiveRefused("archive-reserved-name", "/".join(parts), "is named as a device of Windows")
+        if part[-1] in ". ":
+            raise ArchiveRefused("archive-name-end", "/".join(parts), "has a name that ends in a dot or a space")
+
+
+def folded(part: str) -> str:
+    """Equal for names that a file system may take for the same: case, composition, compatibility forms."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold())

@@ -1,0 +1,40 @@
+"""What ends the reading of an archive."""
+
+from __future__ import annotations
+
+from skillyard.domain.skill import Finding
+from skillyard.stores.archives.rules import RULES
+
+SHOWN = 200
+"""Characters of a name that stand in a message."""
+
+
+class ArchiveRefused(Exception):
+    """``rule`` is a key of :data:`skillyard.stores.archives.rules.RULES`, ``entry`` a name as it can be printed or
+    empty, ``message`` a sentence that goes on from it."""
+
+    def __init__(self, rule: str, entry: str | bytes, message: str) -> None:
+        self.rule = rule
+        self.entry = printable(entry)
+        self.message = message
+        super().__init__(f"{self.entry or 'the archive'}: {message}")
+
+    def finding(self) -> Finding:
+        return Finding("error", self.entry or ".", 0, self.rule, self.message, RULES[self.rule].mend)
+
+
+def printable(name: str | bytes) -> str:
+    """A name of any bytes on one line, at most :data:`SHOWN` characters of it."""
+    if isinstance(name, str):
+        name = name[: 4 * SHOWN].encode("utf-8", "surrogateescape" if _is_escaped(name) else "backslashreplace")
+    text = name[: 4 * SHOWN].decode("utf-8", "backslashreplace")
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return plain if len(plain) <= SHOWN else plain[: SHOWN - 1] + "…"
+
+
+def _is_escaped(name: str) -> bool:
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
