@@ -77,6 +77,11 @@ class PublicationStore(Protocol):
         """The pinned version of each name that has one."""
         ...
 
+    async def changed(self, since: int) -> tuple[int, Sequence[str]]:
+        """The number of the newest line of all histories (0: there is none), and the names of which the lines after
+        number ``since`` tell, in no order. Numbers only grow; each change has one of its own."""
+        ...
+
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
         """Newest first."""
         ...
