@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from skillyard.testing import blobs_suite, records_suite, secret_audit_suite, secrets_suite, tokens_suite
+from skillyard.testing import (
+    blobs_suite,
+    publications_suite,
+    records_suite,
+    secret_audit_suite,
+    secrets_suite,
+    tokens_suite,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +40,11 @@ async def test_secrets(check: Any, makers: Any) -> None:
 @each(secret_audit_suite.CHECKS)
 async def test_secret_audit(check: Any, makers: Any) -> None:
     await check(makers.secret_audit)
+
+
+@each(publications_suite.CHECKS)
+async def test_publications(check: Any, makers: Any) -> None:
+    await check(makers.publications)
 
 
 @each(tokens_suite.CHECKS)

@@ -1,0 +1,161 @@
+"""The tables of publications: statements, and rows as values.
+
+Operations return a refusal rather than raise it: raising would undo the writes of others beside them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import astuple, fields, replace
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError
+from skillyard.domain.publication import (
+    Pin,
+    Publication,
+    PublicationAct,
+    PublicationEvent,
+    PublicationLimits,
+    place_of,
+)
+from skillyard.domain.publication_rules import claim_refusal, pin_refusal, version_refusal
+from skillyard.ports.publications import Inserted, Withdrawn
+
+COLUMNS = ", ".join(field.name for field in fields(Publication))
+EVENT = ", ".join(field.name for field in fields(PublicationEvent))
+PIN = ", ".join(field.name for field in fields(Pin))
+
+FIND = f"SELECT {COLUMNS} FROM publications WHERE name = ? AND place = ?"  # noqa: S608 - fixed texts
+OF = f"SELECT {COLUMNS} FROM publications WHERE name = ?"  # noqa: S608
+EVERY = f"SELECT {COLUMNS} FROM publications ORDER BY seq"  # noqa: S608
+OWNER = "SELECT project FROM publications WHERE name = ? LIMIT 1"
+PINNED = f"SELECT {PIN} FROM publication_pins WHERE name = ?"  # noqa: S608
+PINS = "SELECT name, version FROM publication_pins"
+HISTORY = f"SELECT {EVENT} FROM publication_history WHERE name = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608
+
+_TOTALS = "SELECT count, bytes FROM publication_totals WHERE project = ?"
+_INSERT = f"""
+    INSERT INTO publications (place, {COLUMNS})
+    VALUES (?, {", ".join("?" for _ in fields(Publication))})"""  # noqa: S608
+_NOTE = f"INSERT INTO publication_history ({EVENT}) VALUES ({', '.join('?' for _ in fields(PublicationEvent))})"  # noqa: S608
+_STATE = "UPDATE publications SET withdrawn_at = ?, withdrawn_by = ?, reason = ? WHERE name = ? AND place = ?"
+_PIN = f"""
+    INSERT INTO publication_pins ({PIN}) VALUES (?, ?, ?, ?)
+    ON CONFLICT (name) DO UPDATE SET version = excluded.version, pinned_at = excluded.pinned_at,
+        pinned_by = excluded.pinned_by"""  # noqa: S608
+_UNPIN = "DELETE FROM publication_pins WHERE name = ?"
+
+
+def publication_of(row: Sequence[Any]) -> Publication:
+    return Publication(*row)
+
+
+def event_of(row: Sequence[Any]) -> PublicationEvent:
+    return PublicationEvent(row[0], PublicationAct(row[1]), *row[2:])
+
+
+def find(connection: sqlite3.Connection, name: str, version: str) -> Publication | None:
+    rows = connection.execute(FIND, (name, place_of(version))).fetchall()
+    return publication_of(rows[0]) if rows else None
+
+
+def insert(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, *, any_project: bool
+) -> Inserted | SkillyardError:
+    """Store a publication, or what speaks against it."""
+    owner = _owner(connection, wanted.name)
+    if any_project and owner is not None:
+        wanted = replace(wanted, project=owner)
+    refusal: SkillyardError | None = claim_refusal(wanted.name, owner, wanted.project)
+    stored = find(connection, wanted.name, wanted.version)
+    if refusal is None and stored is not None:
+        refusal = version_refusal(stored, wanted)
+    elif refusal is None:
+        refusal = _quota_refusal(connection, wanted, limits)
+    if refusal is not None:
+        return refusal
+    if stored is not None:
+        return Inserted(stored, created=False)
+    connection.execute(_INSERT, (place_of(wanted.version), *astuple(wanted)))
+    _note(connection, PublicationAct.PUBLISHED, wanted, wanted.published_at, wanted.published_by)
+    return Inserted(wanted, created=True)
+
+
+def withdraw(
+    connection: sqlite3.Connection, name: str, version: str, at: float, by: str, reason: str
+) -> Withdrawn | None:
+    stored = find(connection, name, version)
+    if stored is None:
+        return None
+    if stored.withdrawn:
+        return Withdrawn(stored, changed=False, unpinned=False)
+    connection.execute(_STATE, (at, by, reason, name, place_of(version)))
+    gone = replace(stored, withdrawn_at=at, withdrawn_by=by, reason=reason)
+    _note(connection, PublicationAct.WITHDRAWN, gone, at, by, reason)
+    pin = pinned(connection, name)
+    unpinned = pin is not None and place_of(pin.version) == place_of(version)
+    if unpinned:
+        unpin(connection, name, at, by)
+    return Withdrawn(gone, changed=True, unpinned=unpinned)
+
+
+def restore(connection: sqlite3.Connection, name: str, version: str, at: float, by: str) -> Publication | None:
+    stored = find(connection, name, version)
+    if stored is None or not stored.withdrawn:
+        return stored
+    connection.execute(_STATE, (None, "", "", name, place_of(version)))
+    back = replace(stored, withdrawn_at=None, withdrawn_by="", reason="")
+    _note(connection, PublicationAct.RESTORED, back, at, by)
+    return back
+
+
+def pin(connection: sqlite3.Connection, wanted: Pin) -> InvalidInput | None:
+    stored = find(connection, wanted.name, wanted.version)
+    if stored is not None and stored.withdrawn:
+        return pin_refusal(stored)
+    connection.execute(_PIN, astuple(wanted))
+    _note_pin(connection, PublicationAct.PINNED, wanted, wanted.pinned_at, wanted.pinned_by)
+    return None
+
+
+def unpin(connection: sqlite3.Connection, name: str, at: float, by: str) -> Pin | None:
+    gone = pinned(connection, name)
+    if gone is not None:
+        connection.execute(_UNPIN, (name,))
+        _note_pin(connection, PublicationAct.UNPINNED, gone, at, by)
+    return gone
+
+
+def pinned(connection: sqlite3.Connection, name: str) -> Pin | None:
+    rows = connection.execute(PINNED, (name,)).fetchall()
+    return Pin(*rows[0]) if rows else None
+
+
+def _owner(connection: sqlite3.Connection, name: str) -> str | None:
+    rows = connection.execute(OWNER, (name,)).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
+def _quota_refusal(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits
+) -> QuotaExceeded | None:
+    count, size = connection.execute(_TOTALS, (wanted.project,)).fetchone() or (0, 0)
+    try:
+        limits.check(count, size, wanted.size)
+    except QuotaExceeded as refusal:
+        return refusal
+    return None
+
+
+def _note(
+    connection: sqlite3.Connection, act: PublicationAct, what: Publication, at: float, by: str, reason: str = ""
+) -> None:
+    event = PublicationEvent(at, act, what.name, what.version, what.digest, by, reason)
+    connection.execute(_NOTE, astuple(event))
+
+
+def _note_pin(connection: sqlite3.Connection, act: PublicationAct, what: Pin, at: float, by: str) -> None:
+    stored = find(connection, what.name, what.version)
+    event = PublicationEvent(at, act, what.name, what.version, stored.digest if stored else "", by)
+    connection.execute(_NOTE, astuple(event))

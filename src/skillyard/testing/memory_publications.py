@@ -1,0 +1,119 @@
+"""An in-memory twin of the store of publications."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from skillyard.domain.paging import check_page
+from skillyard.domain.publication import (
+    Pin,
+    Publication,
+    PublicationAct,
+    PublicationEvent,
+    PublicationLimits,
+    place_of,
+)
+from skillyard.domain.publication_rules import claim_refusal, pin_refusal, version_refusal
+from skillyard.domain.semver import newest_first
+from skillyard.domain.unicode import check_unicode
+from skillyard.ports.publications import Inserted, Withdrawn
+
+
+class MemoryPublications:
+    """A :class:`skillyard.ports.publications.PublicationStore`."""
+
+    def __init__(self, limits: PublicationLimits | None = None) -> None:
+        self._limits = limits or PublicationLimits()
+        self._rows: dict[tuple[str, str], Publication] = {}
+        self._pins: dict[str, Pin] = {}
+        self._history: list[PublicationEvent] = []
+
+    async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
+        owner = await self.owner(publication.name)
+        if any_project and owner is not None:
+            publication = replace(publication, project=owner)
+        if (foreign := claim_refusal(publication.name, owner, publication.project)) is not None:
+            raise foreign
+        stored = await self.find(publication.name, publication.version)
+        if stored is not None:
+            if (taken := version_refusal(stored, publication)) is not None:
+                raise taken
+            return Inserted(stored, created=False)
+        mine = [row for row in self._rows.values() if row.project == publication.project]
+        self._limits.check(len(mine), sum(row.size for row in mine), publication.size)
+        self._put(publication)
+        self._note(PublicationAct.PUBLISHED, publication, publication.published_at, publication.published_by)
+        return Inserted(publication, created=True)
+
+    async def find(self, name: str, version: str) -> Publication | None:
+        return self._rows.get((name, place_of(version)))
+
+    async def of(self, name: str) -> Sequence[Publication]:
+        found = {row.version: row for row in self._rows.values() if row.name == name}
+        return [found[version] for version in newest_first(found)]
+
+    async def every(self) -> Sequence[Publication]:
+        return list(self._rows.values())
+
+    async def owner(self, name: str) -> str | None:
+        return next((row.project for row in self._rows.values() if row.name == name), None)
+
+    async def withdraw(self, name: str, version: str, *, at: float, by: str, reason: str) -> Withdrawn | None:
+        check_unicode("reason", reason)
+        stored = await self.find(name, version)
+        if stored is None:
+            return None
+        if stored.withdrawn:
+            return Withdrawn(stored, changed=False, unpinned=False)
+        gone = replace(stored, withdrawn_at=at, withdrawn_by=by, reason=reason)
+        self._put(gone)
+        self._note(PublicationAct.WITHDRAWN, gone, at, by, reason)
+        pin = self._pins.get(name)
+        unpinned = pin is not None and place_of(pin.version) == place_of(version)
+        if unpinned:
+            await self.unpin(name, at=at, by=by)
+        return Withdrawn(gone, changed=True, unpinned=unpinned)
+
+    async def restore(self, name: str, version: str, *, at: float, by: str) -> Publication | None:
+        stored = await self.find(name, version)
+        if stored is None or not stored.withdrawn:
+            return stored
+        back = replace(stored, withdrawn_at=None, withdrawn_by="", reason="")
+        self._put(back)
+        self._note(PublicationAct.RESTORED, back, at, by)
+        return back
+
+    async def pin(self, pin: Pin) -> None:
+        stored = await self.find(pin.name, pin.version)
+        if stored is not None and stored.withdrawn:
+            raise pin_refusal(stored)
+        self._pins[pin.name] = pin
+        await self._note_pin(PublicationAct.PINNED, pin, pin.pinned_at, pin.pinned_by)
+
+    async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
+        gone = self._pins.pop(name, None)
+        if gone is not None:
+            await self._note_pin(PublicationAct.UNPINNED, gone, at, by)
+        return gone
+
+    async def pinned(self, name: str) -> Pin | None:
+        return self._pins.get(name)
+
+    async def pins(self) -> dict[str, str]:
+        return {name: pin.version for name, pin in self._pins.items()}
+
+    async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
+        check_page(limit)
+        return [event for event in reversed(self._history) if event.name == name][:limit]
+
+    def _put(self, publication: Publication) -> None:
+        self._rows[publication.name, place_of(publication.version)] = publication
+
+    def _note(self, act: PublicationAct, what: Publication, at: float, by: str, reason: str = "") -> None:
+        self._history.append(PublicationEvent(at, act, what.name, what.version, what.digest, by, reason))
+
+    async def _note_pin(self, act: PublicationAct, what: Pin, at: float, by: str) -> None:
+        stored = await self.find(what.name, what.version)
+        digest = stored.digest if stored else ""
+        self._history.append(PublicationEvent(at, act, what.name, what.version, digest, by))
