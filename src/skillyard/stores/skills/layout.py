@@ -2,6 +2,9 @@
 
 ``<root>/<dotted.name>/``, ``<root>/<name>/<version>/``, Agent Skills directories, folders of any of these, and a root
 that is a bundle itself. What is below a bundle belongs to it and is not searched.
+
+A root with one of :data:`HOMES` is a project, or somebody's home: these are searched, and its ``skills``, and none of
+its other files. Names that begin with a dot are searched nowhere else, but for :data:`SHELVES`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,10 @@ from skillyard.stores.skills.stamps import Watched, stamp
 from skillyard.stores.skills.tree import is_excluded, shown
 
 MARKS = ("skill.toml", "SKILL.md")
+HOMES = (".agents/skills", ".claude/skills")
+"""Where clients keep Agent Skills, in the order of precedence (agentskills.io, client implementation)."""
+SHELVES = frozenset({".curated", ".experimental", ".system"})
+"""Folders of skills in repositories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,26 @@ def scan(root: Path, limits: ScanLimits) -> Scan:
         result.watched[str(root), True] = stamp(str(root), True)
         result.findings.append(Finding("warning", shown(str(root)), 0, "root-missing", "is no directory"))
         return result
-    _visit(root, 0, limits, result, set())
+    visited: set[tuple[int, int]] = set()
+    for start in _starts(root, result):
+        _visit(start, 0, limits, result, visited)
     return result
+
+
+def _starts(root: Path, result: Scan) -> list[Path]:
+    """Where a project keeps its skills; the root itself when it is none."""
+    for place in (root, *(root / home.partition("/")[0] for home in HOMES)):
+        result.watched[str(place), True] = stamp(str(place), True)
+    if any((root / mark).exists() for mark in MARKS):
+        return [root]
+    homes = [root / home for home in HOMES if (root / home).is_dir()]
+    if not homes:
+        return [root]
+    searched = [place for place in (*homes, root / "skills") if place.is_dir()]
+    names = ", ".join(str(place.relative_to(root)) for place in searched)
+    note = f"is a project: skills are looked for in {names} and nowhere else in it"
+    result.findings.append(Finding("note", shown(str(root)), 0, "scan-project", note))
+    return searched
 
 
 def _visit(directory: Path, depth: int, limits: ScanLimits, result: Scan, visited: set[tuple[int, int]]) -> None:
@@ -82,7 +107,8 @@ def _is_new(directory: Path, limits: ScanLimits, result: Scan, visited: set[tupl
 
 
 def _is_folder(directory: Path, name: str) -> bool:
-    return not name.startswith(".") and not is_excluded(name) and (directory / name).is_dir()
+    hidden = name.startswith(".") and name not in SHELVES
+    return not hidden and not is_excluded(name) and (directory / name).is_dir()
 
 
 def _note(result: Scan, directory: Path, rule: str, message: str) -> None:
