@@ -118,8 +118,8 @@ def test_lower_case_file_name(tmp_path: Path) -> None:
     """A difference: the reference accepts skill.md, hosts look for SKILL.md only."""
     directory = write(tmp_path / "pdf-tools", {"skill.md": front(FINE)})
     assert not skills_ref.validate(directory)
-    assert [finding.message for finding in validate(directory)] == [
-        "every skill needs a file SKILL.md; rename 'skill.md'"
+    assert [(finding.rule, finding.mend) for finding in validate(directory)] == [
+        ("required", "rename 'skill.md' to SKILL.md")
     ]
 
 
@@ -252,7 +252,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_findings_name_file_line_and_rule(tmp_path: Path) -> None:
     directory = write(tmp_path / "pdf", {"SKILL.md": front("description: x\nmetadata:\n  a: [1]\nname: Pdf\n")})
-    assert [str(finding) for finding in validate(directory)] == [
+    assert [str(finding).splitlines()[0] for finding in validate(directory)] == [
         "SKILL.md:5: error: name: must be lowercase letters a-z, digits and single hyphens, with none at the ends"
         " (got string of 3 characters) [name-alphabet]",
         "SKILL.md:5: error: name: must equal the name of the skill's directory (got string of 3 characters)"

@@ -74,7 +74,8 @@ def check_companion(front: FrontMatter, name: str, *, lenient: bool = False) -> 
         report.breach(("tags",), "type", "must be a list of strings", front.data["tags"])
     title, last = front.text("name"), name.rpartition(".")[2]
     if title is not None and title != last and not lenient:
-        report.warn(("name",), "front-matter-name", f"'{last[:64]}' would be understood by Agent Skills hosts as well")
+        message = f"'{last[:64]}' would be understood by Agent Skills hosts as well"
+        report.warn(("name",), "front-matter-name", message, mend=f"write name: {last[:64]}, and metadata.title")
     _check_hooks(report, front)
     return report.problems
 
@@ -94,7 +95,8 @@ def _name(report: Report, front: FrontMatter, directory: str) -> str | None:
         rule = "must be lowercase letters a-z, digits and single hyphens, with none at the ends"
         report.breach(("name",), "name-alphabet", rule, name)
     if unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", directory):
-        report.breach(("name",), "directory-name", "must equal the name of the skill's directory", name)
+        mend = f"write name: {directory}" if _NAME.fullmatch(directory) else "rename the directory"
+        report.breach(("name",), "directory-name", "must equal the name of the skill's directory", name, mend)
     return name if is_servable(name) else _fallback(report, directory)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from skillyard.domain.errors import shape
@@ -13,12 +14,14 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A rule that a value breaks. ``path`` leads to the value; ``level`` is ``error`` or ``warning``."""
+    """A rule that a value breaks. ``path`` leads to the value; ``level`` is ``error`` or ``warning``; ``mend`` is empty
+    where the rule's own does."""
 
     level: str
     path: Path
     rule: str
     message: str
+    mend: str = ""
 
 
 @dataclass(slots=True)
@@ -28,23 +31,23 @@ class Report:
     lenient: bool = False
     problems: list[Problem] = field(default_factory=list)
 
-    def error(self, path: Path, rule: str, message: str, value: object = ...) -> None:
-        self._add("error", path, rule, message, value)
+    def error(self, path: Path, rule: str, message: str, value: object = ..., mend: str = "") -> None:
+        self._add("error", path, rule, message, value, mend)
 
-    def warn(self, path: Path, rule: str, message: str, value: object = ...) -> None:
-        self._add("warning", path, rule, message, value)
+    def warn(self, path: Path, rule: str, message: str, value: object = ..., mend: str = "") -> None:
+        self._add("warning", path, rule, message, value, mend)
 
-    def breach(self, path: Path, rule: str, message: str, value: object = ...) -> None:
+    def breach(self, path: Path, rule: str, message: str, value: object = ..., mend: str = "") -> None:
         """An error when strict, a warning when lenient."""
-        self._add("warning" if self.lenient else "error", path, rule, message, value)
+        self._add("warning" if self.lenient else "error", path, rule, message, value, mend)
 
     @property
     def failed(self) -> bool:
         return any(problem.level == "error" for problem in self.problems)
 
-    def _add(self, level: str, path: Path, rule: str, message: str, value: object) -> None:
+    def _add(self, level: str, path: Path, rule: str, message: str, value: object, mend: str) -> None:
         got = "" if value is ... else f" (got {shape(value)})"
-        self.problems.append(Problem(level, path, rule, f"{dotted(path)}: {message}{got}"))
+        self.problems.append(Problem(level, path, rule, f"{dotted(path)}: {message}{got}", mend))
 
     def table(self, data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
         """The table at ``path[-1]``; empty when absent, or when it is something else, which is reported."""
@@ -89,7 +92,10 @@ class Report:
         for key in data:
             if key not in known and not key.startswith("x-"):
                 names = ", ".join(sorted(known))
-                self.warn((*path, key), "unknown-key", f"is not known and has no effect; known are {names}")
+                near = get_close_matches(key[:64], known, 1)
+                mend = f"is '{near[0]}' meant?" if near else ""
+                message = f"is not known and has no effect; known are {names}"
+                self.warn((*path, key), "unknown-key", message, mend=mend)
 
 
 def dotted(path: Path) -> str:

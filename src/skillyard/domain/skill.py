@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.rules import mend_of
 from skillyard.domain.secret import Delivery
 
 
@@ -85,8 +86,11 @@ class SkillLine:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that validation has to say. ``line`` counts from 1, 0 when the whole file is meant.
-    ``level`` is ``error``, ``warning`` or ``note``; ``mend`` says what to do about it, when there is one thing."""
+    """One thing that validation or a review has to say. ``line`` counts from 1, 0 when the whole file is meant.
+
+    ``level`` is ``error`` (the skill is not valid), ``danger``, ``warning`` or ``note``; ``rule`` one of
+    :data:`skillyard.domain.rules.RULES`; ``mend`` what to do about it, the rule's own unless another is given.
+    """
 
     level: str
     file: str
@@ -95,9 +99,15 @@ class Finding:
     message: str
     mend: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.mend:
+            object.__setattr__(self, "mend", mend_of(self.rule))
+
     def __str__(self) -> str:
+        """One line, and an indented one with the mend."""
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.level}: {self.message} [{self.rule}]"
+        mend = f"\n    mend: {self.mend}" if self.mend else ""
+        return f"{where}: {self.level}: {self.message} [{self.rule}]{mend}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,8 @@ def _skill_md(bundle: Bundle, findings: Findings, *, needs_front: bool) -> Skill
     raw = bundle.raw(skill_md.NAME)
     if raw is None:
         near = next((path for path in bundle.tree.files if path.lower() == "skill.md"), None)
-        hint = f"; rename '{near}'" if near else ""
-        findings.error(skill_md.NAME, 0, "required", f"every skill needs a file SKILL.md{hint}")
+        mend = f"rename '{near}' to SKILL.md" if near else "add one: front matter with a description, then instructions"
+        findings.error(skill_md.NAME, 0, "required", "every skill needs a file SKILL.md", mend)
         return None
     return read_skill_md(raw, findings, lenient=bundle.lenient, needs_front=needs_front)
 

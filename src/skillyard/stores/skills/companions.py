@@ -8,10 +8,12 @@ from typing import Any
 
 from skillyard.domain.manifest import Manifest, SchemaSource
 from skillyard.domain.manifest_needs import is_requirement, requirement_lines
+from skillyard.domain.manifest_report import Path
 from skillyard.domain.skill import Needs
 from skillyard.stores.skills import entrypoint, schema
 from skillyard.stores.skills.findings import Findings
-from skillyard.stores.skills.toml_file import TomlFile
+from skillyard.stores.skills.json_lines import json_lines
+from skillyard.stores.skills.toml_file import TomlFile, line_at
 from skillyard.stores.skills.tree import Tree
 
 MANIFEST = "skill.toml"
@@ -42,8 +44,7 @@ def read_schema(
 ) -> Mapping[str, Any] | None:
     """The schema of one side, None when there is none or it cannot be used."""
     if source.inline is not None:
-        line = document.lines.get((side,), 1)
-        return source.inline if _accepts(findings, source.inline, MANIFEST, line, side) else None
+        return source.inline if _accepts(findings, source.inline, MANIFEST, document.lines, side) else None
     if source.file is None:
         return None
     file = tree.files.get(source.file)
@@ -54,16 +55,19 @@ def read_schema(
     try:
         value = schema.read_json(file.data)
     except schema.NotJson as error:
-        findings.error(source.file, 0, "schema-json", str(error))
+        findings.error(source.file, error.line, "schema-json", str(error))
         return None
-    return value if _accepts(findings, value, source.file, 0, side) else None
+    lines = {(side, *path): line for path, line in json_lines(file.data.decode("utf-8-sig")).items()}
+    return value if _accepts(findings, value, source.file, lines, side) else None
 
 
-def _accepts(findings: Findings, value: Mapping[str, Any], file: str, line: int, side: str) -> bool:
+def _accepts(findings: Findings, value: Mapping[str, Any], file: str, lines: Mapping[Path, int], side: str) -> bool:
     fine = True
-    for level, rule, message in schema.complaints(value):
-        fine = fine and level != "error"
-        (findings.error if level == "error" else findings.warn)(file, line, rule, f"{side}: {message}")
+    for found in schema.complaints(value):
+        fine = fine and found.level != "error"
+        line = line_at(lines, (side, *found.path))
+        message = f"{side}: {found.message}"
+        (findings.error if found.level == "error" else findings.warn)(file, line, found.rule, message)
     return fine
 
 

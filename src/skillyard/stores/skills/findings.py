@@ -12,11 +12,11 @@ from skillyard.stores.skills.toml_file import line_at
 class Findings(list[Finding]):
     """The findings of one bundle; files are relative to its root."""
 
-    def error(self, file: str, line: int, rule: str, message: str) -> None:
-        self.append(Finding("error", file, line, rule, message))
+    def error(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
+        self.append(Finding("error", file, line, rule, message, mend))
 
-    def warn(self, file: str, line: int, rule: str, message: str) -> None:
-        self.append(Finding("warning", file, line, rule, message))
+    def warn(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
+        self.append(Finding("warning", file, line, rule, message, mend))
 
     def breach(self, lenient: bool, file: str, line: int, rule: str, message: str) -> None:
         self.append(Finding("warning" if lenient else "error", file, line, rule, message))
@@ -25,7 +25,7 @@ class Findings(list[Finding]):
         """Problems of a document whose keys stand on ``lines``; a missing key is reported at ``otherwise``."""
         for problem in problems:
             line = line_at(lines, problem.path) or otherwise
-            self.append(Finding(problem.level, file, line, problem.rule, problem.message))
+            self.append(Finding(problem.level, file, line, problem.rule, problem.message, problem.mend))
 
     @property
     def failed(self) -> bool:

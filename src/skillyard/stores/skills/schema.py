@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from skillyard.domain.manifest_report import Path
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
@@ -26,7 +29,21 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchema
 
 
 class NotJson(ValueError):
-    """The bytes of a schema file are no JSON object."""
+    """The bytes of a schema file are no JSON object; ``line`` counts from 1, 0 when it is not known."""
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What is wrong with a schema; ``path`` leads to it."""
+
+    level: str
+    rule: str
+    message: str
+    path: Path = ()
 
 
 def read_json(raw: bytes) -> Mapping[str, Any]:
@@ -35,10 +52,10 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
         raise NotJson(f"must have at most {MAX_BYTES} bytes")
     try:
         value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise NotJson("must be UTF-8") from None
+    except UnicodeDecodeError as error:
+        raise NotJson("must be UTF-8", raw.count(b"\n", 0, error.start) + 1) from None
     except json.JSONDecodeError as error:
-        raise NotJson(f"is no JSON: {error.msg} (line {error.lineno})") from None
+        raise NotJson(f"is no JSON: {error.msg}", error.lineno) from None
     except (RecursionError, ValueError) as error:
         raise NotJson(f"is no JSON that can be read: {error}") from None
     if not _is_unicode(value):
@@ -60,26 +77,24 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def complaints(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with ``schema``, as (level, rule, message)."""
+def complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
     if _depth(schema) > MAX_DEPTH:
-        yield "error", "schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels"
+        yield Complaint("error", "schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels")
         return
     if schema.get("$schema", DIALECT) not in (DIALECT, DIALECT + "#"):
-        yield "error", "schema-dialect", f"must be JSON Schema 2020-12 ($schema {DIALECT})"
+        message = f"must be JSON Schema 2020-12 ($schema {DIALECT})"
+        yield Complaint("error", "schema-dialect", message, ("$schema",))
         return
-    metaschema = _metaschema_error(schema)
-    if metaschema:
-        yield "error", "schema", f"is no JSON Schema 2020-12: {metaschema}"
+    against = _metaschema_complaint(schema)
+    if against:
+        yield against
         return
     if "object" not in _types(schema):
-        yield "error", "schema-type", "must describe an object: \"type\" has to be 'object'"
+        message = "must describe an object: \"type\" has to be 'object'"
+        yield Complaint("error", "schema-type", message, ("type",))
     for keyword in sorted(set(schema) - _keywords()):
-        yield (
-            "warning",
-            "schema-keyword",
-            f"'{keyword[:64]}' is no keyword and has no effect; fields go under 'properties'",
-        )
+        message = f"'{keyword[:64]}' is no keyword and has no effect; fields go under 'properties'"
+        yield Complaint("warning", "schema-keyword", message, (keyword,))
     yield from _deep_complaints(schema)
 
 
@@ -88,12 +103,15 @@ def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind)
 
 
-def _metaschema_error(schema: Mapping[str, Any]) -> str | None:
+def _metaschema_complaint(schema: Mapping[str, Any]) -> Complaint | None:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
     error = best_match(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
-    return f"{error.json_path}: {error.message[:200]}" if error else None
+    if error is None:
+        return None
+    message = f"is no JSON Schema 2020-12: {error.json_path}: {error.message[:200]}"
+    return Complaint("error", "schema", message, tuple(error.absolute_path))
 
 
 @lru_cache
@@ -104,37 +122,40 @@ def _keywords() -> frozenset[str]:
     return _ANNOTATIONS | frozenset(Draft202012Validator.VALIDATORS)
 
 
-def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for node in _subschemas(schema):
+def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
+    for path, node in _subschemas(schema, ()):
         for key in _REFERENCES:
             target = node.get(key)
             if isinstance(target, str) and not target.startswith("#"):
-                yield "error", "schema-reference", f"{key} must stay within the schema ('#…'): nothing is fetched"
-        for pattern in _patterns(node):
+                message = f"{key} must stay within the schema ('#…'): nothing is fetched"
+                yield Complaint("error", "schema-reference", message, (*path, key))
+        for at, pattern in _patterns(node):
             if not _compiles(pattern):
-                yield "error", "schema-pattern", f"the pattern of {len(pattern)} characters is no regular expression"
+                message = f"the pattern of {len(pattern)} characters is no regular expression"
+                yield Complaint("error", "schema-pattern", message, (*path, *at))
 
 
-def _subschemas(node: Any) -> Iterator[Mapping[str, Any]]:
-    """Every schema within a schema, itself first; not what stands where plain values do."""
+def _subschemas(node: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Every schema within a schema with its path, itself first; not what stands where plain values do."""
     if isinstance(node, list):
-        for item in node:
-            yield from _subschemas(item)
+        for index, item in enumerate(node):
+            yield from _subschemas(item, (*path, index))
     if not isinstance(node, Mapping):
         return
-    yield node
+    yield path, node
     for key, value in node.items():
         if key in _NAMED and isinstance(value, Mapping):
-            yield from _subschemas(list(value.values()))
+            for name, item in value.items():
+                yield from _subschemas(item, (*path, key, name))
         elif key not in _VALUES:
-            yield from _subschemas(value)
+            yield from _subschemas(value, (*path, key))
 
 
-def _patterns(node: Mapping[str, Any]) -> Iterator[str]:
+def _patterns(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     if isinstance(node.get("pattern"), str):
-        yield node["pattern"]
+        yield ("pattern",), node["pattern"]
     if isinstance(node.get("patternProperties"), Mapping):
-        yield from node["patternProperties"]
+        yield from ((("patternProperties", pattern), pattern) for pattern in node["patternProperties"])
 
 
 def _compiles(pattern: str) -> bool:

@@ -1,0 +1,151 @@
+"""On which line each key and value of a TOML document stands (``tomllib`` does not say).
+
+For text that ``tomllib`` accepted: what it would refuse is not looked at again, so one pass over the characters is
+enough (TOML 1.0.0).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from skillyard.domain.manifest_report import Path
+
+_BLANK = re.compile(r"[ \t]*")
+_BETWEEN = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_STRING = re.compile(
+    r'"""(?:[^"\\]|\\.|"(?!""))*"""(?:"{1,2})?'
+    r"|'''(?:[^']|'(?!''))*'''(?:'{1,2})?"
+    r'|"(?:[^"\\\n]|\\.)*"'
+    r"|'[^'\n]*'",
+    re.DOTALL,
+)
+_PLAIN = re.compile(r"[^,\]}#\n]+")
+
+
+def toml_lines(text: str) -> dict[Path, int]:
+    """The line, from 1, of every table, key and element of an array. Of text that is no TOML, as far as it is."""
+    return _Reading(text).lines
+
+
+class _Reading:
+    def __init__(self, text: str) -> None:
+        self.lines: dict[Path, int] = {}
+        self._text = text
+        self._at = 0
+        self._line = 1
+        self._counted = 0
+        self._tables: dict[Path, int] = {}
+        table: Path = ()
+        while self._skip(_BETWEEN) < len(text):
+            before = self._at
+            if text.startswith("[", self._at):
+                table = self._header()
+            else:
+                self._pair(table)
+            if self._at == before:
+                return
+
+    def _skip(self, pattern: re.Pattern[str]) -> int:
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return self._at
+
+    def _eat(self, mark: str) -> bool:
+        fits = self._text.startswith(mark, self._at)
+        self._at += len(mark) if fits else 0
+        return fits
+
+    def _note(self, path: Path) -> None:
+        """Lines are counted once: positions only grow."""
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        if path:
+            self.lines.setdefault(path, self._line)
+
+    def _header(self) -> Path:
+        many = self._eat("[[")
+        self._eat("[")
+        keys = self._absolute(tuple(self._keys()))
+        self._eat("]]" if many else "]")
+        self._skip(_PLAIN)  # nothing, in a document that was accepted
+        if many:
+            index = self._tables[keys] = self._tables.get(keys, -1) + 1
+            self._note(keys)
+            keys = (*keys, index)
+        self._note(keys)
+        return keys
+
+    def _absolute(self, keys: Path) -> Path:
+        """``a.b`` below ``[[a]]`` means the last element of ``a``."""
+        path: Path = ()
+        for place, key in enumerate(keys):
+            path = (*path, key)
+            if place < len(keys) - 1 and path in self._tables:
+                path = (*path, self._tables[path])
+        return path
+
+    def _keys(self) -> Iterator[str]:
+        while True:
+            self._skip(_BLANK)
+            start = self._at
+            quoted = self._text[start : start + 1] in ("'", '"')
+            self._skip(_STRING if quoted else _BARE)
+            if self._at == start:
+                return
+            key = self._text[start : self._at]
+            yield _unquoted(key) if quoted else key
+            self._skip(_BLANK)
+            if not self._eat("."):
+                return
+
+    def _pair(self, table: Path) -> None:
+        start = self._at
+        path = table
+        for key in self._keys():
+            path = (*path, key)
+            self._note(path)
+        if self._at > start and self._eat("="):
+            self._skip(_BLANK)
+            self._value(path)
+
+    def _value(self, path: Path) -> None:
+        self._note(path)
+        if self._eat("["):
+            self._array(path)
+        elif self._eat("{"):
+            self._inline(path)
+        elif self._text[self._at : self._at + 1] in ("'", '"'):
+            self._skip(_STRING)
+        else:
+            self._skip(_PLAIN)
+
+    def _array(self, path: Path) -> None:
+        index = 0
+        while self._skip(_BETWEEN) < len(self._text) and not self._eat("]"):
+            before = self._at
+            self._value((*path, index))
+            index += 1
+            self._skip(_BETWEEN)
+            self._eat(",")
+            if self._at == before:
+                return
+
+    def _inline(self, path: Path) -> None:
+        while self._skip(_BETWEEN) < len(self._text) and not self._eat("}"):
+            before = self._at
+            self._pair(path)
+            self._skip(_BETWEEN)
+            self._eat(",")
+            if self._at == before:
+                return
+
+
+def _unquoted(key: str) -> str:
+    import tomllib
+
+    try:
+        return next(iter(tomllib.loads(f"{key} = 0")))
+    except tomllib.TOMLDecodeError:
+        return key.strip("\"'")
