@@ -33,6 +33,9 @@ OWNER = "SELECT project FROM publications WHERE name = ? LIMIT 1"
 PINNED = f"SELECT {PIN} FROM publication_pins WHERE name = ?"  # noqa: S608
 PINS = "SELECT name, version FROM publication_pins"
 HISTORY = f"SELECT {EVENT} FROM publication_history WHERE name = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608
+CHANGED = """
+    SELECT coalesce(max(seq), 0), NULL FROM publication_history
+    UNION ALL SELECT DISTINCT 0, name FROM publication_history WHERE seq > ?"""
 
 _TOTALS = "SELECT count, bytes FROM publication_totals WHERE project = ?"
 _INSERT = f"""

@@ -70,6 +70,10 @@ class SqlitePublications:
     async def pins(self) -> dict[str, str]:
         return {row[0]: row[1] for row in await self._database.fetch(rows.PINS)}
 
+    async def changed(self, since: int) -> tuple[int, Sequence[str]]:
+        (newest, _), *names = await self._database.fetch(rows.CHANGED, (since,))
+        return int(newest), [str(name) for _, name in names]
+
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
         check_page(limit)
         return [rows.event_of(row) for row in await self._database.fetch(rows.HISTORY, (name, limit))]

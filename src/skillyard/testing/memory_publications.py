@@ -103,6 +103,9 @@ class MemoryPublications:
     async def pins(self) -> dict[str, str]:
         return {name: pin.version for name, pin in self._pins.items()}
 
+    async def changed(self, since: int) -> tuple[int, Sequence[str]]:
+        return len(self._history), list({event.name for event in self._history[since:]})
+
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
         check_page(limit)
         return [event for event in reversed(self._history) if event.name == name][:limit]

@@ -195,6 +195,24 @@ async def history_tells_who_did_what(make: Maker) -> None:
 
 
 @check
+async def what_changed_since_is_told(make: Maker) -> None:
+    async with make(ROOMY) as store:
+        expect(await store.changed(0) == (0, []), "nothing at first")
+        await store.insert(published())
+        await store.insert(published(name="x.y"))
+        first, names = await store.changed(0)
+        expect(first > 0 and sorted(names) == ["a.b", "x.y"], "every name", names)
+        expect(await store.changed(first) == (first, []), "nothing since")
+        await store.insert(published())
+        expect(await store.changed(first) == (first, []), "the same bytes again are no change")
+        await store.pin(Pin("dir.only", "1.0.0", 2.0, "ann"))
+        await store.withdraw("x.y", "1.0.0", at=3.0, by="bob", reason="")
+        await store.restore("x.y", "1.0.0", at=4.0, by="bob")
+        last, names = await store.changed(first)
+        expect(last > first and sorted(names) == ["dir.only", "x.y"], "each once", names)
+
+
+@check
 async def a_project_has_a_quota(make: Maker) -> None:
     async with make(PublicationLimits(count=3, bytes=100)) as store:
         await store.insert(published("1.0.0", size=60))
