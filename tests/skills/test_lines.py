@@ -134,3 +134,9 @@ def test_any_document_is_read_whole(values: dict[str, Any], breaks: bool, table:
 @given(st.text(alphabet="[]{}\"'=,.#\n\\a1 ", max_size=60))
 def test_no_text_is_too_odd(text: str) -> None:
     assert all(1 <= line <= text.count("\n") + 1 for line in toml_lines(text).values())
+
+
+def test_what_breaks_no_line_in_editors_breaks_none_here(tmp_path: Path) -> None:
+    text = "---\nname: a\ndescription: one\u2028two \x85 three\u2029\ncompatibility: ''\n---\n"
+    findings = validate(write(tmp_path / "a", {"SKILL.md": text}))
+    assert [(f.rule, f.line) for f in findings] == [("compatibility-length", 4)]

@@ -45,10 +45,12 @@ class Document:
         self.source: dict[Path, str] = {}
         self.lines: dict[Path, int] = {}
         self._nodes = 0
+        self._breaks = _stand_ins(text)
         if len(text.encode("utf-8", "replace")) > MAX_BYTES:
             raise YamlRefused(f"must have at most {MAX_BYTES} bytes", 1)
         try:
-            self.value = self._document(yaml.parse(text, Loader=yaml.SafeLoader))
+            replaced = text.translate({ord(mark): ord(stand_in) for stand_in, mark in self._breaks.items()})
+            self.value = self._document(yaml.parse(replaced, Loader=yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
             line = next((m.line + 1 for m in (error.problem_mark, error.context_mark) if m), 1)
             raise YamlRefused(f"is no YAML: {error.problem or error.context}", line) from None
@@ -71,7 +73,7 @@ class Document:
         self._check(event, path)
         self.lines.setdefault(path, _line(event))
         if isinstance(event, yaml.ScalarEvent):
-            self.source[path] = event.value
+            self.source[path] = event.value = self._restored(event.value)
             return _scalar(event)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(events, path)
@@ -111,7 +113,17 @@ class Document:
             raise YamlRefused("must have keys that are plain strings", _line(event))
         if event.value == "<<" and event.style is None:
             raise YamlRefused("must not use merge keys", _line(event))
-        return str(event.value)
+        return self._restored(str(event.value))
+
+    def _restored(self, text: str) -> str:
+        return "".join(self._breaks.get(c, c) for c in text) if self._breaks else text
+
+
+def _stand_ins(text: str) -> dict[str, str]:
+    """Characters for private use that the text has not, each for one of those that break lines for PyYAML (YAML 1.1)
+    and for nobody else since (YAML 1.2 §5.4): values keep them and lines are counted as editors count."""
+    free = (chr(point) for point in range(0xF0000, 0x100000) if chr(point) not in text)
+    return {next(free): mark for mark in "\x85\u2028\u2029" if mark in text}
 
 
 def _scalar(event: yaml.ScalarEvent) -> Any:
