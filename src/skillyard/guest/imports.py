@@ -67,6 +67,12 @@ def _siblings(path: list[str]) -> tuple[set[str], set[str]]:
     return files - _RESERVED, directories - _RESERVED
 
 
+def top_level_names(path: list[str]) -> set[str]:
+    """What can be imported from the directories of ``path``."""
+    files, directories = _siblings(path)
+    return files | directories
+
+
 def _scan(path: list[str]) -> Iterator[os.DirEntry[str]]:
     for directory in path:
         if os.path.isdir(directory):

@@ -13,6 +13,7 @@ from .call import call, find, forget_code, load_code, load_skill
 from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder
+from .mounted import show_skills
 from .process import reseed
 from .result import encode
 from .runtime import publish
@@ -155,10 +156,10 @@ class _Guest:
         request = json.loads(request_bytes)
         workspace = request.get("workspace", WORKSPACE)
         os.chdir(workspace)
+        show_skills(request)
         for name, value in request["env"].items():
             os.environ[name] = value
         self._blobs._mount(request)
-        sys.meta_path.insert(0, SkillFinder(request["skills"]))
         return request, workspace
 
 
