@@ -28,6 +28,7 @@ from skillyard.engine.observer import Observer, ignore
 from skillyard.loop_thread import LoopThread
 from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.settings import Settings, load_settings
+from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
@@ -146,6 +147,7 @@ class Runtime(ProtocolMethods):
             records=SqliteRecords(database),
             secrets=self.secrets,
             secret_audit=SqliteSecretAudit(database),
+            approvals=SqliteApprovals(database),
             clock=self.clock,
             ids=ids,
             gate=gate,

@@ -34,6 +34,7 @@ from skillyard.network_settings import NetworkSettings
 from skillyard.packages_settings import PackagesSettings
 from skillyard.secret_settings import SecretSettings
 from skillyard.setting_errors import PREFIX, check_names, explained, unread
+from skillyard.trust_settings import TrustSettings
 
 MIB = 1024 * 1024
 BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
@@ -212,6 +213,7 @@ class Settings(BaseSettings):
     admission: AdmissionSettings = AdmissionSettings()
     policy: PolicySettings = PolicySettings()
     network: NetworkSettings = NetworkSettings()
+    trust: TrustSettings = TrustSettings()
     secrets: SecretSettings = SecretSettings()
     output: OutputSettings = OutputSettings()
     blobs: BlobSettings = BlobSettings()
@@ -269,6 +271,7 @@ class Settings(BaseSettings):
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,
             network=self.network.config(),
+            trust=self.trust.config(),
             packages=self.packages.config(),
             log_bytes=self.output.log_bytes,
             json_blob_bytes=blobs.json_bytes,

@@ -18,6 +18,7 @@ from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.environments import Environments
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Event
+from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
@@ -120,6 +121,7 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         records=rig.extra["records"],
         secrets=rig.secrets,
         secret_audit=SqliteSecretAudit(rig.database),
+        approvals=SqliteApprovals(rig.database),
         clock=rig.clock,
         ids=SystemIds(),
         gate=rig.gate,

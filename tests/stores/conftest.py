@@ -11,11 +11,13 @@ import pytest
 
 from skillyard.domain.publication import PublicationLimits
 from skillyard.domain.storage import BlobLimits
+from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.secrets import SecretAudit, SecretStore
 from skillyard.ports.tokens import TokenStore
+from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.database import Database
 from skillyard.stores.publications import SqlitePublications
@@ -24,6 +26,7 @@ from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.secrets import SealedSecrets
 from skillyard.stores.tokens import FileTokens
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
+from skillyard.testing.memory_approvals import MemoryApprovals
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
@@ -83,6 +86,14 @@ class Makers:
             return
         async with opened(self._directory()) as database:
             yield SqlitePublications(database, limits)
+
+    @asynccontextmanager
+    async def approvals(self) -> AsyncIterator[ApprovalStore]:
+        if self._twin:
+            yield MemoryApprovals()
+            return
+        async with opened(self._directory()) as database:
+            yield SqliteApprovals(database)
 
     @asynccontextmanager
     async def tokens(self, clock: ManualClock) -> AsyncIterator[TokenStore]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from skillyard.testing import (
+    approvals_suite,
     blobs_suite,
     publications_suite,
     records_suite,
@@ -45,6 +46,11 @@ async def test_secret_audit(check: Any, makers: Any) -> None:
 @each(publications_suite.CHECKS)
 async def test_publications(check: Any, makers: Any) -> None:
     await check(makers.publications)
+
+
+@each(approvals_suite.CHECKS)
+async def test_approvals(check: Any, makers: Any) -> None:
+    await check(makers.approvals)
 
 
 @each(tokens_suite.CHECKS)

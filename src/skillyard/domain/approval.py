@@ -20,8 +20,9 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether a skill's declared needs are approved, and by what: ``by`` is ``directory`` (the operator put it into a
-    directory of theirs), ``rule`` (``because`` is its text), ``operator`` (``because`` is who), or ``nobody``."""
+    """Whether a skill's declared needs are approved, and by what: ``by`` is ``built-in``, ``directory`` (the operator
+    put it into a directory of theirs), ``rule`` (``because`` is its text), ``operator`` (``because`` is who), or
+    ``nobody``."""
 
     approved: bool
     by: str

@@ -11,6 +11,7 @@ from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.rule import Rule, parse_rule
 from skillyard.domain.egress.session import EgressLimits
 from skillyard.domain.limits import LimitFamily
+from skillyard.domain.trust import Trust
 from skillyard.engine.packages_config import PackagesConfig
 
 MIB = 1024 * 1024
@@ -79,6 +80,7 @@ class EngineConfig:
     allow_degraded: frozenset[str] = frozenset()
     separate_principals: bool = False
     network: NetworkConfig = NetworkConfig()
+    trust: Trust = field(default_factory=Trust)
     packages: PackagesConfig = PackagesConfig()
     log_bytes: int = 64 * MIB
     json_blob_bytes: int = 32 * MIB

@@ -33,6 +33,7 @@ from skillyard.engine.schemas import SchemaChecks
 from skillyard.engine.secret_book import SecretBook
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
+from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.gate import Gate
@@ -54,6 +55,7 @@ class Ports:
     secret_audit: SecretAudit
     clock: Clock
     ids: Ids
+    approvals: ApprovalStore
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -72,6 +74,7 @@ class Engine:
     ) -> None:
         self.blobs = ports.blobs
         self.skills = ports.skills
+        self.approvals = ports.approvals
         self.records = ports.records
         self.secret_book = SecretBook(ports.secrets, ports.secret_audit, ports.clock, ports.secret_readers)
         self.clock = ports.clock

@@ -76,9 +76,9 @@ async def cancel_run(engine: Engine, principal: Principal, params: Mapping[str, 
 
 
 def _line(record: RunRecord) -> dict[str, Any]:
-    """Of a list, whose records come without their network."""
+    """Of a list, whose records come without what can be large."""
     shown = view(record)
-    del shown["network"]
+    del shown["network"], shown["needs"]
     return shown
 
 

@@ -1,4 +1,4 @@
-"""What was published, and what operators said about it."""
+"""What was published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.approval import Approval
 from skillyard.domain.publication import Pin, Publication, PublicationEvent
 
 
@@ -84,20 +83,4 @@ class PublicationStore(Protocol):
 
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
         """Newest first."""
-        ...
-
-
-class ApprovalStore(Protocol):
-    async def approve(self, approval: Approval) -> None:
-        """Replaces what was said of the same name, version and digest."""
-        ...
-
-    async def revoke(self, name: str, version: str) -> int:
-        """How many went."""
-        ...
-
-    async def find(self, name: str, version: str, digest: str) -> Approval | None: ...
-
-    async def of(self, name: str | None = None) -> Sequence[Approval]:
-        """By name, then version; every skill's when ``name`` is None."""
         ...

@@ -29,8 +29,8 @@ class RecordStore(Protocol):
     async def list(
         self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
     ) -> Sequence[RunRecord]:
-        """Newest first, without their ``network``, which can be large; ``principal`` None for all; ``after`` is the
-        last run id of the page before."""
+        """Newest first, without ``network`` and ``needs``, which can be large; ``principal`` None for all; ``after``
+        is the last run id of the page before."""
         ...
 
     async def unfinished(self) -> Sequence[RunRecord]:

@@ -17,18 +17,18 @@ from skillyard.stores.database import Database
 
 SWEEP_BATCH = 500
 
-_APART = "network"
-"""The field with a column of its own."""
-_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name != _APART)
+_APART = ("network", "needs")
+"""The fields with columns of their own."""
+_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in _APART)
 
 _INSERT = """
     INSERT INTO runs (run_id, principal, status, created_at, ended_at, idempotency_key, request_digest, record,
-        network)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+        network, needs)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 _TAKEN = """
     SELECT run_id, request_digest FROM runs WHERE principal = ? AND idempotency_key = ?"""
 _REPLACE = """
-    UPDATE runs SET status = ?, ended_at = ?, record = ?, network = ?
+    UPDATE runs SET status = ?, ended_at = ?, record = ?, network = ?, needs = ?
     WHERE run_id = ? AND status = 'running' AND principal = ? AND idempotency_key IS ?"""
 _SWEEP = """
     DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE ended_at < ? LIMIT ?)"""
@@ -52,7 +52,8 @@ class SqliteRecords:
             record.idempotency_key,
             record.request_digest,
             encode(record),
-            _network(record),
+            _apart(record.network),
+            _apart(record.needs),
         )
         refusal = await self._database.write(lambda connection: _insert(connection, record, values))
         if refusal is not None:
@@ -69,12 +70,12 @@ class SqliteRecords:
         return await self._replace(record)
 
     async def get(self, run_id: str) -> RunRecord | None:
-        row = await self._database.lookup("SELECT record, network FROM runs WHERE run_id = ?", (run_id,))
+        row = await self._database.lookup("SELECT record, network, needs FROM runs WHERE run_id = ?", (run_id,))
         return decode(*row) if row else None
 
     async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None:
         row = await self._database.lookup(
-            "SELECT record, network FROM runs WHERE principal = ? AND idempotency_key = ?",
+            "SELECT record, network, needs FROM runs WHERE principal = ? AND idempotency_key = ?",
             (principal, idempotency_key),
         )
         return decode(*row) if row else None
@@ -101,7 +102,9 @@ class SqliteRecords:
         return [decode(row[0]) for row in rows]
 
     async def unfinished(self) -> Sequence[RunRecord]:
-        rows = await self._database.fetch("SELECT record, network FROM runs WHERE status = 'running' ORDER BY seq")
+        rows = await self._database.fetch(
+            "SELECT record, network, needs FROM runs WHERE status = 'running' ORDER BY seq"
+        )
         return [decode(*row) for row in rows]
 
     async def sweep(self, older_than: float) -> int:
@@ -117,7 +120,8 @@ class SqliteRecords:
             record.status.value,
             _ended(record),
             encode(record),
-            _network(record),
+            _apart(record.network),
+            _apart(record.needs),
             record.run_id,
             record.principal,
             record.idempotency_key,
@@ -137,7 +141,7 @@ def encode(record: RunRecord) -> str:
     return _json({name: getattr(record, name) for name in _FIELDS})
 
 
-def decode(text: str, network: str | None = None) -> RunRecord:
+def decode(text: str, network: str | None = None, needs: str | None = None) -> RunRecord:
     """Fields that a later version added are passed over; missing ones get their defaults."""
     try:
         values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
@@ -145,7 +149,7 @@ def decode(text: str, network: str | None = None) -> RunRecord:
         values["status"] = RunStatus(values["status"])
         values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
         values["output_blobs"] = tuple(values.get("output_blobs", ()))
-        return RunRecord(**values, network=None if network is None else json.loads(network))
+        return RunRecord(**values, network=_whole(network), needs=_whole(needs))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFault("a run record is damaged; restore the database from a backup") from error
 
@@ -169,8 +173,12 @@ def _sweep(connection: sqlite3.Connection, older_than: float) -> int:
     return connection.execute(_SWEEP, (older_than, SWEEP_BATCH)).rowcount
 
 
-def _network(record: RunRecord) -> str | None:
-    return None if record.network is None else _json(record.network)
+def _apart(value: dict[str, Any] | None) -> str | None:
+    return None if value is None else _json(value)
+
+
+def _whole(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
 def _json(value: Any) -> str:

@@ -105,7 +105,7 @@ class MemoryRecords:
                 raise InvalidInput("after", "must be the id of an existing run", shape(after))
             found = found[ids.index(after) + 1 :]
         page = [record for record in found if status is None or record.status == status][:limit]
-        return [replace(record, network=None) for record in page]
+        return [replace(record, network=None, needs=None) for record in page]
 
     async def unfinished(self) -> Sequence[RunRecord]:
         return [record for record in self._records.values() if record.status is RunStatus.RUNNING]

@@ -61,6 +61,7 @@ FULL = RunRecord(
     logs_blob="blob:l",
     error={"type": "MemoryLimitExceeded", "message": "m"},
     network={"connections": [{"host": "a half \ud800", "allowed": False}], "dropped": 2**40},
+    needs={"skills": [{"skill": "a.b", "needs": [{"asked": "a half \ud800"}]}], "dropped": 2**40},
     idempotency_key="key 'with' \"quotes\" \0",
     request_digest="d",
     sandbox="handle",
@@ -197,9 +198,9 @@ async def a_list_is_newest_first_in_pages(make: Maker) -> None:
 @check
 async def a_list_is_without_what_can_be_large(make: Maker) -> None:
     async with make() as store:
-        first = running(1, network={"connections": [], "dropped": 0})
+        first = running(1, network={"connections": [], "dropped": 0}, needs={"skills": [], "dropped": 0})
         await store.insert(first)
-        expect(await store.list("alice") == [replace(first, network=None)], "a list has no network")
+        expect(await store.list("alice") == [replace(first, network=None, needs=None)], "a list has neither")
         expect(await store.unfinished() == [first], "what is unfinished has it")
         changed = replace(first, network={"connections": [], "dropped": 7})
         expect(await store.update_running(changed), "it changes while the run goes on")

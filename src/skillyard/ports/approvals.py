@@ -1,0 +1,30 @@
+"""What operators said about the needs that skills declare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from skillyard.domain.approval import Approval
+
+
+class ApprovalStore(Protocol):
+    """Each approval is of one name, version and digest: other bytes under the same version have none."""
+
+    async def approve(self, approval: Approval) -> None:
+        """Replaces what was said of the same name, version and digest. Raises InvalidInput for half a surrogate pair in
+        the note."""
+        ...
+
+    async def revoke(self, name: str, version: str | None = None) -> int:
+        """Every digest of the version, of every version when it is None; how many went."""
+        ...
+
+    async def find(self, name: str, version: str, digest: str) -> Approval | None: ...
+
+    async def page(
+        self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None
+    ) -> Sequence[Approval]:
+        """By name, version and digest, each by code points; ``after`` are those of the last one seen. Raises
+        InvalidInput for a limit outside 1 to 1000."""
+        ...

@@ -1,0 +1,52 @@
+"""Approvals in SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+
+from skillyard.domain.approval import Approval
+from skillyard.domain.paging import check_page
+from skillyard.domain.unicode import check_unicode
+from skillyard.stores.database import Database
+
+_COLUMNS = ", ".join(field.name for field in fields(Approval))
+_PUT = f"INSERT OR REPLACE INTO approvals ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Approval))})"  # noqa: S608
+_REVOKE = "DELETE FROM approvals WHERE name = ?1 AND (?2 IS NULL OR version = ?2)"
+_FIND = f"SELECT {_COLUMNS} FROM approvals WHERE name = ? AND version = ? AND digest = ?"  # noqa: S608
+
+
+class SqliteApprovals:
+    """A :class:`skillyard.ports.approvals.ApprovalStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def approve(self, approval: Approval) -> None:
+        check_unicode("note", approval.note)
+        values = astuple(approval)
+        await self._database.write(lambda connection: connection.execute(_PUT, values).rowcount)
+
+    async def revoke(self, name: str, version: str | None = None) -> int:
+        check_unicode("name", name)
+        return await self._database.write(lambda connection: connection.execute(_REVOKE, (name, version)).rowcount)
+
+    async def find(self, name: str, version: str, digest: str) -> Approval | None:
+        row = await self._database.lookup(_FIND, (name, version, digest))
+        return None if row is None else Approval(*row)
+
+    async def page(
+        self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None
+    ) -> Sequence[Approval]:
+        check_page(limit)
+        conditions: list[tuple[str, tuple[object, ...]]] = []
+        if after is not None:
+            conditions.append(("(name, version, digest) > (?, ?, ?)", after))
+        if name is not None:
+            conditions.append(("name = ?", (name,)))
+        where = " AND ".join(condition for condition, _ in conditions) or "TRUE"
+        rows = await self._database.fetch(
+            f"SELECT {_COLUMNS} FROM approvals WHERE {where} ORDER BY name, version, digest LIMIT ?",  # noqa: S608 - fixed
+            [*(value for _, values in conditions for value in values), limit],
+        )
+        return [Approval(*row) for row in rows]

@@ -1,0 +1,37 @@
+"""The in-memory twin of the approvals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skillyard.domain.approval import Approval
+from skillyard.domain.paging import check_page
+from skillyard.domain.unicode import check_unicode
+
+
+class MemoryApprovals:
+    """A :class:`skillyard.ports.approvals.ApprovalStore`."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str, str], Approval] = {}
+
+    async def approve(self, approval: Approval) -> None:
+        check_unicode("note", approval.note)
+        self._held[(approval.name, approval.version, approval.digest)] = approval
+
+    async def revoke(self, name: str, version: str | None = None) -> int:
+        check_unicode("name", name)
+        gone = [key for key in self._held if key[0] == name and version in (None, key[1])]
+        for key in gone:
+            del self._held[key]
+        return len(gone)
+
+    async def find(self, name: str, version: str, digest: str) -> Approval | None:
+        return self._held.get((name, version, digest))
+
+    async def page(
+        self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None
+    ) -> Sequence[Approval]:
+        check_page(limit)
+        keys = [key for key in sorted(self._held) if (after is None or key > after) and name in (None, key[0])]
+        return [self._held[key] for key in keys[:limit]]
