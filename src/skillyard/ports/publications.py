@@ -37,6 +37,10 @@ class PublicationStore(Protocol):
         for the project that the name belongs to."""
         ...
 
+    async def check(self, publication: Publication, *, any_project: bool = False) -> None:
+        """Raises what :meth:`insert` would raise; stores nothing."""
+        ...
+
     async def find(self, name: str, version: str) -> Publication | None:
         """By the version's precedence, as for :meth:`insert`."""
         ...

@@ -63,26 +63,31 @@ def find(connection: sqlite3.Connection, name: str, version: str) -> Publication
     return publication_of(rows[0]) if rows else None
 
 
+def judge(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, *, any_project: bool
+) -> Inserted | SkillyardError:
+    """What would be stored, or what speaks against it."""
+    owner = _owner(connection, wanted.name)
+    if any_project and owner is not None:
+        wanted = replace(wanted, project=owner)
+    if (foreign := claim_refusal(wanted.name, owner, wanted.project)) is not None:
+        return foreign
+    stored = find(connection, wanted.name, wanted.version)
+    if stored is not None:
+        return version_refusal(stored, wanted) or Inserted(stored, created=False)
+    return _quota_refusal(connection, wanted, limits) or Inserted(wanted, created=True)
+
+
 def insert(
     connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, *, any_project: bool
 ) -> Inserted | SkillyardError:
     """Store a publication, or what speaks against it."""
-    owner = _owner(connection, wanted.name)
-    if any_project and owner is not None:
-        wanted = replace(wanted, project=owner)
-    refusal: SkillyardError | None = claim_refusal(wanted.name, owner, wanted.project)
-    stored = find(connection, wanted.name, wanted.version)
-    if refusal is None and stored is not None:
-        refusal = version_refusal(stored, wanted)
-    elif refusal is None:
-        refusal = _quota_refusal(connection, wanted, limits)
-    if refusal is not None:
-        return refusal
-    if stored is not None:
-        return Inserted(stored, created=False)
-    connection.execute(_INSERT, (place_of(wanted.version), *astuple(wanted)))
-    _note(connection, PublicationAct.PUBLISHED, wanted, wanted.published_at, wanted.published_by)
-    return Inserted(wanted, created=True)
+    judged = judge(connection, wanted, limits, any_project=any_project)
+    if isinstance(judged, Inserted) and judged.created:
+        stored = judged.publication
+        connection.execute(_INSERT, (place_of(stored.version), *astuple(stored)))
+        _note(connection, PublicationAct.PUBLISHED, stored, stored.published_at, stored.published_by)
+    return judged
 
 
 def withdraw(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from typing import Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.paging import check_page
@@ -14,6 +16,12 @@ from skillyard.stores import publication_rows as rows
 from skillyard.stores.database import Database
 
 
+class _Judge(Protocol):
+    def __call__(
+        self, connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, /, *, any_project: bool
+    ) -> Inserted | SkillyardError: ...
+
+
 class SqlitePublications:
     """A :class:`skillyard.ports.publications.PublicationStore`."""
 
@@ -22,13 +30,19 @@ class SqlitePublications:
         self._limits = limits or PublicationLimits()
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
+        return await self._judged(rows.insert, publication, any_project)
+
+    async def check(self, publication: Publication, *, any_project: bool = False) -> None:
+        await self._judged(rows.judge, publication, any_project)
+
+    async def _judged(self, judge: _Judge, publication: Publication, any_project: bool) -> Inserted:
         place_of(publication.version)
-        stored = await self._database.write(
-            lambda connection: rows.insert(connection, publication, self._limits, any_project=any_project)
+        judged = await self._database.write(
+            lambda connection: judge(connection, publication, self._limits, any_project=any_project)
         )
-        if isinstance(stored, SkillyardError):
-            raise stored
-        return stored
+        if isinstance(judged, SkillyardError):
+            raise judged
+        return judged
 
     async def find(self, name: str, version: str) -> Publication | None:
         row = await self._database.lookup(rows.FIND, (name, place_of(version)))

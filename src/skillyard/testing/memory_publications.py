@@ -30,6 +30,17 @@ class MemoryPublications:
         self._history: list[PublicationEvent] = []
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
+        judged = await self._judge(publication, any_project)
+        if judged.created:
+            stored = judged.publication
+            self._put(stored)
+            self._note(PublicationAct.PUBLISHED, stored, stored.published_at, stored.published_by)
+        return judged
+
+    async def check(self, publication: Publication, *, any_project: bool = False) -> None:
+        await self._judge(publication, any_project)
+
+    async def _judge(self, publication: Publication, any_project: bool) -> Inserted:
         owner = await self.owner(publication.name)
         if any_project and owner is not None:
             publication = replace(publication, project=owner)
@@ -42,8 +53,6 @@ class MemoryPublications:
             return Inserted(stored, created=False)
         mine = [row for row in self._rows.values() if row.project == publication.project]
         self._limits.check(len(mine), sum(row.size for row in mine), publication.size)
-        self._put(publication)
-        self._note(PublicationAct.PUBLISHED, publication, publication.published_at, publication.published_by)
         return Inserted(publication, created=True)
 
     async def find(self, name: str, version: str) -> Publication | None:

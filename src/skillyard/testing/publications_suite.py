@@ -141,6 +141,18 @@ async def restoring_brings_it_back(make: Maker) -> None:
 
 
 @check
+async def checking_stores_nothing(make: Maker) -> None:
+    async with make(PublicationLimits(count=1)) as store:
+        await store.check(published())
+        expect(list(await store.every()) == [] and await store.changed(0) == (0, []), "nothing is stored")
+        await store.insert(published(digest="one"))
+        await store.check(published(digest="one"))
+        await refused(VersionTaken, store.check(published(digest="two")), "what insert would say")
+        await refused(Forbidden, store.check(published("2.0.0", project="hr")), "what insert would say")
+        await refused(QuotaExceeded, store.check(published("2.0.0"), any_project=True), "what insert would say")
+
+
+@check
 async def pins(make: Maker) -> None:
     async with make(ROOMY) as store:
         expect(await store.pins() == {} and await store.pinned("a.b") is None, "no pin at first")
