@@ -5,6 +5,7 @@ The text is hostile: it is never executed, a block has a largest size, and what 
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ MAX_BLOCK = 64 * 1024
 """Characters of one block."""
 MAX_DEPENDENCIES = 256
 
+_WHERE = re.compile(r"\(at line (\d+), column \d+\)")
 _OPEN, _CLOSE = "# /// script", "# ///"
 
 
@@ -102,16 +104,18 @@ class _Block:
     def _table(self) -> dict[str, Any]:
         text = "\n".join(self._lines)
         if len(text) > MAX_BLOCK:
-            self._problem("", "script-size", f"script metadata must have at most {MAX_BLOCK} characters")
+            self._problem("", "script-size", f"must have at most {MAX_BLOCK} characters")
             return {}
         try:
             return tomllib.loads(text)
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # a TOMLDecodeError, or numbers and nesting beyond Python's bounds
-            self._problem("", "script-toml", f"script metadata is no TOML: {error}")
-            return {}
+        except tomllib.TOMLDecodeError as error:
+            where = _WHERE.search(str(error))
+            at = int(where[1]) - 1 if where else len(self._lines) - 1  # otherwise it says "at end of document"
+            message = _WHERE.sub("", str(error)).strip()
+            self._problems.append(ScriptProblem(self._first + at, "script-toml", f"is no TOML: {message}"))
+        except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
+            self._problem("", "script-toml", f"is no TOML that can be read: {error}")
+        return {}
 
     def _dependencies(self, table: dict[str, Any]) -> tuple[str, ...]:
         value = table.get("dependencies", [])

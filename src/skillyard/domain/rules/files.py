@@ -40,6 +40,13 @@ RULES: tuple[Rule, ...] = (
         "create it, or take it out of skills_dirs",
     ),
     Rule(
+        "scan-project",
+        "",
+        "note",
+        "The directory is a project: only the places of its skills are searched.",
+        "name a directory of skills itself to have all of it searched",
+    ),
+    Rule(
         "scan-depth",
         "",
         "warning",

@@ -66,8 +66,6 @@ RULES: tuple[Rule, ...] = (
     always("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
     always("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),
     always("dependency", "A dependency is no plain requirement.", "write a name with versions, such as numpy>=2,<3"),
-    form("requirement", "A line of code/requirements.txt is no plain requirement.", "write a name with versions"),
-    always("requirements-size", "code/requirements.txt is too large.", "list only what the code imports"),
     always("requires", "An entry of requires is no skill with versions.", "write it like 'acme.text.count >=1.2,<2'"),
     always("requires-duplicate", "A skill is required twice.", "keep one entry with both ranges"),
     always("network-host", "A network rule names no host that can be reached.", "write it like api.example.com:443"),

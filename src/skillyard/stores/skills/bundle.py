@@ -9,9 +9,10 @@ from skillyard.domain.manifest import Manifest, check_manifest
 from skillyard.domain.manifest_agent import AgentSkill, check_agent_skill, check_companion
 from skillyard.domain.manifest_name import namespace_of
 from skillyard.domain.semver import is_version
-from skillyard.domain.skill import Skill, SkillFile, SkillFormat, SkillKind
+from skillyard.domain.skill import Needs, Skill, SkillFile, SkillFormat, SkillKind
 from skillyard.stores.skills import skill_md
-from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_needs, read_schema
+from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_schema
+from skillyard.stores.skills.dependencies import read_needs
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.skill_md import SkillMd, read_skill_md
 from skillyard.stores.skills.toml_file import TomlFile, TomlRefused, read_toml
@@ -100,7 +101,7 @@ def _check_place(bundle: Bundle, findings: Findings, manifest: Manifest, documen
 
 
 def _described(bundle: Bundle, findings: Findings, manifest: Manifest, document: TomlFile, text: SkillMd) -> Skill:
-    needs = read_needs(bundle.tree, findings, manifest, lenient=bundle.lenient)
+    needs = read_needs(bundle.tree, findings, manifest.needs, lenient=bundle.lenient)
     inputs = read_schema(bundle.tree, findings, manifest.inputs, "inputs", document)
     outputs = read_schema(bundle.tree, findings, manifest.outputs, "outputs", document)
     return Skill(
@@ -141,6 +142,7 @@ def _instructions(bundle: Bundle, findings: Findings, own: AgentSkill, text: Ski
     """Served as an instruction skill; its manifest is made from its front matter (agent-skills-format §6)."""
     version = own.version or bundle.place.version or f"0.0.0+{bundle.tree.digest[:12]}"
     kind = SkillKind.INSTRUCTION
+    needs = read_needs(bundle.tree, findings, Needs(), lenient=True)  # no rule of the specification is broken
     return Skill(
         name=own.name,
         version=version,
@@ -154,6 +156,7 @@ def _instructions(bundle: Bundle, findings: Findings, own: AgentSkill, text: Ski
         frontmatter=text.front.data,
         body=text.body,
         files=_files(bundle.tree),
+        needs=needs,
         tags=_tags(text),
         short_description=(text.front.text("short_description") or "").strip(),
         findings=tuple(findings),

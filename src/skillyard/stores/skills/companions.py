@@ -1,15 +1,12 @@
-"""What a manifest names besides itself: the entrypoint, schema files, code/requirements.txt."""
+"""What a manifest names besides itself: the entrypoint, schema files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.manifest import Manifest, SchemaSource
-from skillyard.domain.manifest_needs import is_requirement, requirement_lines
 from skillyard.domain.manifest_report import Path
-from skillyard.domain.skill import Needs
 from skillyard.stores.skills import entrypoint, schema
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.json_lines import json_lines
@@ -17,8 +14,6 @@ from skillyard.stores.skills.toml_file import TomlFile, line_at
 from skillyard.stores.skills.tree import Tree
 
 MANIFEST = "skill.toml"
-REQUIREMENTS = "code/requirements.txt"
-MAX_REQUIREMENTS_BYTES = 256 * 1024
 
 
 def check_entrypoint(tree: Tree, findings: Findings, manifest: Manifest, document: TomlFile) -> None:
@@ -69,26 +64,3 @@ def _accepts(findings: Findings, value: Mapping[str, Any], file: str, lines: Map
         message = f"{side}: {found.message}"
         (findings.error if found.level == "error" else findings.warn)(file, line, found.rule, message)
     return fine
-
-
-def read_needs(tree: Tree, findings: Findings, manifest: Manifest, *, lenient: bool) -> Needs:
-    """The declared needs, with the packages of code/requirements.txt among the dependencies."""
-    file = tree.files.get(REQUIREMENTS)
-    if file is None:
-        return manifest.needs
-    listed = _requirements(file.data, findings, lenient)
-    return replace(manifest.needs, dependencies=tuple(dict.fromkeys((*manifest.needs.dependencies, *listed))))
-
-
-def _requirements(raw: bytes, findings: Findings, lenient: bool) -> list[str]:
-    """Lines that are no requirement stay declared when lenient, so that a run which cannot have them says so."""
-    if len(raw) > MAX_REQUIREMENTS_BYTES:
-        findings.error(REQUIREMENTS, 0, "requirements-size", f"must have at most {MAX_REQUIREMENTS_BYTES} bytes")
-        return []
-    found = []
-    for line, text in requirement_lines(raw.decode("utf-8-sig", "replace")):
-        if not is_requirement(text):
-            rule = "must be a requirement such as 'numpy>=2,<3'; URLs, paths and options are not honoured"
-            findings.breach(lenient, REQUIREMENTS, line, "requirement", rule)
-        found.append(" ".join(text.split()))
-    return found
