@@ -90,7 +90,7 @@ class ProtocolMethods:
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
-            network=_rules(network),
+            network=_listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -104,6 +104,7 @@ class ProtocolMethods:
         language: str = "python",
         entrypoint: str | None = None,
         environment: str | None = None,
+        packages: Sequence[str] | None = None,
         input_blobs: Sequence[str] | None = None,
         mount_skills: Sequence[str] | None = None,
         timeout_ms: int | None = None,
@@ -114,19 +115,21 @@ class ProtocolMethods:
         detach: bool | None = None,
     ) -> Run:
         """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
-        the operator gives to code; an empty list for no network."""
+        the operator gives to code; an empty list for no network. ``packages``: requirements such as ``numpy>=2`` that
+        the code may import, where policy admits them; a ``# /// script`` block in the code asks likewise."""
         params = _given(
             language=language,
             code=code,
             args=args,
             entrypoint=entrypoint,
             environment=environment,
+            packages=_listed(packages),
             input_blobs=input_blobs,
             mount_skills=mount_skills,
             timeout_ms=timeout_ms,
             limits=limits,
             isolation=isolation,
-            network=_rules(network),
+            network=_listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
         )
@@ -183,7 +186,7 @@ class ProtocolMethods:
         """Change what a run at work may reach: ``run``, its record. Rules of the run's owner narrow what was granted,
         those of an ``admin`` take its place below the operator's. In force when this returns, for connections that
         are open too."""
-        return await self.call("runs.set_network", {"run_id": run_id, "network": _rules(network)})
+        return await self.call("runs.set_network", {"run_id": run_id, "network": _listed(network)})
 
     async def explain_policy(
         self,
@@ -204,7 +207,7 @@ class ProtocolMethods:
             version=version,
             code=code,
             mount_skills=mount_skills,
-            network=_rules(network),
+            network=_listed(network),
             resolve=resolve,
         )
         return await self.call("policy.explain", params)
@@ -330,9 +333,9 @@ class SyncProtocolMethods:
     audit_secrets = blocking(ProtocolMethods.audit_secrets)
 
 
-def _rules(network: Sequence[str] | None) -> Sequence[str] | None:
-    """A text is left whole, for the server to refuse: its letters are no rules."""
-    return network if network is None or isinstance(network, str) else list(network)
+def _listed(texts: Sequence[str] | None) -> Sequence[str] | None:
+    """A text is left whole, for the server to refuse: its letters are no list."""
+    return texts if texts is None or isinstance(texts, str) else list(texts)
 
 
 def _given(**params: Any) -> Json:

@@ -78,6 +78,13 @@ NETWORK: Schema = list_of(
     maxItems=256,
 )
 
+PACKAGES: Schema = list_of(
+    {"type": "string", "minLength": 1, "maxLength": 1000},
+    "requirements such as 'numpy>=2' that the code may import, where policy admits them; beside those of the"
+    " environment and of the code's own inline metadata",
+    maxItems=64,
+)
+
 COMMON: dict[str, Schema] = {
     "args": described(OBJECT, "passed as the function's single argument", default={}),
     "input_blobs": list_of(BLOB_ID, "ids of the blobs that the run may read", maxItems=256),
@@ -133,6 +140,7 @@ TABLE = (
                 "code": described(STRING, "Python source that defines the entrypoint", maxLength=MAX_CODE),
                 "entrypoint": described(STRING, "the function to call", pattern=r"^[^\W\d]\w{0,127}$", default="main"),
                 "environment": described(STRING, "a prepared set of packages", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$"),
+                "packages": PACKAGES,
                 **COMMON,
             },
             "language",

@@ -12,6 +12,7 @@ from skillyard.domain.egress.policy import parse_rules
 from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape
 from skillyard.domain.run import RunKind
+from skillyard.engine.asked_packages import asked_packages
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -21,7 +22,7 @@ class RunRequest:
     """One execute_skill or run_code. ``limits`` holds what was asked for, ``timeout_ms`` merged in.
 
     ``args_json`` is ``args`` in compact JSON: proof that they can be sent, and what the digest is over. ``network``
-    are the rules that it narrows to, None when it says nothing.
+    are the rules that it narrows to, None when it says nothing. ``packages`` are requirements that its code asks for.
     """
 
     kind: RunKind
@@ -35,6 +36,7 @@ class RunRequest:
     input_blobs: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict)
     environment: str | None = None
+    packages: tuple[str, ...] = ()
     isolation: str | None = None
     network: tuple[Rule, ...] | None = None
     idempotency_key: str | None = None
@@ -55,6 +57,7 @@ class RunRequest:
             self.environment,
             self.isolation,
             *([] if self.network is None else [[rule.text for rule in self.network]]),
+            *([{"packages": self.packages}] if self.packages else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -78,6 +81,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         input_blobs=tuple(dict.fromkeys(params.get("input_blobs") or ())),
         limits=_limits(params),
         environment=params.get("environment"),
+        packages=asked_packages(params, code),
         isolation=params.get("isolation"),
         network=None if params.get("network") is None else parse_rules(params["network"]),
         idempotency_key=params.get("idempotency_key"),

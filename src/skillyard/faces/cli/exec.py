@@ -17,8 +17,17 @@ from skillyard.faces.cli.inputs import read_text
 @click.argument("file")
 @click.option("--entrypoint", metavar="NAME", help="The function to call.  [default: main]")
 @click.option("--environment", metavar="NAME", help="A prepared set of packages, such as data.")
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="A package that the code may import, such as 'numpy>=2'; where policy admits it. Can be repeated.",
+)
 @run_options
-def exec_(file: str, entrypoint: str | None, environment: str | None, **options: Any) -> None:
+def exec_(
+    file: str, entrypoint: str | None, environment: str | None, packages: tuple[str, ...], **options: Any
+) -> None:
     """Run Python source from FILE (- for standard input) in a fresh sandbox and print what it returned.
 
     The source defines main(args). Standard output is the returned value as JSON; logs and the summary go to
@@ -32,6 +41,8 @@ def exec_(file: str, entrypoint: str | None, environment: str | None, **options:
         params["entrypoint"] = entrypoint
     if environment:
         params["environment"] = environment
+    if packages:
+        params["packages"] = list(packages)
     perform("run_code", params, **options)
 
 

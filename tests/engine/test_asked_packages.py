@@ -1,0 +1,84 @@
+"""The packages that code asks for, by parameter and by its own inline metadata, and who may have which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.run import RunKind
+from skillyard.engine.asked_packages import why_refused
+from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.request import RunRequest, from_params
+from tests.engine.conftest import CODE, Rig
+
+SCRIPT = '# /// script\n# requires-python = "{python}"\n# dependencies = ["rich>=13", "numpy"]\n# ///\n' + CODE
+
+
+def request(**params: Any) -> RunRequest:
+    return from_params(RunKind.CODE, {"language": "python", "code": CODE, **params})
+
+
+def test_requirements_are_taken_once_each() -> None:
+    assert request(packages=["numpy >=2", "numpy  >=2", "abc"]).packages == ("abc", "numpy >=2")
+    assert request().packages == ()
+
+
+def test_inline_metadata_asks_likewise() -> None:
+    asked = request(code=SCRIPT.format(python=">=3.9"), packages=["numpy", "six"])
+    assert asked.packages == ("numpy", "rich>=13", "six")
+
+
+@pytest.mark.parametrize("text", ["x @ https://a/b.whl", "-r a.txt", "../x", "", "git+https://a/b", "a b"])
+def test_what_is_no_requirement_is_an_error_of_its_field(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"packages\[1\]"):
+        request(packages=["numpy", text])
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        (SCRIPT.format(python="<3"), "requires-python is '<3'"),
+        ("# /// script\n# dependencies = 3\n# ///\n" + CODE, "line 2: dependencies: must be a list"),
+        ("# /// script\n# = = =\n# ///\n" + CODE, "no TOML"),
+    ],
+)
+def test_metadata_that_cannot_be_met_or_read(code: str, rule: str) -> None:
+    with pytest.raises(InvalidInput, match=rule):
+        request(code=code)
+
+
+def test_metadata_that_is_never_closed_has_no_effect() -> None:
+    assert request(code='# /// script\n# dependencies = ["x"]\n' + CODE).packages == ()
+
+
+def test_packages_decide_what_runs() -> None:
+    """An idempotency key is bound to them; a request without any has the digest that it always had."""
+    plain, asked = request(), request(packages=["numpy"])
+    assert plain.digest() != asked.digest() != request(packages=["scipy"]).digest()
+
+
+def test_patterns_say_which_code_may_have() -> None:
+    config = PackagesConfig(allow=("*", "!evil"), run_code=("scikit-*", "numpy", "evil", "!scikit-bad"))
+    assert why_refused(["numpy>=2", "Scikit_Learn[x]==1"], config) == ""
+    assert why_refused(["numpy", "Torch>1"], config) == (
+        "code asks for 'torch', and packages.run_code does not admit that"
+    )
+    assert "'scikit-bad'" in why_refused(["scikit.bad"], config)
+    assert why_refused(["evil"], config) == "packages.allow admits no package 'evil'"
+    assert "packages.run_code" in why_refused(["numpy"], PackagesConfig())
+
+
+@pytest.mark.anyio
+async def test_a_run_that_may_not_have_them_is_refused_by_the_setting(rig: Rig) -> None:
+    run = await rig.call("run_code", language="python", code=CODE, packages=["numpy"])
+    assert run["error"]["type"] == "PolicyRefused"
+    assert "packages.run_code" in run["error"]["message"]
+    assert rig.backend.started == []
+
+
+@pytest.mark.anyio
+async def test_an_executed_skill_takes_none(rig: Rig) -> None:
+    with pytest.raises(InvalidInput, match="packages"):
+        await rig.call("execute_skill", name="a.b", packages=["numpy"])
