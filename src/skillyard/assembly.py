@@ -28,13 +28,13 @@ from skillyard.engine.observer import Observer, ignore
 from skillyard.loop_thread import LoopThread
 from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.settings import Settings, load_settings
+from skillyard.skill_stores import make_skill_stores
 from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
-from skillyard.stores.skills.catalogue import DirectorySkills
 from skillyard.stores.tokens import FileTokens
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ class Runtime(ProtocolMethods):
         limits = BlobLimits(settings.blobs.max_bytes, settings.blobs.owner_bytes, settings.blobs.owner_count)
         blobs = LocalBlobs(database, places.blobs, self.clock, ids, limits=limits, sync=settings.records.durable)
         await blobs.prepare()
-        skills = DirectorySkills([*settings.skills_dirs, places.skills], places.snapshots)
-        await skills.start()
+        stores = await make_skill_stores(settings, places, database)
         config = settings.engine_config()
         gate = make_gate(settings, places.run)
         stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
@@ -143,11 +142,13 @@ class Runtime(ProtocolMethods):
         ports = Ports(
             backends=backends,
             blobs=blobs,
-            skills=skills,
+            skills=stores.skills,
             records=SqliteRecords(database),
             secrets=self.secrets,
             secret_audit=SqliteSecretAudit(database),
             approvals=SqliteApprovals(database),
+            publications=stores.publications,
+            bundles=stores.bundles,
             clock=self.clock,
             ids=ids,
             gate=gate,

@@ -58,6 +58,11 @@ class DataDir:
         return self.home / "snapshots"
 
     @property
+    def uploads(self) -> Path:
+        """Archives on their way; emptied at each start."""
+        return self.home / "uploads"
+
+    @property
     def environments(self) -> Path:
         return self.home / "environments"
 

@@ -34,6 +34,7 @@ from skillyard.network_settings import NetworkSettings
 from skillyard.packages_settings import PackagesSettings
 from skillyard.secret_settings import SecretSettings
 from skillyard.setting_errors import PREFIX, check_names, explained, unread
+from skillyard.skills_settings import SkillsSettings
 from skillyard.trust_settings import TrustSettings
 
 MIB = 1024 * 1024
@@ -214,6 +215,7 @@ class Settings(BaseSettings):
     policy: PolicySettings = PolicySettings()
     network: NetworkSettings = NetworkSettings()
     trust: TrustSettings = TrustSettings()
+    skills: SkillsSettings = SkillsSettings()
     secrets: SecretSettings = SecretSettings()
     output: OutputSettings = OutputSettings()
     blobs: BlobSettings = BlobSettings()

@@ -22,8 +22,11 @@ from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
+from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
+from skillyard.stores.skills.bundles import LocalBundles
+from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.testing.memory_secrets import MemorySecrets
 from tests.engine.fake_gate import FakeGate
 from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
@@ -122,6 +125,8 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         secrets=rig.secrets,
         secret_audit=SqliteSecretAudit(rig.database),
         approvals=SqliteApprovals(rig.database),
+        publications=rig.extra.get("publications", SqlitePublications(rig.database)),
+        bundles=rig.extra.get("bundles", LocalBundles(Snapshots(rig.home / "snapshots"), rig.home / "uploads")),
         clock=rig.clock,
         ids=SystemIds(),
         gate=rig.gate,

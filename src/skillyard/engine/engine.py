@@ -16,6 +16,7 @@ from skillyard.engine import live_network, recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
 from skillyard.engine.backends import Backends
+from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
@@ -35,8 +36,10 @@ from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
+from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.gate import Gate
+from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
@@ -56,6 +59,8 @@ class Ports:
     clock: Clock
     ids: Ids
     approvals: ApprovalStore
+    publications: PublicationStore
+    bundles: BundleStore
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -91,6 +96,7 @@ class Engine:
         self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
         self.large_reads = LargeReads()
         self.schemas = SchemaChecks()
+        self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
         self._keys = Keys(ports.records)
         self._background = Tasks()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.engine import blobs, discovery, execution, live_network, operator, policy_methods, secret_methods
+from skillyard.engine.catalogue import methods as catalogue_methods
 from skillyard.engine.method import Method
 
 if TYPE_CHECKING:
@@ -15,7 +16,16 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, Method] = {
     method.name: method
-    for module in (discovery, execution, blobs, operator, live_network, policy_methods, secret_methods)
+    for module in (
+        discovery,
+        execution,
+        blobs,
+        operator,
+        live_network,
+        policy_methods,
+        secret_methods,
+        catalogue_methods,
+    )
     for method in module.TABLE
 }
 

@@ -107,6 +107,19 @@ class EnvironmentFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CatalogueChanged:
+    """Somebody published, withdrew, restored, pinned or unpinned (``act``) a version, for ``project``, which the name
+    belongs to. ``digest`` says which bytes."""
+
+    act: str
+    skill: str
+    version: str
+    digest: str
+    principal: str
+    project: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Start-up found what a dead server left: runs called lost, sandboxes destroyed."""
 
@@ -143,6 +156,7 @@ Event = (
     | EnvironmentInstalling
     | EnvironmentInstalled
     | EnvironmentFailed
+    | CatalogueChanged
     | Recovered
     | Swept
     | Fault

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -21,8 +22,13 @@ _TEMPORARY = ".tmp-"
 
 
 class Snapshots:
-    def __init__(self, directory: Path) -> None:
+    """May be shared between threads. With ``sync``, a snapshot is on the disk when :meth:`store` returns, and survives
+    the loss of power whole."""
+
+    def __init__(self, directory: Path, *, sync: bool = False) -> None:
         self._directory = directory
+        self._sync = sync
+        self._lock = threading.Lock()
         self._trusted: set[str] = set()
 
     def path(self, digest: str) -> Path:
@@ -30,6 +36,10 @@ class Snapshots:
 
     def store(self, tree: Tree) -> Path:
         """The snapshot of ``tree``, made when it is not there. Raises OSError."""
+        with self._lock:
+            return self._stored(tree)
+
+    def _stored(self, tree: Tree) -> Path:
         home = self.path(tree.digest)
         if tree.digest in self._trusted and home.is_dir():
             return home
@@ -46,7 +56,11 @@ class Snapshots:
         temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=self._directory))
         try:
             _write(tree, temporary)
+            if self._sync:
+                _sync_tree(temporary)
             temporary.rename(home)
+            if self._sync:
+                _sync_path(self._directory)
         except OSError as error:
             remove_tree(temporary)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # somebody else made the same one
@@ -71,6 +85,21 @@ def _write(tree: Tree, home: Path) -> None:
         target.chmod(_mode(file))
     for directory, _, _ in os.walk(home, topdown=False):
         Path(directory).chmod(0o555)
+
+
+def _sync_tree(home: Path) -> None:
+    for directory, _, names in os.walk(home):
+        for name in names:
+            _sync_path(Path(directory, name))
+        _sync_path(Path(directory))
+
+
+def _sync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _mode(file: TreeFile) -> int:

@@ -1,0 +1,1 @@
+"""Skills as packages: publish, withdraw, pin, export."""

@@ -1,0 +1,109 @@
+"""Withdrawing, restoring and pinning what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillNotFound
+from skillyard.domain.principal import Principal
+from skillyard.domain.publication import Pin, PublicationAct
+from skillyard.domain.unicode import check_unicode
+from skillyard.engine.catalogue.ownership import check_claim
+from skillyard.engine.catalogue.registry import Registry
+from skillyard.engine.catalogue.views import publication_view
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+Params = Mapping[str, Any]
+
+
+async def withdraw(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    check_unicode("reason", params["reason"])
+    return await engine.registry.change(_withdraw(engine.registry, principal, params))
+
+
+async def restore(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    return await engine.registry.change(_restore(engine.registry, principal, params))
+
+
+async def pin(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    return await engine.registry.change(_pin(engine.registry, principal, params))
+
+
+async def unpin(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    return await engine.registry.change(_unpin(engine.registry, principal, params))
+
+
+async def _withdraw(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
+    name, version = params["name"], params["version"]
+    await _check_published(registry, principal, name, version)
+    gone = await registry.publications.withdraw(
+        name, version, at=registry.clock.now(), by=principal.name, reason=params["reason"]
+    )
+    if gone is None:
+        raise _unpublished(name, version)
+    told = gone.publication
+    if gone.changed:
+        act = PublicationAct.WITHDRAWN
+        await registry.changed(act, principal, told.name, told.version, told.digest, told.project)
+    return {**publication_view(told), "changed": gone.changed, "unpinned": gone.unpinned}
+
+
+async def _restore(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
+    name, version = params["name"], params["version"]
+    await _check_published(registry, principal, name, version)
+    before = await registry.publications.find(name, version)
+    told = await registry.publications.restore(name, version, at=registry.clock.now(), by=principal.name)
+    if before is None or told is None:
+        raise _unpublished(name, version)
+    if before.withdrawn:
+        act = PublicationAct.RESTORED
+        await registry.changed(act, principal, told.name, told.version, told.digest, told.project)
+    return {**publication_view(told), "changed": before.withdrawn}
+
+
+async def _pin(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
+    """A version that is served: one that was withdrawn, or is nowhere, cannot be the latest."""
+    name = params["name"]
+    await check_claim(registry, principal, name)
+    skill = await registry.skills.get(name, params["version"])
+    made = Pin(name, skill.version, registry.clock.now(), principal.name)
+    await registry.publications.pin(made)
+    owner = await registry.publications.owner(name) or principal.project
+    await registry.changed(PublicationAct.PINNED, principal, name, skill.version, skill.digest, owner)
+    return {"name": name, "version": skill.version, "digest": skill.digest, **_pin_facts(made)}
+
+
+async def _unpin(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
+    name = params["name"]
+    await check_claim(registry, principal, name)
+    gone = await registry.publications.unpin(name, at=registry.clock.now(), by=principal.name)
+    if gone is not None:
+        owner = await registry.publications.owner(name) or principal.project
+        await registry.changed(PublicationAct.UNPINNED, principal, name, gone.version, "", owner)
+    return {"name": name, "unpinned": None if gone is None else gone.version, "latest": await _latest(registry, name)}
+
+
+def _pin_facts(pin: Pin) -> dict[str, Any]:
+    return {"pinned_at": pin.pinned_at, "pinned_by": pin.pinned_by}
+
+
+async def _latest(registry: Registry, name: str) -> str | None:
+    try:
+        return (await registry.skills.get(name)).version
+    except SkillNotFound:
+        return None
+
+
+async def _check_published(registry: Registry, principal: Principal, name: str, version: str) -> None:
+    """Raises SkillNotFound for what was never published, also to those who may not know whether it was; Forbidden."""
+    if not principal.may_use(name) or await registry.publications.owner(name) is None:
+        raise _unpublished(name, version)
+    await check_claim(registry, principal, name)
+
+
+def _unpublished(name: str, version: str) -> SkillNotFound:
+    rule = f"no version '{version}' of '{name[:256]}' was published (what lies in a directory is changed there)"
+    return SkillNotFound("version", rule, skill=name[:256])

@@ -1,0 +1,27 @@
+"""Giving back the exact bundle of a version."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill import Skill
+from skillyard.engine.discovery import find_skill
+from skillyard.ports.bundles import ArchiveForm, Exported
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+LATEST = "latest"
+
+
+async def find_exported(engine: Engine, principal: Principal, name: str, version: str) -> Skill:
+    """The version, or what ``latest`` means. Raises Forbidden, SkillNotFound."""
+    principal.require(Scope.DISCOVER)
+    return await find_skill(engine, principal, name, None if version == LATEST else version)
+
+
+def export(engine: Engine, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
+    """Its archive, made while the block is entered. Raises StoreFault."""
+    return engine.registry.bundles.export(skill, form)

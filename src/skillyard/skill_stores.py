@@ -1,0 +1,39 @@
+"""The stores of skills, made from the settings: what directories hold and what was published."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from skillyard.data_dir import DataDir
+from skillyard.settings import Settings
+from skillyard.stores.database import Database
+from skillyard.stores.publications import SqlitePublications
+from skillyard.stores.skills.bundles import LocalBundles
+from skillyard.stores.skills.catalogue import DirectorySkills
+from skillyard.stores.skills.published import PublishedSkills
+from skillyard.stores.skills.snapshots import Snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class SkillStores:
+    skills: PublishedSkills
+    publications: SqlitePublications
+    bundles: LocalBundles
+
+
+async def make_skill_stores(settings: Settings, places: DataDir, database: Database) -> SkillStores:
+    """Loaded, and swept of what a crash left. Raises OSError, StoreFault."""
+    publications = SqlitePublications(database, settings.skills.limits())
+    snapshots = Snapshots(places.snapshots, sync=settings.records.durable)
+    bundles = LocalBundles(
+        snapshots,
+        places.uploads,
+        max_bytes=settings.skills.upload_bytes,
+        lenient=settings.skills.publish == "lenient",
+    )
+    await asyncio.to_thread(bundles.prepare)
+    directories = DirectorySkills([*settings.skills_dirs, places.skills], places.snapshots)
+    skills = PublishedSkills(directories, publications, snapshots)
+    await skills.start()
+    return SkillStores(skills, publications, bundles)
