@@ -192,7 +192,7 @@ class Execution:
             final = with_network(final, await self._end_network(self._network))
         elif final.status is RunStatus.FAILED:
             plan = self._plan
-            why = why_none(engine.config.network, plan.skill, plan.skills, plan.request.network)
+            why = why_none(engine.config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
             final = without_network(final, why)
         try:
             moved = await engine.records.finish(final)

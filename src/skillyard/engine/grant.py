@@ -86,7 +86,7 @@ async def _check_inputs(engine: Engine, plan: Plan) -> None:
 
 def _network(engine: Engine, plan: Plan) -> Policy | None:
     """None for no network. Raises Refused."""
-    policy = granted(engine.config.network, plan.skill, plan.skills, plan.request.network)
+    policy = granted(engine.config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
     if policy is not None:
         check_offer(plan.offer, engine.gate is not None, policy)
     return policy

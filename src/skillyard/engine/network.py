@@ -1,7 +1,8 @@
 """Which network a run is granted: the layers of its policy, or why it is refused.
 
 The operator's layer bounds what a skill declares or what code gets, and that what a request narrows. Skills that are
-mounted beside an executed one, or required by it, add nothing.
+mounted beside an executed one, or required by it, add nothing. ``least`` says why a run gets nothing that its skills
+declare (:class:`skillyard.engine.needs.RunTrust`), and is empty for one that does.
 """
 
 from __future__ import annotations
@@ -26,18 +27,23 @@ _CONSENT = "and the operator has not consented to that (network.open)"
 
 
 def granted(
-    config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None
+    config: NetworkConfig,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str = "",
 ) -> Policy | None:
     """The policy, or None for no network at all. ``asked`` is what the request narrows to, None when it says nothing.
 
     Raises Refused when somebody asks for what the layers above do not give.
     """
-    own = own_layer(config, skill, mounted)
+    own = own_layer(config, skill, mounted, least)
     if asked is not None and not _allows(asked):
         return None
     if not _allows(own.rules):
         if asked is not None:
-            raise _refused(f"the request asks for the network ({listed(asked)}), and {_nothing_of(config, skill)}")
+            why = _nothing_of(config, skill, mounted, least)
+            raise _refused(f"the request asks for the network ({listed(asked)}), and {why}")
         return None
     who = f"'{skill.name}' asks" if skill is not None else "the code asks"
     _check_consent(config, own, who)
@@ -52,21 +58,28 @@ def granted(
 
 
 def why_none(
-    config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None
+    config: NetworkConfig,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str = "",
 ) -> str:
     """Why :func:`granted` gave no network, for whoever needed one."""
-    if asked is not None and _allows(own_layer(config, skill, mounted).rules):
+    if asked is not None and _allows(own_layer(config, skill, mounted, least).rules):
         return "the request asked for none"
-    if skill is not None:
+    if skill is not None and not _allows(parse_rules(skill.needs.network)):
         return f"'{skill.name}' declares no hosts (permissions.network of its manifest)"
-    return _nothing_of(config, skill)
+    return _nothing_of(config, skill, mounted, least)
 
 
-def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill]) -> Layer:
-    """What the executed skill declares, or what policy gives to code."""
+def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
+    """What the executed skill declares, or what policy gives to code. What the operator gives to any code stays with
+    ``least``."""
     if skill is not None:
-        return Layer(SKILL, parse_rules(skill.needs.network))
+        return Layer(SKILL, () if least else parse_rules(skill.needs.network))
     if config.run_code == "mounted":
+        if least:
+            return Layer(CODE, ())
         texts = dict.fromkeys(text for other in mounted for text in other.needs.network)
         return Layer(CODE, tuple(rule for text in texts for rule in parse_rules([text])))
     return Layer(CODE, config.run_code)
@@ -110,7 +123,9 @@ def _check_consent(config: NetworkConfig, layer: Layer, who: str) -> None:
         raise _refused(f"{who} for every host ({layer.name} rule '{wide.text}'), {_CONSENT}")
 
 
-def _nothing_of(config: NetworkConfig, skill: Skill | None) -> str:
+def _nothing_of(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str) -> str:
+    if least and _allows(own_layer(config, skill, mounted).rules):
+        return least
     if skill is not None:
         return f"'{skill.name}' declares none: a request only narrows what a skill declares"
     if config.run_code == "mounted":

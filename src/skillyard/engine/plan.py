@@ -15,19 +15,19 @@ from skillyard.domain.errors import (
     BlobNotFound,
     InvalidInput,
     NotExecutable,
-    SkillNotFound,
     UnsupportedLanguage,
 )
 from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.principal import Principal
-from skillyard.domain.requirement import Requirement
 from skillyard.domain.run import RunKind
 from skillyard.domain.sandbox import Mount
 from skillyard.domain.skill import Skill, SkillKind
 from skillyard.engine.backends import Offer
 from skillyard.engine.blobs import owned_blob
 from skillyard.engine.discovery import find_skill
+from skillyard.engine.needs import UNMOUNTED, RunTrust, trust_of
 from skillyard.engine.request import RunRequest
+from skillyard.engine.requires import mounted_skills
 from skillyard.ports.blobs import BlobInfo
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Plan:
     offer: Offer
     skill: Skill | None = None
     skills: tuple[Skill, ...] = ()
+    trust: RunTrust = UNMOUNTED
     blobs: tuple[BlobInfo, ...] = ()
     blob_mounts: tuple[Mount, ...] = ()
 
@@ -59,7 +60,9 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
     """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
     offer = await engine.backends.choose(request.isolation)
     skill = await _target(engine, principal, request)
-    skills = await _mounted(engine, principal, request, skill) if skill or request.mount_skills else ()
+    named = request.mount_skills
+    skills = await mounted_skills(engine, principal, skill, named) if skill or named else ()
+    trust = await trust_of(engine, skills)
     blobs = tuple([await _input(engine, principal, blob_id, i) for i, blob_id in _numbered(request)])
     return Plan(
         run_id=engine.ids.run(),
@@ -67,11 +70,12 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
         request=request,
         created_at=engine.clock.now(),
         taken_at=engine.clock.monotonic(),
-        limits=_limits(engine.config.limits, request, skill),
+        limits=_limits(engine.config.limits, request, skill, trust),
         environment=_environment(request, skill, skills),
         offer=offer,
         skill=skill,
         skills=skills,
+        trust=trust,
         blobs=blobs,
         blob_mounts=tuple([await _blob_mount(engine, blob) for blob in blobs]),
     )
@@ -114,53 +118,6 @@ async def _target(engine: Engine, principal: Principal, request: RunRequest) -> 
     return skill
 
 
-async def _mounted(engine: Engine, principal: Principal, request: RunRequest, skill: Skill | None) -> tuple[Skill, ...]:
-    """The target, the skills asked for, and everything those require, each in one version."""
-    found: dict[str, Skill] = {skill.name: skill} if skill else {}
-    for index, name in enumerate(request.mount_skills):
-        if name not in found:
-            found[name] = await find_skill(engine, principal, name, field=f"mount_skills[{index}]")
-    pending = list(found.values())
-    while pending:
-        requirer = pending.pop()
-        for text in requirer.needs.requires:
-            required = await _required(engine, principal, requirer, Requirement.parse(text), found)
-            if required.name not in found:
-                found[required.name] = required
-                pending.append(required)
-    _check_import_names(found.values())
-    return tuple(found.values())
-
-
-async def _required(
-    engine: Engine, principal: Principal, requirer: Skill, need: Requirement, found: Mapping[str, Skill]
-) -> Skill:
-    here = found.get(need.name)
-    if here is not None:
-        if need.admits(here.version):
-            return here
-        rule = f"'{requirer.name}' requires '{need}', but version {here.version} is mounted"
-        raise InvalidInput("requires", rule, skill=need.name)
-    try:
-        if principal.may_use(need.name):
-            version = need.choose(await engine.skills.versions(need.name))
-            if version is not None:
-                return await engine.skills.get(need.name, version)
-    except SkillNotFound:
-        pass
-    rule = f"'{requirer.name}' requires '{need}', which is not available"
-    raise SkillNotFound("requires", rule, skill=need.name)
-
-
-def _check_import_names(skills: Iterable[Skill]) -> None:
-    seen: dict[str, str] = {}
-    for skill in skills:
-        other = seen.setdefault(skill.import_name, skill.name)
-        if other != skill.name:
-            rule = f"'{other}' and '{skill.name}' would both be imported as skills.{skill.import_name}"
-            raise InvalidInput("mount_skills", rule)
-
-
 async def _input(engine: Engine, principal: Principal, blob_id: str, index: int) -> BlobInfo:
     return await owned_blob(engine, principal, blob_id, f"input_blobs[{index}]")
 
@@ -175,16 +132,20 @@ async def _blob_mount(engine: Engine, blob: BlobInfo) -> Mount:
     return Mount(source, f"/blobs/{blob.blob_id}", blob.sha256, aliases=(f"/blobs/{bare}",))
 
 
-def _limits(family: LimitFamily, request: RunRequest, skill: Skill | None) -> Limits:
+def _limits(family: LimitFamily, request: RunRequest, skill: Skill | None, trust: RunTrust) -> Limits:
     """The request's limits, the manifest's below them, the defaults below both."""
     declared = skill.needs.limits if skill else {}
     if not declared:
         return family.resolve(request.limits) if request.limits else family.defaults
-    return family.resolve({**_capped(declared, family.maxima), **request.limits})
+    return family.resolve({**capped(declared, most(family, trust)), **request.limits})
 
 
-def _capped(declared: Mapping[str, Any], maxima: Limits) -> dict[str, Any]:
-    """A manifest asks; the operator's maxima cap it (skills-protocol §8)."""
+def most(family: LimitFamily, trust: RunTrust) -> Limits:
+    """That a manifest may have: the operator's maxima (skills-protocol §8), and what every run has without approval."""
+    return family.defaults if trust.least else family.maxima
+
+
+def capped(declared: Mapping[str, Any], maxima: Limits) -> dict[str, Any]:
     return {
         name: max(getattr(MINIMUM, name), min(value, getattr(maxima, name)))
         for name, value in declared.items()

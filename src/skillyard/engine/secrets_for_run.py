@@ -48,11 +48,14 @@ async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]
     audit when this returns.
 
     Raises Refused: ``MissingSecret`` for what is not there for this project and skill, or cannot be read or audited,
-    ``PolicyRefused`` for a gate secret that no host is bound to, and for skills that mean different values by one name.
+    ``PolicyRefused`` for a gate secret that no host is bound to, for skills that mean different values by one name,
+    and for one that must be there where not every skill is approved; an optional one is then absent.
     """
     wants = _wants(plan, engine.config.run_code_secrets == "mounted")
     if not wants:
         return ()
+    if plan.trust.least:
+        return await _none(engine, plan, wants)
     found = [(want, await _find(engine, plan, want)) for want in wants]
     absent = [want for want, secret in found if secret is None and not want.need.optional]
     if absent:
@@ -79,6 +82,17 @@ def _wants(plan: Plan, code_may: bool) -> list[_Want]:
     if not code_may:
         return []
     return [_Want(skill.name, need) for skill in plan.skills for need in skill.needs.secrets]
+
+
+async def _none(engine: Engine, plan: Plan, wants: Sequence[_Want]) -> tuple[GivenSecret, ...]:
+    """Of a run that gets the least policy. No store is asked."""
+    reason = plan.trust.least[:500]
+    await _note(engine, [_event(engine, plan, want, SecretAct.DENIED, reason=reason) for want in wants])
+    needed = [want for want in wants if not want.need.optional]
+    if needed:
+        names = ", ".join(dict.fromkeys(want.need.name for want in needed))
+        raise Refused("PolicyRefused", f"'{needed[0].skill}' needs the secret {names}, and {plan.trust.least}")
+    return ()
 
 
 async def _find(engine: Engine, plan: Plan, want: _Want) -> Secret | None:
