@@ -11,7 +11,7 @@ import pytest
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import SkillFile, SkillKind
+from skillyard.domain.skill import Needs, SkillFile, SkillKind
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 
@@ -106,14 +106,27 @@ async def test_describe_gives_as_much_as_is_asked_for(rig: Rig, tmp_path: Path) 
     assert summary["skill_md"] == "é" * 2000
     assert summary["skill_md_truncated"] is True
     assert summary["frontmatter"] == {"name": "a.b"}
-    assert "files" not in summary
+    assert (summary["file_names"], summary["files_total"], "files" in summary) == (["SKILL.md"], 1, False)
     full = (await rig.call("describe_skill", name="a.b", detail="full"))["skill"]
     assert full["skill_md"] == "---\nname: x\n---\n# Body\n"
     assert full["files"] == [{"path": "SKILL.md", "size_bytes": 5, "sha256": "abc"}]
+    for described in (summary, full):
+        assert (described["directory"], described["import_name"]) == ("/skills/a.b", "skills.a.b")
     old = (await rig.call("describe_skill", name="a.b", version="0.9.0"))["skill"]
     assert (old["version"], old["skill_md_truncated"]) == ("0.9.0", False)
     with pytest.raises(SkillNotFound):
         await rig.call("describe_skill", name="a.b", version="3.0.0")
+
+
+async def test_a_summary_names_some_files_and_says_how_many_there_are(rig: Rig) -> None:
+    files = tuple(SkillFile(f"assets/{n:03}.txt", 1, "abc") for n in range(80))
+    needs = Needs(dependencies=("pillow>=10",))
+    rig.skills.add(a_skill("gif-maker", files=files, needs=needs))
+    summary = (await rig.call("describe_skill", name="gif-maker"))["skill"]
+    assert (summary["directory"], summary["import_name"]) == ("/skills/gif-maker", "skills.gif_maker")
+    assert summary["dependencies"] == ["pillow>=10"]
+    assert summary["file_names"] == [f"assets/{n:03}.txt" for n in range(50)]
+    assert summary["files_total"] == 80
 
 
 def with_files(rig: Rig, root: Path, **files: bytes) -> None:

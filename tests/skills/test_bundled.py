@@ -92,7 +92,8 @@ def test_strictly_valid(path: Path) -> None:
 async def test_the_catalogue_serves_them(tmp_path: Path) -> None:
     skills = DirectorySkills([EXAMPLES], tmp_path)
     assert list(await skills.names()) == [
-        *("examples.csv.summarize", "examples.leads.sync", "examples.text.keywords"),
+        *("examples.csv.summarize", "examples.gif.animate", "examples.leads.sync", "examples.model.fit"),
+        *("examples.sheet.build", "examples.text.keywords"),
         *("skills.protocol.guide", "table-review"),
     ]
     assert list(await skills.problems()) == []

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 GUIDE = "skills.protocol.guide"
 PREVIEW_CHARACTERS = 2000
+LISTED_FILES = 50
+"""Names of files that a summary gives; the full description has all."""
 
 
 async def find_skill(
@@ -115,17 +117,26 @@ async def describe_skill(engine: Engine, principal: Principal, params: Mapping[s
 def _detail(skill: Skill, detail: str) -> dict[str, Any]:
     if detail == "manifest":
         return {}
+    found = _inside(skill) | {"frontmatter": dict(skill.frontmatter), "files_total": len(skill.files)}
     if detail == "summary":
-        return {
-            "frontmatter": dict(skill.frontmatter),
+        return found | {
             "skill_md": skill.body[:PREVIEW_CHARACTERS],
             "skill_md_truncated": len(skill.body) > PREVIEW_CHARACTERS,
+            "file_names": [file.path for file in skill.files[:LISTED_FILES]],
         }
-    return {
-        "frontmatter": dict(skill.frontmatter),
+    return found | {
         "skill_md": (skill.root / "SKILL.md").read_text(encoding="utf-8", errors="replace"),
         "skill_md_truncated": False,
         "files": [{"path": f.path, "size_bytes": f.size, "sha256": f.sha256} for f in skill.files],
+    }
+
+
+def _inside(skill: Skill) -> dict[str, Any]:
+    """How a run that mounts the skill finds it."""
+    return {
+        "directory": f"/skills/{skill.name}",
+        "import_name": f"skills.{skill.import_name}",
+        "dependencies": list(skill.needs.dependencies),
     }
 
 
@@ -227,7 +238,7 @@ TABLE = (
                     "type": "string",
                     "enum": ["manifest", "summary", "full"],
                     "default": "summary",
-                    "description": "'summary' adds the start of SKILL.md, 'full' all of it and the files",
+                    "description": "'summary' adds the start of SKILL.md and names of files, 'full' all of both",
                 },
                 "version": VERSION,
             },
