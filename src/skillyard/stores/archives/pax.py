@@ -6,6 +6,7 @@ from skillyard.stores.archives.refused import ArchiveRefused
 
 MAX_EXTENDED = 64 * 1024
 """Bytes of one extended header; that is what file attributes of common tools need, many times."""
+MAX_RECORDS = 64
 
 _IGNORED = frozenset({"atime", "ctime", "mtime", "comment", "gid", "gname", "uid", "uname", "hdrcharset"})
 _IGNORED_PREFIXES = ("SCHILY.", "LIBARCHIVE.", "RHT.security.", "MSWINDOWS.")
@@ -37,6 +38,8 @@ def _records(raw: bytes, entry: bytes) -> list[tuple[str, bytes]]:
         digits = raw[at:space] if space > 0 else b""
         end = at + int(digits) if digits.isdigit() else 0
         key, equals, value = raw[space + 1 : end - 1].partition(b"=")
+        if len(records) == MAX_RECORDS:
+            raise ArchiveRefused("archive-extended", entry, f"has an extended header of more than {MAX_RECORDS} lines")
         if end > len(raw) or end <= space + 1 or raw[end - 1 : end] != b"\n" or not equals:
             raise ArchiveRefused("archive-extended", entry, "has an extended header that does not follow the format")
         records.append((key.decode("utf-8", "backslashreplace"), value))

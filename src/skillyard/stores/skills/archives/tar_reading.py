@@ -34,10 +34,15 @@ def read_gzipped_tar(archive: BinaryIO, size: int, collected: Collected) -> None
         collected.limits.check_unpacked(unpacked, size)
         if len(head) < BLOCK:
             head += piece[: BLOCK - len(head)]
-            if len(head) == BLOCK and not is_tar(head):
-                raise ArchiveRefused("archive-format", "", "is gzipped, and what is in it is no tar archive")
+            _check_format(head, complete=len(head) == BLOCK)
         stream.feed(piece)
+    _check_format(head, complete=True)
     stream.finish()
+
+
+def _check_format(head: bytes, *, complete: bool) -> None:
+    if complete and not is_tar(head):
+        raise ArchiveRefused("archive-format", "", "is gzipped, and what is in it is no tar archive")
 
 
 def _inflated(archive: BinaryIO) -> Iterator[bytes]:

@@ -37,7 +37,7 @@ def read_zip(archive: BinaryIO, size: int, collected: Collected) -> None:
 def _content_starts(archive: BinaryIO, entries: Sequence[ZipEntry], directory_at: int) -> dict[int, int]:
     """Where each entry's content begins, by the place of its local header."""
     ordered = sorted(entries, key=lambda entry: entry.offset)
-    ends = [entry.offset for entry in ordered[1:]] + [directory_at]
+    ends = [*(entry.offset for entry in ordered), directory_at][1:]
     if (ordered[0].offset if ordered else directory_at) != 0:
         raise ArchiveRefused("archive-trailing", "", "holds bytes before its first entry")
     starts: dict[int, int] = {}
