@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from skillyard.domain.errors import BlobNotFound, Forbidden
+from skillyard.domain.errors import BlobNotFound, Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill import Skill
 from skillyard.engine.methods import METHODS
 from skillyard.faces.http import Bearer, Hosts, HttpLimits, Lifecycle, create_app
 from skillyard.faces.http.server import HttpServer, listen
@@ -19,6 +20,7 @@ from skillyard.faces.http.service import StopRequest, run_service
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.rpc import Dispatcher
 from skillyard.ports.blobs import BlobInfo
+from skillyard.ports.bundles import ArchiveForm, Exported
 
 T = TypeVar("T")
 Handler = Callable[[Principal, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -103,6 +105,20 @@ class Blobs:
             self.reading -= 1
 
 
+class NoSkills:
+    """SkillAccess without any; tests/front_door asks a real one."""
+
+    async def publish(self, principal: Principal, _chunks: AsyncIterator[bytes]) -> Any:
+        principal.require(Scope.PUBLISH)
+        raise NotImplementedError
+
+    async def find(self, _principal: Principal, _name: str, _version: str) -> Skill:
+        raise SkillNotFound("name", "no such skill")
+
+    def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
+        raise NotImplementedError
+
+
 @dataclass
 class Serving:
     """A server that listens. ``stop()`` asks it to drain, ``done`` ends when it has."""
@@ -125,6 +141,7 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
     app = create_app(
         dispatcher=Dispatcher(METHODS, engine.invoke, metrics.call),
         blobs=blobs,
+        skills=NoSkills(),
         authenticator=Bearer(Tokens()),
         hosts=Hosts("127.0.0.1"),
         meter=metrics,

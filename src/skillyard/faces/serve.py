@@ -20,6 +20,7 @@ from skillyard.engine.methods import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
 from skillyard.faces.http.engine_blobs import EngineBlobs
+from skillyard.faces.http.engine_skills import EngineSkills
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.observability.events import fan_out, log_event
@@ -101,11 +102,17 @@ class _Process:
         app = create_app(
             dispatcher=Dispatcher(METHODS, call, self._metrics.call),
             blobs=EngineBlobs(self._engine),
+            skills=EngineSkills(self._engine),
             authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens),
             hosts=Hosts(server.host, server.allowed_hosts),
             meter=self._metrics,
             lifecycle=self._lifecycle,
-            limits=HttpLimits(server.body_bytes, 8 * server.body_bytes, self._settings.blobs.max_bytes),
+            limits=HttpLimits(
+                server.body_bytes,
+                8 * server.body_bytes,
+                self._settings.blobs.max_bytes,
+                self._settings.skills.upload_bytes,
+            ),
             open_metrics=server.open_metrics,
         )
         return self._tracing.continuing(app) if self._tracing else app

@@ -18,6 +18,7 @@ from skillyard.faces.http.guard import Guard, Hosts
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.probes import Probes
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
+from skillyard.faces.http.skills import SkillAccess, SkillEndpoint
 from skillyard.faces.rpc import Dispatcher
 
 
@@ -33,11 +34,12 @@ class HttpMeter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bytes: of one /rpc body, of all of them together, of one blob; and how slowly a body may come."""
+    """Bytes: of one /rpc body, of all of them together, of one blob, of one bundle; how slowly a body may come."""
 
     rpc_body: int = MAX_BODY
     rpc_bodies: int = 8 * MAX_BODY
     blob: int = 4 * 1024**3
+    bundle: int = 32 * 1024**2
     pace: body.Pace = field(default_factory=body.Pace)
 
 
@@ -45,6 +47,7 @@ def create_app(
     *,
     dispatcher: Dispatcher,
     blobs: BlobAccess,
+    skills: SkillAccess,
     authenticator: Authenticator,
     hosts: Hosts,
     meter: HttpMeter,
@@ -58,12 +61,15 @@ def create_app(
     probes = Probes(lifecycle, meter.render, open_metrics)
     rpc = RpcEndpoint(dispatcher, lifecycle, body.ByteBudget(limits.rpc_bodies), limits.rpc_body, limits.pace)
     blob = BlobEndpoint(blobs, meter, lifecycle, limits.blob, limits.pace)
+    skill = SkillEndpoint(skills, meter, lifecycle, limits.bundle, limits.pace)
     open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
     router = Router(
         routes=[
             Route("/rpc", rpc),
             Route("/blobs", Endpoint(blob.collection)),
             Route("/blobs/{blob_id}", Endpoint(blob.item)),
+            Route("/skills", Endpoint(skill.collection)),
+            Route("/skills/{name}/{version}", Endpoint(skill.item)),
             Route("/healthz", Endpoint(probes.healthz)),
             Route("/readyz", Endpoint(probes.readyz)),
             Route("/metrics", Endpoint(probes.metrics)),

@@ -74,7 +74,7 @@ class BlobEndpoint:
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "PUT":
             raise MethodNotAllowed("PUT")
-        _refuse_query(scope)
+        refuse_query(scope)
         headers = Headers(scope=scope)
         encodings = set(headers.getlist("content-encoding"))
         if "content-range" in headers or not encodings <= {"identity"}:
@@ -92,7 +92,7 @@ class BlobEndpoint:
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):
             raise MethodNotAllowed("GET", "HEAD")
-        _refuse_query(scope)
+        refuse_query(scope)
         info = await self._find(principal_of(scope), scope["path_params"]["blob_id"])
         headers = Headers(scope=scope)
         if ranges.matches(headers.get("if-none-match"), ranges.etag(info.sha256)):
@@ -145,6 +145,7 @@ def _describe(info: BlobInfo, part: ranges.Range | None) -> dict[str, str]:
     return headers | ({"content-range": part.content_range(info.size)} if part else {})
 
 
-def _refuse_query(scope: Scope) -> None:
+def refuse_query(scope: Scope) -> None:
+    """Raises BadRequest when there are query parameters."""
     if scope["query_string"]:
         raise BadRequest("this path takes no query parameters")

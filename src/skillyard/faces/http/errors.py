@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 
 from skillyard.domain.errors import (
     BlobNotFound,
+    BundleRefused,
     Busy,
     Forbidden,
     InvalidInput,
     QuotaExceeded,
+    SkillNotFound,
     SkillyardError,
     Unauthenticated,
+    VersionTaken,
 )
 
 
@@ -121,6 +124,9 @@ _STATUSES: tuple[tuple[type[SkillyardError], int], ...] = (
     (Unavailable, 503),
     (Busy, 429),
     (BlobNotFound, 404),
+    (SkillNotFound, 404),
+    (VersionTaken, 409),
+    (BundleRefused, 422),
     (QuotaExceeded, 413),
     (InvalidInput, 400),
 )

@@ -18,6 +18,7 @@ from prometheus_client import (
 
 from skillyard._version import __version__
 from skillyard.engine.observer import (
+    CatalogueChanged,
     EnvironmentFailed,
     EnvironmentInstalled,
     Event,
@@ -31,7 +32,7 @@ from skillyard.engine.observer import (
 )
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-PATHS = frozenset({"/rpc", "/blobs", "/healthz", "/readyz", "/metrics"})
+PATHS = frozenset({"/rpc", "/blobs", "/skills", "/healthz", "/readyz", "/metrics"})
 
 
 class Metrics:
@@ -50,7 +51,7 @@ class Metrics:
         self._responses = Counter("skillyard_http_responses", "HTTP responses.", ["path", "status"], registry=registry)
         self._blob_bytes = Counter(
             "skillyard_blob_transfer_bytes",
-            "Blob bytes that went over HTTP.",
+            "Bytes of blobs and bundles that went over HTTP.",
             ["direction"],
             registry=registry,
         )
@@ -78,6 +79,9 @@ class Metrics:
         self._environments = Counter(
             "skillyard_environment_installs", "Environments installed.", ["result"], registry=registry
         )
+        self._catalogue = Counter(
+            "skillyard_catalogue_changes", "Versions published, withdrawn, pinned …", ["act"], registry=registry
+        )
         self._faults = Counter("skillyard_faults", "Faults of our own machinery.", registry=registry)
         self._lost = Counter("skillyard_lost_runs", "Runs that a dead server left unfinished.", registry=registry)
         self._swept = Counter("skillyard_swept", "Expired objects removed.", ["what"], registry=registry)
@@ -96,8 +100,7 @@ class Metrics:
         self._call_seconds.labels(method).observe(seconds)
 
     def response(self, path: str, status: int) -> None:
-        known = path if path in PATHS else "/blobs/{blob_id}" if path.startswith("/blobs/") else "other"
-        self._responses.labels(known, status).inc()
+        self._responses.labels(_known(path), status).inc()
 
     def received(self, count: int) -> None:
         self._blob_bytes.labels("in").inc(count)
@@ -124,6 +127,8 @@ class Metrics:
                 self._environments.labels("installed").inc()
             case EnvironmentFailed():
                 self._environments.labels("failed").inc()
+            case CatalogueChanged():
+                self._catalogue.labels(event.act).inc()
             case Recovered():
                 self._lost.inc(event.lost_runs)
             case Swept():
@@ -137,3 +142,11 @@ class Metrics:
         outcome = str(record.outcome) if record.outcome else "none"
         self._runs.labels(str(record.kind), str(record.status), outcome).inc()
         self._run_seconds.labels(str(record.kind)).observe(event.total_ms / 1000)
+
+
+def _known(path: str) -> str:
+    if path in PATHS:
+        return path
+    if path.startswith("/blobs/"):
+        return "/blobs/{blob_id}"
+    return "/skills/{name}/{version}" if path.startswith("/skills/") else "other"

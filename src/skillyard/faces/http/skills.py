@@ -1,0 +1,188 @@
+"""``PUT /skills`` and ``GET /skills/{name}/{version}``: bundles come and go as archives, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import asdict
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from skillyard.domain.principal import Principal
+from skillyard.domain.skill import Finding, Skill
+from skillyard.faces.http import body, ranges
+from skillyard.faces.http.auth import principal_of
+from skillyard.faces.http.blobs import Traffic, refuse_query
+from skillyard.faces.http.caller import HttpCaller
+from skillyard.faces.http.errors import BadRequest, MethodNotAllowed, UnsupportedMediaType
+from skillyard.faces.http.lifecycle import Lifecycle
+from skillyard.faces.http.replies import PIECE, end, piece, reply, start
+from skillyard.faces.rpc.wire import dumps
+from skillyard.ports.bundles import ArchiveForm, Exported
+
+TYPES = frozenset(
+    {
+        *("application/zip", "application/x-zip-compressed"),
+        *("application/gzip", "application/x-gzip", "application/x-tar", "application/octet-stream"),
+    }
+)
+"""What a body may be called. What it is, its content says."""
+
+MAX_FINDINGS = 100
+
+_KINDS = {ArchiveForm.TAR_GZ: "application/gzip", ArchiveForm.ZIP: "application/zip"}
+
+
+class Outcome(Protocol):
+    """What became of an upload."""
+
+    @property
+    def created(self) -> bool: ...
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+
+    def facts(self) -> dict[str, Any]:
+        """Name, version, digest, size_bytes, files and so on."""
+        ...
+
+
+class SkillAccess(Protocol):
+    """Skills as a principal may publish and export them; each checks the scope and raises Forbidden."""
+
+    async def publish(self, principal: Principal, chunks: AsyncIterator[bytes]) -> Outcome:
+        """Raises BundleRefused, VersionTaken, QuotaExceeded, Busy. Nothing is left when it fails, or ``chunks``."""
+        ...
+
+    async def find(self, principal: Principal, name: str, version: str) -> Skill:
+        """``latest`` is a version too. Raises SkillNotFound."""
+        ...
+
+    def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]: ...
+
+
+class SkillEndpoint:
+    def __init__(
+        self,
+        skills: SkillAccess,
+        traffic: Traffic,
+        lifecycle: Lifecycle,
+        max_bundle: int,
+        pace: body.Pace = body.DEFAULT_PACE,
+    ) -> None:
+        self._skills = skills
+        self._traffic = traffic
+        self._lifecycle = lifecycle
+        self._max_bundle = max_bundle
+        self._pace = pace
+
+    async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/skills``."""
+        with self._lifecycle.working():
+            await self._put(scope, receive, send)
+
+    async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """``/skills/{name}/{version}``."""
+        with self._lifecycle.working():
+            await self._get(scope, receive, send)
+
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "PUT":
+            raise MethodNotAllowed("PUT")
+        refuse_query(scope)
+        _check_upload(Headers(scope=scope))
+        stream = body.stream(scope, receive, self._max_bundle, self._pace)
+        async with aclosing(stream), aclosing(self._counted(stream)) as chunks:
+            outcome = await self._skills.publish(principal_of(scope), chunks)
+        facts = outcome.facts()
+        content = {**facts, "findings": [asdict(finding) for finding in outcome.findings[:MAX_FINDINGS]]}
+        location = _path(facts["name"], facts["version"])
+        await reply(send, 201 if outcome.created else 200, dumps(content), headers={"location": location})
+
+    async def _counted(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+        async for chunk in chunks:
+            self._traffic.received(len(chunk))
+            yield chunk
+
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):
+            raise MethodNotAllowed("GET", "HEAD")
+        refuse_query(scope)
+        headers = Headers(scope=scope)
+        form = wanted_form(headers.get("accept"))
+        asked = scope["path_params"]
+        skill = await self._skills.find(principal_of(scope), asked["name"], asked["version"])
+        if ranges.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
+            await start(send, 304, _validators(skill, form))
+        elif scope["method"] == "HEAD":
+            await start(send, 200, _describe(skill, form))
+        else:
+            async with HttpCaller(receive, self._lifecycle) as caller:
+                await caller.wait(self._send(send, skill, form))
+        await end(send)
+
+    async def _send(self, send: Send, skill: Skill, form: ArchiveForm) -> None:
+        async with self._skills.export(skill, form) as archive:
+            await start(send, 200, {**_describe(skill, form), "content-length": str(archive.size)})
+            async for chunk in archive.chunks:
+                for at in range(0, len(chunk), PIECE):
+                    await piece(send, chunk[at : at + PIECE])
+                self._traffic.sent(len(chunk))
+
+
+def wanted_form(accept: str | None) -> ArchiveForm:
+    """A zip for those who name it and rank no gzip as high, a tar.gz for all others (RFC 9110 §12.5.1)."""
+    ranks = {kind: rank for kind, rank in map(_ranked, (accept or "").split(",")) if rank > 0}
+    wanted = {form: ranks.get(kind, 0.0) for form, kind in _KINDS.items()}
+    return ArchiveForm.ZIP if wanted[ArchiveForm.ZIP] > wanted[ArchiveForm.TAR_GZ] else ArchiveForm.TAR_GZ
+
+
+def _ranked(part: str) -> tuple[str, float]:
+    kind, *parameters = (word.strip().lower() for word in part.split(";"))
+    quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+    try:
+        return kind, float(quality)
+    except ValueError:
+        return kind, 0.0
+
+
+def _check_upload(headers: Headers) -> None:
+    encodings = set(headers.getlist("content-encoding"))
+    if "content-range" in headers or not encodings <= {"identity"}:
+        raise BadRequest("Content-Range and Content-Encoding: send the whole archive as it is")
+    kinds = headers.getlist("content-type")
+    if len(kinds) > 1:
+        raise BadRequest("Content-Type: came more than once")
+    kind = kinds[0].partition(";")[0].strip().lower() if kinds else ""
+    if kind and kind not in TYPES:
+        raise UnsupportedMediaType("Content-Type: must be application/zip, application/gzip or application/x-tar")
+
+
+def _tag(skill: Skill, form: ArchiveForm) -> str:
+    """Weak: the files are the same, byte for byte; how well they are compressed depends on the zlib at hand."""
+    return f'W/"{skill.digest}"' if form is ArchiveForm.TAR_GZ else f'W/"{skill.digest}.zip"'
+
+
+def _validators(skill: Skill, form: ArchiveForm) -> dict[str, str]:
+    return {
+        "etag": _tag(skill, form),
+        "cache-control": "private, no-cache",
+        "vary": "accept",
+        "content-location": _path(skill.name, skill.version),
+    }
+
+
+def _describe(skill: Skill, form: ArchiveForm) -> dict[str, str]:
+    file = quote(f"{skill.name}-{skill.version}.{form}")
+    return {
+        **_validators(skill, form),
+        "content-type": _KINDS[form],
+        "content-disposition": f"attachment; filename*=UTF-8''{file}",
+    }
+
+
+def _path(name: str, version: str) -> str:
+    return f"/skills/{quote(name, safe='')}/{quote(version, safe='+')}"
