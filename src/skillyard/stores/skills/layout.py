@@ -13,9 +13,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from skillyard.domain.bundle import is_excluded
 from skillyard.domain.skill import Finding
 from skillyard.stores.skills.stamps import Watched, stamp
-from skillyard.stores.skills.tree import is_excluded, shown
+from skillyard.stores.skills.tree import shown
 
 MARKS = ("skill.toml", "SKILL.md")
 HOMES = (".agents/skills", ".claude/skills")

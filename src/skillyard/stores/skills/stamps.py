@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from skillyard.stores.skills.tree import Caps, is_excluded
+from skillyard.domain.bundle import is_excluded
+from skillyard.stores.skills.tree import Caps
 
 Stamp = tuple[int, int, int, int, int]
 Watched = dict[tuple[str, bool], Stamp | None]

@@ -15,15 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from skillyard.domain.bundle import is_excluded
 from skillyard.domain.skill import Finding
-
-EXCLUDED = frozenset(
-    {
-        *(".git", ".hg", ".svn", ".jj", ".DS_Store", ".env", ".venv", "node_modules", "__pycache__"),
-        *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".idea", ".vscode"),
-    }
-)
-"""Names that are never part of a skill: version control, caches, and what holds its author's secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +45,6 @@ class Tree:
 
 class _Full(Exception):
     """A cap was reached: reading on would not change the answer."""
-
-
-def is_excluded(name: str) -> bool:
-    return name in EXCLUDED or name.endswith((".pyc", ".pyo"))
 
 
 def read_tree(root: Path, caps: Caps) -> tuple[Tree | None, list[Finding]]:

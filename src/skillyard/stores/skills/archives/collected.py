@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from skillyard.domain.bundle import is_excluded
 from skillyard.domain.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.archives.names import check_portable, folded, parts_of
 from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
-from skillyard.stores.skills.tree import Tree, TreeFile, digest_of, is_excluded
+from skillyard.stores.skills.tree import Tree, TreeFile, digest_of
 
 MARKS = ("SKILL.md", "skill.toml")
 """What stands at the root of a bundle."""

@@ -1,0 +1,15 @@
+"""What a bundle is not: names that are never part of a skill, wherever it is read from or packed."""
+
+from __future__ import annotations
+
+EXCLUDED = frozenset(
+    {
+        *(".git", ".hg", ".svn", ".jj", ".DS_Store", ".env", ".venv", "node_modules", "__pycache__"),
+        *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".idea", ".vscode"),
+    }
+)
+"""Version control, caches, and what holds its author's secrets."""
+
+
+def is_excluded(name: str) -> bool:
+    return name in EXCLUDED or name.endswith((".pyc", ".pyo"))
