@@ -30,6 +30,7 @@ from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_fact
 from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
+from skillyard.engine.run_needs import Given, run_needs
 from skillyard.engine.schemas import SchemaChecks
 from skillyard.engine.secret_book import SecretBook
 from skillyard.engine.tasks import Tasks
@@ -149,7 +150,7 @@ class Engine:
             self.emit(RunRefused(request.kind, principal.name, error.type))
             raise
         try:
-            return await Execution(self, plan, grant, run_facts(plan, grant.digests)).run()
+            return await Execution(self, plan, grant, run_facts(plan, grant.digests, grant.needs)).run()
         finally:
             self.admission.leave(place)
 
@@ -167,7 +168,8 @@ class Engine:
     async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
         """A failed run that never had a sandbox; its record is written all the same."""
         failure = Failure(refusal.type, refusal.message)
-        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, {}))
+        needs = run_needs(self.config, plan, Given(refused=True))
+        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, {}, needs))
         await self.records.insert(record)
         final = recovery.ended(record, failure, self.clock.now())
         await self.records.finish(final)

@@ -29,6 +29,7 @@ from skillyard.engine.plan import Plan
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.refused import Refused
 from skillyard.engine.run_environment import run_environment
+from skillyard.engine.run_needs import Given, run_needs
 from skillyard.engine.run_network import NetworkGrant
 from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
 
@@ -50,6 +51,7 @@ class Grant:
     blob_prefix: str
     limits: FrameLimits
     network: NetworkGrant | None = None
+    needs: dict[str, Any] | None = None
 
 
 async def make_grant(engine: Engine, plan: Plan) -> Grant:
@@ -70,6 +72,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
         blob_prefix=prefix,
         limits=limits,
         network=_network_grant(engine, policy, given, gated),
+        needs=run_needs(engine.config, plan, Given(policy, given, environment.distributions)),
     )
 
 

@@ -81,7 +81,7 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
     )
 
 
-def run_facts(plan: Plan, digests: dict[str, Any]) -> dict[str, Any]:
+def run_facts(plan: Plan, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
     """The fields of the run's record that do not change while it goes on."""
     request, skill = plan.request, plan.skill
     return {
@@ -96,6 +96,7 @@ def run_facts(plan: Plan, digests: dict[str, Any]) -> dict[str, Any]:
         "isolation": plan.offer.name,
         "limits": plan.limits.as_dict(),
         "digests": digests,
+        "needs": needs,
         "idempotency_key": request.idempotency_key,
         "request_digest": request.digest() if request.idempotency_key else "",
     }
