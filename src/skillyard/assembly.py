@@ -25,6 +25,7 @@ from skillyard.engine.environments import Environments
 from skillyard.engine.installer import install_with_uv
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Observer, ignore
+from skillyard.local_bundles import export_to, publish_source
 from skillyard.loop_thread import LoopThread
 from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.settings import Settings, load_settings
@@ -40,6 +41,7 @@ from skillyard.stores.tokens import FileTokens
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from skillyard.client.bundles import ArchiveFormat, ExportedSkill, PublishedSkill
     from skillyard.client.exchange import Transport
     from skillyard.client.sources import Progress, Sink, Source
     from skillyard.ports.sandbox import Backend
@@ -211,6 +213,23 @@ class Runtime(ProtocolMethods):
         async for chunk in self.engine.blobs.read(blob_id, offset, end - offset):
             yield chunk
 
+    async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
+        """As :meth:`skillyard.client.client.Client.publish_skill`. Raises BundleRefused, VersionTaken, Forbidden,
+        QuotaExceeded, Busy, and BadArgument for what cannot be read."""
+        return await publish_source(self.engine, self.principal, _THREADS, source, progress)
+
+    async def export_skill(
+        self,
+        name: str,
+        sink: Sink,
+        *,
+        version: str | None = None,
+        form: ArchiveFormat = "tar.gz",
+        progress: Progress | None = None,
+    ) -> ExportedSkill:
+        """As :meth:`skillyard.client.client.Client.export_skill`. Raises SkillNotFound, Forbidden."""
+        return await export_to(self.engine, self.principal, _THREADS, (name, version, form), sink, progress)
+
     async def _readable(self, blob_id: str) -> Any:
         self.principal.require(Scope.BLOBS)
         return await owned_blob(self.engine, self.principal, blob_id)
@@ -273,6 +292,8 @@ class SyncRuntime(SyncProtocolMethods):
 
     put_blob = blocking(Runtime.put_blob)
     get_blob = blocking(Runtime.get_blob)
+    publish_skill = blocking(Runtime.publish_skill)
+    export_skill = blocking(Runtime.export_skill)
 
     def stream_blob(self, blob_id: str, *, offset: int = 0, length: int | None = None) -> Generator[bytes, None, None]:
         """The bytes of a blob as they come."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skillyard.client import errors
+    from skillyard.client.bundles import ExportedSkill, PublishedSkill
     from skillyard.client.client import Client, FetchedBlob, StoredBlob
     from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
     from skillyard.client.run import Run
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Client",
+    "ExportedSkill",
     "FetchedBlob",
     "ProtocolMethods",
+    "PublishedSkill",
     "Run",
     "StoredBlob",
     "SyncClient",
@@ -34,6 +37,8 @@ _HOMES = {
     "Client": "client",
     "FetchedBlob": "client",
     "StoredBlob": "client",
+    "ExportedSkill": "bundles",
+    "PublishedSkill": "bundles",
     "ProtocolMethods": "methods",
     "SyncProtocolMethods": "methods",
     "Run": "run",

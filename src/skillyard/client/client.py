@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.client import wire
+from skillyard.client.bundles import LATEST, ExportedSkill, PublishedSkill, download_bundle, upload_bundle
 from skillyard.client.discovery import ServerUrl, find_server
 from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
 from skillyard.client.exchange import Request, Response, Transport, read_all
@@ -17,6 +18,7 @@ from skillyard.client.methods import ProtocolMethods
 from skillyard.client.sources import Download, Upload
 
 if TYPE_CHECKING:
+    from skillyard.client.bundles import ArchiveFormat
     from skillyard.client.sources import Progress, Sink, Source
 
 DEFAULT_KIND = "application/octet-stream"
@@ -162,6 +164,30 @@ class Client(ProtocolMethods):
         async with self._opened(blob_id, offset, length) as response:
             async for chunk in response.chunks():
                 yield chunk
+
+    async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
+        """Publish the skill of a directory, or of a zip, tar or tar.gz: a path, bytes, a binary file or an iterator.
+
+        ``progress`` as in :meth:`put_blob`. Raises BundleRefused, whose ``data["findings"]`` say what is wrong and
+        where, VersionTaken for other content under a published version, Forbidden, QuotaExceeded.
+        """
+        return await upload_bundle(self._transport, self._headers({}), self._timeout, source, progress)
+
+    async def export_skill(
+        self,
+        name: str,
+        sink: Sink,
+        *,
+        version: str | None = None,
+        form: ArchiveFormat = "tar.gz",
+        progress: Progress | None = None,
+    ) -> ExportedSkill:
+        """Write a version's exact bundle, the latest's when none is named, as an archive to a path or a binary file.
+
+        A file at a path appears only when everything came. Raises SkillNotFound.
+        """
+        asked = (name, version or LATEST, form)
+        return await download_bundle(self._transport, self._headers({}), self._timeout, asked, sink, progress)
 
     @asynccontextmanager
     async def _opened(self, blob_id: str, offset: int, length: int | None) -> AsyncIterator[Response]:

@@ -101,6 +101,14 @@ class IdempotencyConflict(InvalidParams): ...
 class QuotaExceeded(InvalidParams): ...
 
 
+class BundleRefused(InvalidParams):
+    """``data["findings"]`` are objects with ``level``, ``file``, ``line``, ``rule``, ``message`` and ``mend``."""
+
+
+class VersionTaken(InvalidParams):
+    """``data["stored_digest"]`` and ``data["offered_digest"]`` tell the two contents apart."""
+
+
 class Unauthenticated(RpcError): ...
 
 
@@ -148,6 +156,8 @@ _BY_TYPE: dict[str, type[RpcError]] = {
         UnsupportedLanguage,
         IdempotencyConflict,
         QuotaExceeded,
+        BundleRefused,
+        VersionTaken,
         SandboxError,
         StoreError,
     )

@@ -228,6 +228,27 @@ class ProtocolMethods:
         """Whether it was there."""
         return bool((await self.call("blobs.delete", {"blob_id": blob_id}))["deleted"])
 
+    async def skill_versions(self, name: str, *, history: int | None = None) -> Json:
+        """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
+        return await self.call("catalogue.versions", _given(name=name, history=history))
+
+    async def withdraw_skill(self, name: str, version: str, *, reason: str | None = None) -> Json:
+        """Serve a published version no longer: its state, ``changed`` and ``unpinned``. Runs at work go on. Needs
+        ``publish``, as those that follow, for the project that the name belongs to."""
+        return await self.call("catalogue.withdraw", _given(name=name, version=version, reason=reason))
+
+    async def restore_skill(self, name: str, version: str) -> Json:
+        """Serve a withdrawn version again."""
+        return await self.call("catalogue.restore", {"name": name, "version": version})
+
+    async def pin_skill(self, name: str, version: str) -> Json:
+        """Choose which version the name alone means."""
+        return await self.call("catalogue.pin", {"name": name, "version": version})
+
+    async def unpin_skill(self, name: str) -> Json:
+        """Let the name mean the newest version again: ``unpinned``, ``latest``."""
+        return await self.call("catalogue.unpin", {"name": name})
+
     async def set_secret(
         self,
         name: str,
@@ -325,6 +346,11 @@ class SyncProtocolMethods:
     list_blobs = blocking(ProtocolMethods.list_blobs)
     stat_blob = blocking(ProtocolMethods.stat_blob)
     delete_blob = blocking(ProtocolMethods.delete_blob)
+    skill_versions = blocking(ProtocolMethods.skill_versions)
+    withdraw_skill = blocking(ProtocolMethods.withdraw_skill)
+    restore_skill = blocking(ProtocolMethods.restore_skill)
+    pin_skill = blocking(ProtocolMethods.pin_skill)
+    unpin_skill = blocking(ProtocolMethods.unpin_skill)
     set_secret = blocking(ProtocolMethods.set_secret)
     bind_secret = blocking(ProtocolMethods.bind_secret)
     list_secrets = blocking(ProtocolMethods.list_secrets)

@@ -48,6 +48,8 @@ class SyncClient(SyncProtocolMethods):
     close = blocking(Client.close)
     put_blob = blocking(Client.put_blob)
     get_blob = blocking(Client.get_blob)
+    publish_skill = blocking(Client.publish_skill)
+    export_skill = blocking(Client.export_skill)
 
     def stream_blob(self, blob_id: str, *, offset: int = 0, length: int | None = None) -> Generator[bytes, None, None]:
         """The bytes of a blob as they come."""

@@ -29,6 +29,7 @@ IDEMPOTENT = frozenset(
         "blobs.list",
         "blobs.stat",
         "blobs.delete",
+        "catalogue.versions",
     }
 )
 """Methods that may be sent twice."""

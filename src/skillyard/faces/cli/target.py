@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from skillyard.client.discovery import ServerUrl, default_data_dir, recorded_url
 
 if TYPE_CHECKING:
-    from skillyard.client import FetchedBlob, StoredBlob
+    from skillyard.client import ExportedSkill, FetchedBlob, PublishedSkill, StoredBlob
+    from skillyard.client.bundles import ArchiveFormat
     from skillyard.client.sources import Progress, Sink, Source
 
 
@@ -32,6 +33,18 @@ class Target(Protocol):
         length: int | None = None,
         progress: Progress | None = None,
     ) -> FetchedBlob: ...
+
+    def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill: ...
+
+    def export_skill(
+        self,
+        name: str,
+        sink: Sink,
+        *,
+        version: str | None = None,
+        form: ArchiveFormat = ...,
+        progress: Progress | None = None,
+    ) -> ExportedSkill: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def token() -> None:
     metavar="A,B",
     default=_USUAL,
     show_default=True,
-    help="Of discover, execute, run_code, blobs, admin.",
+    help="Of discover, execute, run_code, blobs, publish, admin.",
 )
 @click.option(
     "--skills",
