@@ -6,7 +6,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from tests.archives.tars import END, GNU, gzipped, member, pax, record, repeated, tar
+from tests.archives.tars import END, GNU, gzipped, member, pax, record, repeated, sealed, tar
 from tests.archives.zips import DESCRIPTOR, Entry, deflated, descriptor, make_zip
 
 MIB = 1024 * 1024
@@ -166,8 +166,12 @@ _TAR: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tar: a file as the root": ("archive-name", lambda: tar(member(b"./.", b"x"))),
     "tar: no name": ("archive-name", lambda: tar(member(b"", b"x"))),
     "tar: NUL in a long name": (
-        "archive-name",
+        "archive-extended",
         lambda: tar(member(b"././@LongLink", b"SKILL2.md\0/../x\0", kind=b"L", magic=GNU), member(b"x", b"y")),
+    ),
+    "tar: long name without end": (
+        "archive-extended",
+        lambda: tar(member(b"././@LongLink", b"SKILL2.md", kind=b"L", magic=GNU), member(b"x", b"y")),
     ),
     "tar: NUL in a path": ("archive-name", lambda: tar(pax(record(b"path", b"a\0b")), member(b"x", b"y"))),
     "tar: long path": ("archive-name-length", lambda: tar(pax(record(b"path", b"d/" * 8 + b"x" * 1100)), member(b"x"))),
@@ -189,6 +193,8 @@ _TAR: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tar: size of no digits": ("archive-header", lambda: tar(member(b"x", size=b"0x10"))),
     "tar: digits of other alphabets": ("archive-header", lambda: tar(member(b"x", size="٣".encode()))),
     "tar: mode of no digits": ("archive-header", lambda: tar(member(b"x", mode=b"rwxr--r"))),
+    "tar: owner of no digits": ("archive-header", lambda: tar(_owned(b"root\0\0\0\0"))),
+    "tar: incremental backup": ("archive-header", lambda: tar(member(b"x", b"y", magic=GNU, prefix=b"00000000000"))),
     "tar: no magic": ("archive-header", lambda: tar(member(b"x", b"y", magic=bytes(8)))),
     "tar: check sum": ("archive-damaged", lambda: tar(member(b"x", b"y", checksum=1))),
     "tar: signed check sum": (
@@ -233,6 +239,11 @@ _TAR: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tar.gz: two members": ("archive-trailing", lambda: gzipped(tar()[:-1024]) + gzipped(END)),
     "tar.gz: something behind": ("archive-trailing", lambda: gzipped(tar()) + b"evil"),
 }
+
+
+def _owned(field: bytes) -> bytes:
+    block = member(b"x", b"")
+    return sealed(block[:108] + field + block[116:])
 
 
 def _signed(block: bytes) -> int:

@@ -14,6 +14,9 @@ BLOCK = 512
 ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"
+_BINARY = b"\x80\xff"
+_UNUSED_NUMBERS = ((108, 116), (116, 124), (136, 148), (329, 337), (337, 345))
+"""Owner, group, time and device: others give up at one that is none, and so would see another archive."""
 _CHECKSUM_AS_SPACES = sum(b" " * 8)
 
 
@@ -40,9 +43,14 @@ def read_header(block: bytes) -> TarHeader:
     total = sum(block) - sum(block[148:156]) + _CHECKSUM_AS_SPACES
     if _number(block[148:156], short) != total:
         raise ArchiveRefused("archive-damaged", short, "has a header whose check sum is wrong")
-    prefix = _text(block[345:500]) if block[257:265] == _POSIX else b""
+    prefix = _text(block[345:500])
     name = prefix + b"/" + short if prefix else short
+    if prefix and block[257:265] == _GNU:  # other fields of GNU's own, which some take for a part of the name
+        raise ArchiveRefused("archive-header", short, "has a header of an incremental backup")
     mode, size = _number(block[100:108], name), _number(block[124:136], name)
+    for start, end in _UNUSED_NUMBERS:
+        if block[start] not in _BINARY:
+            _number(block[start:end], name)
     return TarHeader(name, block[156:157], size, bool(mode & 0o100))
 
 

@@ -144,7 +144,7 @@ class TarStream:
 
     def _extend(self, header: TarHeader, raw: bytes) -> None:
         every = header.kind == _PAX_FOR_ALL
-        name = raw.rstrip(b"\0") if header.kind == _LONG_NAME else pax_path(raw, header.name, every=every)
+        name = _long_name(raw) if header.kind == _LONG_NAME else pax_path(raw, header.name, every=every)
         if name is None:
             return
         if self._name is not None:
@@ -168,6 +168,13 @@ class TarStream:
         self._trailing += len(rest)
         if self._trailing > MAX_PADDING or any(rest):
             raise ArchiveRefused("archive-trailing", "", "goes on after its end")
+
+
+def _long_name(raw: bytes) -> bytes:
+    name, end, rest = raw.partition(b"\0")
+    if not end or rest:
+        raise ArchiveRefused("archive-extended", name, "has a long name that does not end where it says")
+    return name
 
 
 def _refuse_kind(header: TarHeader, name: bytes) -> NoReturn:

@@ -21,6 +21,8 @@ _ENCRYPTED = 1 | 1 << 6 | 1 << 13
 _KNOWN_FLAGS = 1 << 1 | 1 << 2 | DESCRIPTOR | 1 << 11
 _METHODS = {1: "shrunk", 6: "imploded", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz", 98: "PPMd"}
 _AES = 99
+_NEWEST = 63
+"""Version 6.3 (4.4.3.2)."""
 
 _END = struct.Struct("<4s4H2LH")
 _END_MARK, _ENTRY_MARK, _ZIP64_MARK = b"PK\x05\x06", b"PK\x01\x02", b"PK\x06\x07"
@@ -114,6 +116,8 @@ def _entry(fields: tuple[int, ...], name: bytes, extra: bytes) -> ZipEntry:
     flags, method, crc = fields[3], fields[4], fields[7]
     disk, attributes = fields[13], fields[15]
     _check_flags(flags, method, name)
+    if fields[2] & 0xFF > _NEWEST:
+        raise ArchiveRefused("archive-header", name, "wants a version of the format that there is not")
     if disk:
         raise ArchiveRefused("archive-disks", name, "lies in another part of an archive in several parts")
     sizes = read_extra(extra, name, Sizes(fields[9], fields[8], fields[16]))
