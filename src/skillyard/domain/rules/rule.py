@@ -8,14 +8,15 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Rule:
     """``strict`` and ``lenient`` are the levels that a breach has in each profile: ``error``, ``danger``, ``warning``,
-    ``note``, empty when the profile does not look; several are joined by `` or ``. ``meaning`` says what is found,
-    ``mend`` what to do about it."""
+    ``note``, empty when the profile does not look; ``review`` the level in a review. Several are joined by `` or ``.
+    ``meaning`` says what is found, ``mend`` what to do about it."""
 
     id: str
     strict: str
     lenient: str
     meaning: str
     mend: str
+    review: str = ""
 
 
 def always(id: str, meaning: str, mend: str) -> Rule:
@@ -31,3 +32,8 @@ def form(id: str, meaning: str, mend: str) -> Rule:
 def advice(id: str, meaning: str, mend: str) -> Rule:
     """A warning in both profiles."""
     return Rule(id, "warning", "warning", meaning, mend)
+
+
+def seen(id: str, level: str, meaning: str, mend: str) -> Rule:
+    """Of a review only."""
+    return Rule(id, "", "", meaning, mend, level)

@@ -1,0 +1,65 @@
+"""What Markdown holds that its reader does not see: comments, hidden elements, images that are fetched."""
+
+from __future__ import annotations
+
+import re
+
+from skillyard.domain.review.file import File, Text
+from skillyard.domain.review.notes import Notes
+from skillyard.domain.review.words import quoted
+
+SUFFIXES = frozenset({".md", ".markdown", ".mdx", ".html", ".htm", ".svg"})
+
+_REFERENCE_COMMENT = re.compile(r"^ {0,3}\[[^\]\n]{1,80}\]:[ \t]*(?:#|<>)[ \t]*([\"'(][^\n]{0,500})", re.MULTILINE)
+_TAG = re.compile(r"<([A-Za-z][A-Za-z0-9-]{0,30})((?:[^<>\"']|\"[^\"<>]*\"|'[^'<>]*'){0,500})>")
+_STYLE = re.compile(r"\bstyle[ \t\n]{0,8}=[ \t\n]{0,8}(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
+_HIDDEN_STYLE = re.compile(
+    r"display:none|visibility:hidden|font-size:0|opacity:0(?![.1-9])|(?:^|;)(?:max-)?(?:width|height):0|color:transparent"
+    r"|text-indent:-\d{3}|(?:left|top):-\d{3}|clip:rect\(0|(?<!-)color:(?:white|#fff(?:fff)?(?![0-9a-f]))"
+)
+_HIDDEN_ATTRIBUTE = re.compile(r"(?:^|\s)hidden(?:\s|=|$)", re.IGNORECASE)
+_FETCHED = re.compile(
+    r"!\[[^\]\n]{0,100}\]\(\s{0,8}<?(?:https?:)?//|<(?:img|iframe|object|embed|audio|video)\b[^<>]{0,300}\b(?:src|data)\s{0,4}=\s{0,4}[\"']?(?:https?:)?//",
+    re.IGNORECASE,
+)
+_ACTIVE = frozenset({"script", "iframe", "object", "embed", "form", "meta"})
+_COLOUR = re.compile(r"(?<![-\w])(color|background|background-color):([^;]+)")
+
+
+def check_markdown(file: File, text: Text, notes: Notes) -> None:
+    _comments(file, text, notes)
+    for found in _REFERENCE_COMMENT.finditer(text):
+        message = f"a link definition that shows nothing is used as a comment: {quoted(found[1])}"
+        notes.warn(file.path, text.line_of(found.start()), "hidden-comment", message)
+    for found in _TAG.finditer(text):
+        _element(file, text.line_of(found.start()), found[1].lower(), found[2], notes)
+    for found in _FETCHED.finditer(text):
+        message = "an image or frame that is fetched from elsewhere when this is shown, which can tell and carry things"
+        notes.warn(file.path, text.line_of(found.start()), "fetched", message)
+
+
+def _comments(file: File, text: Text, notes: Notes) -> None:
+    at = text.find("<!--")
+    while at >= 0:
+        end = text.find("-->", at + 4)
+        inner = text[at + 4 : end if end >= 0 else at + 4 + 400].strip()
+        if inner:
+            left_open = "" if end >= 0 else ", which is never closed"
+            message = f"a comment that readers do not see and models read{left_open}: {quoted(inner)}"
+            notes.warn(file.path, text.line_of(at), "hidden-comment", message)
+        at = text.find("<!--", end + 3) if end >= 0 else -1
+
+
+def _element(file: File, line: int, name: str, attributes: str, notes: Notes) -> None:
+    style = _STYLE.search(attributes)
+    plain = "".join((style[1] or style[2] or style[3] or "").lower().split()) if style else ""
+    if _HIDDEN_STYLE.search(plain) or _same_colour(plain) or _HIDDEN_ATTRIBUTE.search(attributes):
+        notes.danger(file.path, line, "hidden-text", f"an element <{name}> whose text is not shown, and models read it")
+    elif name in _ACTIVE and file.suffix != ".svg":
+        notes.warn(file.path, line, "active-element", f"an element <{name}>, which does something where it is shown")
+
+
+def _same_colour(style: str) -> bool:
+    colours = dict(_COLOUR.findall(style))
+    ground = colours.get("background", colours.get("background-color"))
+    return ground is not None and colours.get("color") == ground

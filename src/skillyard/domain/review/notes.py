@@ -1,0 +1,51 @@
+"""Collecting findings, so that no bundle can drown what matters in what it makes us say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from skillyard.domain.skill import Finding
+
+EACH = 5
+"""Findings of one rule in one file that are told one by one."""
+MOST = 500
+"""Findings altogether."""
+
+_GRAVITY = {"error": 0, "danger": 1, "warning": 2, "note": 3}
+
+
+class Notes:
+    def __init__(self) -> None:
+        self._told: list[Finding] = []
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+
+    def danger(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
+        self._add(Finding("danger", file, line, rule, message, mend))
+
+    def warn(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
+        self._add(Finding("warning", file, line, rule, message, mend))
+
+    def note(self, file: str, line: int, rule: str, message: str, mend: str = "") -> None:
+        self._add(Finding("note", file, line, rule, message, mend))
+
+    def add(self, level: str, file: str, line: int, rule: str, message: str) -> None:
+        self._add(Finding(level, file, line, rule, message))
+
+    def _add(self, finding: Finding) -> None:
+        key = (finding.level, finding.file, finding.rule)
+        self._seen[key] += 1
+        if self._seen[key] <= EACH:
+            self._told.append(finding)
+
+    def told(self) -> tuple[Finding, ...]:
+        """The gravest first, then by place; what was left out is counted."""
+        more = [
+            Finding(level, file, 0, rule, f"and {count - EACH} more places in this file")
+            for (level, file, rule), count in self._seen.items()
+            if count > EACH
+        ]
+        found = sorted([*self._told, *more], key=lambda f: (_GRAVITY[f.level], f.file, f.line or 2**31, f.rule))
+        if len(found) > MOST:
+            message = f"{len(found) - MOST} further findings are left out, the least grave ones"
+            found = [*found[:MOST], Finding("warning", ".", 0, "review-partial", message)]
+        return tuple(found)
