@@ -115,7 +115,7 @@ class _Reading:
             self.facts.imports.append(Import(module, "", offset))
             alias = self._alias()
             self._aliases[alias or module.partition(".")[0]] = module if alias else module.partition(".")[0]
-            if not self._is(","):
+            if not self._is(",") or len(self.facts.imports) >= MOST:
                 return
             self._next()
 

@@ -22,6 +22,8 @@ from skillyard.domain.skill import Finding, Skill
 
 MOST_TEXT = 4 * 1024 * 1024
 """Characters of a whole bundle that are read as text."""
+MOST_CODE = 1024 * 1024
+"""Those of Python among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def review(files: Iterable[File], skill: Skill | None = None) -> Review:
     own, modules = own_modules(by_path)
     ground = _ground(own, modules, skill)
     paths = frozenset(by_path)
-    room = MOST_TEXT
+    room, code = MOST_TEXT, MOST_CODE
     for file in sorted(by_path.values(), key=_first_what_models_read):
         check_kind(file, notes)
         check_hooks(file, notes)
@@ -77,7 +79,11 @@ def review(files: Iterable[File], skill: Skill | None = None) -> Review:
             notes.warn(file.path, 0, "review-partial", f"only its first {len(text)} characters were looked at")
         _read(file, text, paths, hosts, notes)
         if is_python(file):
-            check_python(file, text, ground, imports, notes)
+            code -= len(text)
+            if code < 0:
+                notes.warn(file.path, 0, "review-partial", "was not read as Python: the bundle holds too much of it")
+            else:
+                check_python(file, text, ground, imports, notes)
     return Review(declared(skill) if skill else {}, _listed(imports), tuple(sorted(hosts.first)), notes.told())
 
 
