@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from skillyard.domain.rules import dependencies, files, manifest, review, skill_md
+from skillyard.domain.rules import archives, dependencies, files, manifest, review, skill_md
 from skillyard.domain.rules.rule import Rule
 
 __all__ = ["RULES", "SECTIONS", "Rule", "mend_of"]
@@ -15,6 +15,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "SKILL.md": skill_md.RULES,
     "Review": review.RULES,
     "Packages": dependencies.RULES,
+    "Archives": archives.RULES,
 }
 """The rules by what they are about, in the order of the documentation."""
 

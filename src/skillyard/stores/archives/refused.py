@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from skillyard.domain.skill import Finding
-from skillyard.stores.archives.rules import RULES
 
 SHOWN = 200
 """Characters of a name that stand in a message."""
 
 
 class ArchiveRefused(Exception):
-    """``rule`` is a key of :data:`skillyard.stores.archives.rules.RULES`, ``entry`` a name as it can be printed or
-    empty, ``message`` a sentence that goes on from it."""
+    """``rule`` is the id of one of :data:`skillyard.domain.rules.archives.RULES`, ``entry`` a name as it can be printed
+    or empty, ``message`` a sentence that goes on from it."""
 
     def __init__(self, rule: str, entry: str | bytes, message: str) -> None:
         self.rule = rule
@@ -20,7 +19,7 @@ class ArchiveRefused(Exception):
         super().__init__(f"{self.entry or 'the archive'}: {message}")
 
     def finding(self) -> Finding:
-        return Finding("error", self.entry or ".", 0, self.rule, self.message, RULES[self.rule].mend)
+        return Finding("error", self.entry or ".", 0, self.rule, self.message)
 
 
 def printable(name: str | bytes) -> str:

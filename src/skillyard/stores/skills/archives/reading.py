@@ -36,7 +36,7 @@ def read_archive(archive: BinaryIO, limits: ArchiveLimits | None = None) -> tupl
     """The bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error.
 
     The format is told by the content: zip, tar, gzipped tar. Rules are those of
-    :mod:`skillyard.stores.archives.rules`; notes say what was left out. Raises OSError when the file cannot be read.
+    :mod:`skillyard.domain.rules.archives`; notes say what was left out. Raises OSError when the file cannot be read.
     """
     collected = Collected(limits or ArchiveLimits())
     try:
