@@ -232,6 +232,11 @@ class ProtocolMethods:
         """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
         return await self.call("catalogue.versions", _given(name=name, history=history))
 
+    async def review_skill(self, name: str, *, version: str | None = None) -> Json:
+        """What a reader should know before trusting it: ``needs``, ``imports``, ``hosts``, and ``findings``, the gravest
+        first."""
+        return await self.call("catalogue.review", _given(name=name, version=version))
+
     async def withdraw_skill(self, name: str, version: str, *, reason: str | None = None) -> Json:
         """Serve a published version no longer: its state, ``changed`` and ``unpinned``. Runs at work go on. Needs
         ``publish``, as those that follow, for the project that the name belongs to."""

@@ -30,6 +30,7 @@ IDEMPOTENT = frozenset(
         "blobs.stat",
         "blobs.delete",
         "catalogue.versions",
+        "catalogue.review",
     }
 )
 """Methods that may be sent twice."""

@@ -17,6 +17,7 @@ from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
 from skillyard.engine.backends import Backends
 from skillyard.engine.catalogue.registry import Registry
+from skillyard.engine.catalogue.review import Reviews
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environments
 from skillyard.engine.execute import Execution
@@ -96,6 +97,7 @@ class Engine:
         self.admission = Admission(self.config.admission)
         self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
         self.large_reads = LargeReads()
+        self.reviews = Reviews()
         self.schemas = SchemaChecks()
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
         self._keys = Keys(ports.records)

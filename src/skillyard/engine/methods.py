@@ -9,6 +9,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.engine import blobs, discovery, execution, live_network, operator, policy_methods, secret_methods
 from skillyard.engine.catalogue import methods as catalogue_methods
+from skillyard.engine.catalogue import review as catalogue_review
 from skillyard.engine.method import Method
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ METHODS: dict[str, Method] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
+        catalogue_review,
     )
     for method in module.TABLE
 }
