@@ -352,6 +352,7 @@ class SyncProtocolMethods:
     stat_blob = blocking(ProtocolMethods.stat_blob)
     delete_blob = blocking(ProtocolMethods.delete_blob)
     skill_versions = blocking(ProtocolMethods.skill_versions)
+    review_skill = blocking(ProtocolMethods.review_skill)
     withdraw_skill = blocking(ProtocolMethods.withdraw_skill)
     restore_skill = blocking(ProtocolMethods.restore_skill)
     pin_skill = blocking(ProtocolMethods.pin_skill)
