@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import LOCAL
+from skillyard.domain.publication import Pin
 from skillyard.domain.requirement import Requirement
 from skillyard.domain.semver import newest_first
 from skillyard.domain.skill import Needs, Skill, SkillSource
@@ -24,18 +25,17 @@ pytestmark = pytest.mark.anyio
 
 
 class Shelf(FakeSkills):
-    """Ordered as the catalogue is: the latest is the pinned one, else the highest release."""
+    """Ordered as the catalogue is: the latest is the highest release."""
 
-    def __init__(self, *skills: Skill, pins: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *skills: Skill) -> None:
         super().__init__(*skills)
-        self.pins = dict(pins or {})
         self.asked = 0
 
     async def get(self, name: str, version: str | None = None) -> Skill:
         self.asked += 1
         if version is None and name in self.skills:
             every = newest_first(skill.version for skill in self.skills[name])
-            version = self.pins.get(name) or next((v for v in every if "-" not in v), every[0])
+            version = next((v for v in every if "-" not in v), every[0])
         return await super().get(name, version)
 
 
@@ -100,8 +100,9 @@ async def test_pre_releases_only_where_named_or_where_nothing_else_fits(rig: Rig
 
 async def test_a_pinned_version_goes_first_where_it_fits(rig: Rig) -> None:
     libs = [skill("lib", version) for version in ("1.0.0", "1.5.0", "2.0.0")]
+    await rig.engine.registry.publications.pin(Pin("lib", "1.0.0", 0.0, "ann"))
     for range_, expected in (("", "1.0.0"), (" <2", "1.0.0"), (" >1", "2.0.0")):
-        shelf = Shelf(skill("top", "1.0.0", f"lib{range_}"), *libs, pins={"lib": "1.0.0"})
+        shelf = Shelf(skill("top", "1.0.0", f"lib{range_}"), *libs)
         assert (await chosen(rig, shelf, "top"))["lib"] == expected
 
 

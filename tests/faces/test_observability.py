@@ -44,6 +44,7 @@ EVENTS: list[observer.Event] = [
     observer.EnvironmentInstalling("data", "d", ("numpy",)),
     observer.EnvironmentInstalled("data", "d", 3.0),
     observer.EnvironmentFailed("data", "d", "no network"),
+    observer.ApprovalChanged("approved", "a.b", "1.0.0", "d", "root", "read it"),
     observer.Recovered(2, 1),
     observer.Swept(4, 5),
     observer.Fault("collect", RuntimeError("boom"), "run_1"),

@@ -188,6 +188,29 @@ class ProtocolMethods:
         are open too."""
         return await self.call("runs.set_network", {"run_id": run_id, "network": _listed(network)})
 
+    async def skill_needs(self, name: str, *, version: str | None = None) -> Json:
+        """What a skill declares that it needs: ``needs`` (rows of ``need``, ``asked``, ``granted``, ``why``), the
+        ``digest`` that an approval is bound to, and whether it is ``approved``, ``by`` what and ``because`` of whom."""
+        return await self.call("catalogue.needs", _given(name=name, version=version))
+
+    async def approve_skill(
+        self, name: str, *, version: str | None = None, digest: str | None = None, note: str | None = None
+    ) -> Json:
+        """Consent to what a version declares: its needs, and ``approval``. With ``digest``, only to these bytes. Needs
+        ``admin``."""
+        return await self.call("catalogue.approve", _given(name=name, version=version, digest=digest, note=note))
+
+    async def revoke_skill(self, name: str, *, version: str | None = None) -> Json:
+        """Take approvals back, of every version when none is given: ``revoked`` counts them, ``still`` says what
+        approves it all the same. Needs ``admin``."""
+        return await self.call("catalogue.revoke", _given(name=name, version=version))
+
+    async def list_approvals(
+        self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Json:
+        """One page: ``approvals`` and ``next_cursor``. Needs ``admin``."""
+        return await self.call("catalogue.approvals", _given(name=name, limit=limit, cursor=cursor))
+
     async def explain_policy(
         self,
         targets: Sequence[str],
@@ -346,6 +369,10 @@ class SyncProtocolMethods:
     run_logs = blocking(ProtocolMethods.run_logs)
     cancel_run = blocking(ProtocolMethods.cancel_run)
     set_run_network = blocking(ProtocolMethods.set_run_network)
+    skill_needs = blocking(ProtocolMethods.skill_needs)
+    approve_skill = blocking(ProtocolMethods.approve_skill)
+    revoke_skill = blocking(ProtocolMethods.revoke_skill)
+    list_approvals = blocking(ProtocolMethods.list_approvals)
     explain_policy = blocking(ProtocolMethods.explain_policy)
     show_policy = blocking(ProtocolMethods.show_policy)
     list_blobs = blocking(ProtocolMethods.list_blobs)

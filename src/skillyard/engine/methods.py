@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.engine import blobs, discovery, execution, live_network, operator, policy_methods, secret_methods
+from skillyard.engine import (
+    approvals,
+    blobs,
+    discovery,
+    execution,
+    live_network,
+    operator,
+    policy_methods,
+    secret_methods,
+)
 from skillyard.engine.catalogue import methods as catalogue_methods
 from skillyard.engine.catalogue import review as catalogue_review
 from skillyard.engine.method import Method
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 METHODS: dict[str, Method] = {
     method.name: method
     for module in (
+        approvals,
         discovery,
         execution,
         blobs,

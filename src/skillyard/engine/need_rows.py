@@ -8,6 +8,7 @@ from typing import Any
 
 from skillyard.domain.egress.extent import Extent, left_of
 from skillyard.domain.egress.policy import Layer, parse_rules
+from skillyard.domain.egress.rule import Rule
 from skillyard.domain.limits import Limits
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import RuntimeSpec, SecretNeed, Skill
@@ -63,6 +64,11 @@ def network_rows(skill: Skill, others: Sequence[Layer], against: str = "") -> It
         left = left_of(rule, others)
         granted = {Extent.WHOLE: rule.text, Extent.PART: IN_PART, Extent.NONE: ""}[left.extent]
         yield Row(NETWORK, rule.text, granted, left.why)
+
+
+def rules_of(row: Row) -> tuple[Rule, ...]:
+    """The rule of a row of :func:`network_rows`."""
+    return parse_rules([row.asked])
 
 
 def secret_rows(skill: Skill, given: Mapping[str, str], against: str = "", absent: str = "") -> Iterable[Row]:

@@ -120,6 +120,19 @@ class CatalogueChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalChanged:
+    """An operator approved what a version declares, or took that back (``act``). ``version`` is ``*`` for all of them,
+    ``digest`` empty for whatever bytes."""
+
+    act: str
+    skill: str
+    version: str
+    digest: str
+    principal: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """Start-up found what a dead server left: runs called lost, sandboxes destroyed."""
 
@@ -157,6 +170,7 @@ Event = (
     | EnvironmentInstalled
     | EnvironmentFailed
     | CatalogueChanged
+    | ApprovalChanged
     | Recovered
     | Swept
     | Fault

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
 from skillyard.domain.requirement import Requirement
-from skillyard.domain.semver import Range, Version, is_version, newest_first
+from skillyard.domain.semver import Version, is_version, newest_first
 from skillyard.domain.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.needs import standing_of, trust_of
@@ -80,10 +80,10 @@ class _Shelf:
             return [], None
         try:
             versions = list(await self._engine.skills.versions(name))
-            usual = (await self._engine.skills.get(name)).version
         except SkillNotFound:
             return [], None
-        return versions, usual if usual != Range().choose(versions) else None
+        pin = await self._engine.registry.publications.pinned(name)
+        return versions, pin.version if pin is not None and pin.version in versions else None
 
     async def skill(self, name: str, version: str) -> Skill | None:
         """None when it went since the versions were read."""

@@ -9,6 +9,7 @@ from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal
 from skillyard.domain.publication import Pin, PublicationAct
 from skillyard.domain.unicode import check_unicode
+from skillyard.engine.approvals import end_approvals
 from skillyard.engine.catalogue.ownership import check_claim
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.catalogue.views import publication_view
@@ -25,7 +26,7 @@ async def withdraw(engine: Engine, principal: Principal, params: Params) -> dict
 
 
 async def restore(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
-    return await engine.registry.change(_restore(engine.registry, principal, params))
+    return await engine.registry.change(_restore(engine, principal, params))
 
 
 async def pin(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
@@ -51,10 +52,13 @@ async def _withdraw(registry: Registry, principal: Principal, params: Params) ->
     return {**publication_view(told), "changed": gone.changed, "unpinned": gone.unpinned}
 
 
-async def _restore(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
-    name, version = params["name"], params["version"]
+async def _restore(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    """What was approved of it is to be approved again: it was withdrawn for a reason."""
+    registry, name, version = engine.registry, params["name"], params["version"]
     await _check_published(registry, principal, name, version)
     before = await registry.publications.find(name, version)
+    if before is not None and before.withdrawn:
+        await end_approvals(engine, principal, name, before.version, "restored")
     told = await registry.publications.restore(name, version, at=registry.clock.now(), by=principal.name)
     if before is None or told is None:
         raise _unpublished(name, version)
