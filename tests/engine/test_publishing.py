@@ -311,8 +311,9 @@ async def test_a_damaged_snapshot_is_not_served_and_mended_by_publishing_it_agai
     assert (await again.skills.get(NAME)).digest == digest
 
 
-def put(yard: Publisher, files: dict[str, bytes]) -> None:
+def put(yard: Publisher, files: dict[str, bytes], directory: str = NAME) -> None:
+    """As an operator puts a skill into a directory that is served."""
     for path, data in files.items():
-        target = yard.directory / NAME / path
+        target = yard.directory / directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)

@@ -1,4 +1,4 @@
-"""``skillyard skill``: list, show, new, validate."""
+"""``skillyard skill``: list, show, new, validate; what is about publishing has files of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
+from skillyard.faces.cli.skill_publish import export, publish
+from skillyard.faces.cli.skill_versions import pin, restore, show_versions, unpin, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,18 +23,32 @@ if TYPE_CHECKING:
 
 @click.group()
 def skill() -> None:
-    """Find skills, read them, make and check your own."""
+    """Find skills, read them, make and check your own, publish them."""
+
+
+for command in (publish, export, withdraw, restore, pin, unpin):
+    skill.add_command(command)
 
 
 @skill.command("list")
+@click.argument("name", required=False)
 @click.option("--namespace", metavar="NAME", help="Only skills at or below this dotted name.")
+@click.option("--versions", is_flag=True, help="Every version, of NAME or of all: withdrawn ones too.")
 @json_option
 @server_options
-def list_(namespace: str | None, as_json: bool, where: Where) -> None:
+def list_(name: str | None, namespace: str | None, versions: bool, as_json: bool, where: Where) -> None:
     """The skills that can be used, by name."""
+    if name and (namespace or not versions):
+        raise click.UsageError("NAME goes with --versions alone; --namespace lists what is below a name.")
     params = {"detail": "summary"} | ({"namespace": namespace} if namespace else {})
     with where.open() as target:
+        if name:
+            show_versions(target, [name], as_json=as_json)
+            return
         found = collect(target, "list_skills", "skills", None, params)
+        if versions:
+            show_versions(target, [str(row["name"]) for row in found], as_json=as_json)
+            return
     if as_json:
         emit_json(found)
     else:

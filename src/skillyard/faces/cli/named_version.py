@@ -1,0 +1,18 @@
+"""``NAME@VERSION`` on the command line."""
+
+from __future__ import annotations
+
+import click
+
+
+def exact(text: str) -> tuple[str, str]:
+    """Name and version. Raises UsageError unless both are there."""
+    name, at, version = text.partition("@")
+    if not (name and at and version):
+        raise click.UsageError(f"{text!r} must be NAME@VERSION, such as acme.words.say@1.0.0.")
+    return name, version
+
+
+def maybe(text: str) -> tuple[str, str | None]:
+    """Name, and version where one is named. Raises UsageError."""
+    return exact(text) if "@" in text else (text, None)

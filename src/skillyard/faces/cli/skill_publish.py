@@ -1,0 +1,117 @@
+"""``skillyard skill publish`` and ``export``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import click
+
+from skillyard.client.errors import RpcError
+from skillyard.domain.errors import SkillyardError
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.named_version import maybe
+from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.progress import transfer, working
+from skillyard.faces.cli.render import calm, emit_json, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skillyard.client.bundles import ArchiveFormat
+    from skillyard.faces.cli.target import Where
+
+_FORMS = ("tar.gz", "zip")
+
+
+@click.command()
+@click.argument("source", metavar="DIR|ARCHIVE")
+@json_option
+@server_options
+def publish(source: str, as_json: bool, where: Where) -> None:
+    """Publish the skill in a directory, a zip or a tar (- for standard input): an immutable version, served at once.
+
+    The same content again is the same version. Other content under a published version is refused.
+    """
+    body: str | IO[bytes] = sys.stdin.buffer if source == "-" else source
+    try:
+        with where.open() as target, transfer(source, quiet=as_json) as progress:
+            done = target.publish_skill(body, progress=progress)
+    except (RpcError, SkillyardError) as error:
+        raise _explained(error, source, as_json=as_json) from None
+    if as_json:
+        facts = ("name", "version", "digest", "size_bytes", "files", "created")
+        emit_json({**{name: getattr(done, name) for name in facts}, "findings": list(done.findings)})
+        return
+    _print_findings(source, done.findings)
+    click.echo(calm(f"{done.name}@{done.version}"))
+    how = "published" if done.created else "was published before, with the same content"
+    click.echo(calm(f"{how}: {done.files} files, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
+
+
+@click.command()
+@click.argument("skill", metavar="NAME[@VERSION]")
+@click.option("--version", help="The latest when left out.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), help="A file, a directory, or - .  [default: NAME-VERSION.tar.gz]"
+)
+@click.option("--format", "form", type=click.Choice(_FORMS), help="By the file's name when left out, else tar.gz.")
+@json_option
+@server_options
+def export(skill: str, version: str | None, out: Path | None, form: str | None, as_json: bool, where: Where) -> None:
+    """Write the exact bundle of a version as an archive: publishing it elsewhere gives the same digest."""
+    name, named = maybe(skill)
+    if version and named and version != named:
+        raise click.UsageError("--version says another version than NAME@VERSION.")
+    wanted = version or named
+    form = form or ("zip" if out is not None and out.suffix == ".zip" else "tar.gz")
+    with where.open() as target:
+        if wanted is None:
+            wanted = str(target.call("describe_skill", {"name": name, "detail": "manifest"})["skill"]["version"])
+        sink = _sink(out, f"{name}-{wanted}.{form}")
+        with working(f"exporting {name}", quiet=as_json):
+            done = target.export_skill(name, sink, version=wanted, form=cast("ArchiveFormat", form))
+    path = str(sink) if isinstance(sink, Path) else "-"
+    if as_json and path != "-":
+        facts = {"name": done.name, "version": done.version, "digest": done.digest, "size_bytes": done.size_bytes}
+        emit_json({**facts, "path": path})
+    else:
+        if path != "-":
+            click.echo(path)
+        click.echo(calm(f"{done.name}@{done.version}, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
+
+
+def _sink(out: Path | None, name: str) -> Path | IO[bytes]:
+    if out is not None and str(out) == "-":
+        return sys.stdout.buffer
+    if out is None or out.is_dir():
+        if "/" in name or name.startswith("."):
+            raise Failure(f"{name!r} can be no file's name", "choose one with --out")
+        return (out or Path()) / name
+    return out
+
+
+def _explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
+    """The error to be raised, once its findings were shown."""
+    data: dict[str, Any] = error.data if isinstance(error, RpcError) else error.details
+    findings = data.get("findings")
+    if not isinstance(findings, list):
+        return error
+    found = [finding for finding in findings if isinstance(finding, dict)]
+    if as_json:
+        emit_json({"error": {"type": error.type, "message": error.message, "findings": found}})
+    else:
+        _print_findings(source, found)
+    count = sum(finding.get("level") == "error" for finding in found)
+    errors = "1 error" if count == 1 else f"{count} errors"
+    return Failure(f"{source}: not published, it has {errors}", code=Exit.BAD_INPUT)
+
+
+def _print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
+    for finding in findings:
+        file, line = finding.get("file"), finding.get("line")
+        where = f"{source}/{file}" + (f":{line}" if line else "")
+        text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"
+        mend = f"\n    {finding['mend']}" if finding.get("mend") else ""
+        click.echo(calm(text + mend), err=True)
