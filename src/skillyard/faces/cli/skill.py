@@ -1,23 +1,22 @@
-"""``skillyard skill``: list, show, new, validate; what is about publishing has files of its own."""
+"""``skillyard skill``: list and show; the other commands have files of their own."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
+from skillyard.faces.cli.skill_new import new
 from skillyard.faces.cli.skill_publish import export, publish
+from skillyard.faces.cli.skill_review import review
+from skillyard.faces.cli.skill_validate import validate
+from skillyard.faces.cli.skill_trust import approvals, approve, needs, revoke
 from skillyard.faces.cli.skill_versions import pin, restore, show_versions, unpin, withdraw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skillyard.domain.skill import Finding
     from skillyard.faces.cli.target import Target, Where
 
 
@@ -26,7 +25,7 @@ def skill() -> None:
     """Find skills, read them, make and check your own, publish them."""
 
 
-for command in (publish, export, withdraw, restore, pin, unpin):
+for command in (new, validate, review, publish, export, withdraw, restore, pin, unpin, needs, approve, revoke, approvals):
     skill.add_command(command)
 
 
@@ -76,46 +75,6 @@ def show(name: str, version: str | None, path: str | None, as_json: bool, where:
         _show_skill(found)
 
 
-@skill.command()
-@click.argument("name")
-@click.option("--dir", "parent", type=click.Path(path_type=Path, file_okay=False), default=".", help="Where to put it.")
-@click.option("--kind", type=click.Choice(["action", "instruction"]), default="action", show_default=True)
-@json_option
-def new(name: str, parent: Path, kind: Literal["action", "instruction"], as_json: bool) -> None:
-    """Make a skill that works, to start from: DIR/NAME with manifest, documentation and code."""
-    from skillyard.stores.skills import new_skill
-
-    directory = parent / name
-    files = new_skill(directory, name, kind)
-    if as_json:
-        emit_json({"name": name, "path": str(directory), "files": [str(file) for file in files]})
-        return
-    click.echo(str(directory))
-    click.echo(f"next: skillyard skill validate {directory}", err=True)
-    if kind == "action":
-        click.echo(f'      skillyard run {name} --skills-dir {parent} --args \'{{"text": "hello"}}\'', err=True)
-
-
-@skill.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
-    "--lenient", is_flag=True, help="Only what would keep the server from using it, not the whole specification."
-)
-@json_option
-def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
-    """Check the skills in directories, without running anything of them. Exits with 2 when one is invalid."""
-    from skillyard.stores.skills import validate as check
-
-    found = {path: check(path, "lenient" if lenient else "strict") for path in paths}
-    if as_json:
-        emit_json([_verdict(path, findings) for path, findings in found.items()])
-    else:
-        for path, findings in found.items():
-            _print_findings(path, findings)
-    if not all(_valid(findings) for findings in found.values()):
-        click.get_current_context().exit(Exit.BAD_INPUT)
-
-
 _PIECE = 4 * 1024 * 1024
 """What read_skill_file gives at most at once."""
 
@@ -148,19 +107,3 @@ def _show_skill(found: dict[str, Any]) -> None:
         click.echo(calm(f"  {file['path']}  ({file['size_bytes']} bytes)"))
     click.echo()
     emit_foreign(str(found.get("skill_md") or ""))
-
-
-def _valid(findings: Sequence[Finding]) -> bool:
-    return not any(finding.level == "error" for finding in findings)
-
-
-def _verdict(path: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return {"path": path, "valid": _valid(findings), "findings": [asdict(finding) for finding in findings]}
-
-
-def _print_findings(path: str, findings: Sequence[Finding]) -> None:
-    for finding in findings:
-        click.echo(calm(f"{path}/{finding}"))
-    click.echo(calm(f"{path}: {'valid' if _valid(findings) else 'invalid'}"), err=True)
