@@ -21,8 +21,6 @@ from skillyard.domain.principal import LOCAL, Principal, Scope
 from skillyard.domain.storage import BlobLimits
 from skillyard.engine.blobs import owned_blob
 from skillyard.engine.engine import Engine, Ports
-from skillyard.engine.environments import Environments
-from skillyard.engine.installer import install_with_uv
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Observer, ignore
 from skillyard.local_bundles import export_to, publish_source
@@ -34,6 +32,7 @@ from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
+from skillyard.stores.environments import LocalEnvironments
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.tokens import FileTokens
@@ -136,8 +135,6 @@ class Runtime(ProtocolMethods):
             config = replace(config, isolation=self._backend.name, isolations=frozenset())
         for backend in backends.values():
             stack.push_async_callback(backend.close)
-        environments = Environments(config.environments, places.environments, install_with_uv, self._observer)
-        await asyncio.to_thread(environments.clean)
         readers = make_secret_readers(settings.secrets)
         for reader in readers:
             stack.push_async_callback(reader.close)
@@ -153,10 +150,11 @@ class Runtime(ProtocolMethods):
             bundles=stores.bundles,
             clock=self.clock,
             ids=ids,
+            environments=LocalEnvironments(places.environments, self.clock),
             gate=gate,
             secret_readers=readers,
         )
-        return Engine(ports, environments, config, self._observer)
+        return Engine(ports, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The result of any method of the table. Raises what :func:`skillyard.engine.methods.invoke` raises."""

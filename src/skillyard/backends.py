@@ -25,8 +25,10 @@ def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
     """Every backend that policy may give a run, by name; ``auto`` may give any of them. ``run_dir`` is where
-    they keep what belongs to running sandboxes, ``plug`` what those with a network are plugged into."""
-    wanted = {settings.policy.isolation, *settings.policy.isolations}
+    they keep what belongs to running sandboxes, ``plug`` what those with a network are plugged into. The native one is
+    there in any case: packages are built behind it where the others have no network. Nothing is started before it is
+    needed."""
+    wanted = {settings.policy.isolation, *settings.policy.isolations, "native"}
     return {name: make(settings, run_dir, plug) for name, make in _MAKE.items() if name in wanted or AUTO in wanted}
 
 

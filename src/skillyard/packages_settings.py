@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from skillyard.domain.egress.policy import is_open, parse_rules
-from skillyard.domain.egress.rule import Rule, parse_rule
+from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.limits import MINIMUM
-from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig
+from skillyard.domain.package_names import parse_patterns
+from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig, index_rule
 
 MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_PATTERN = re.compile(r"!?[A-Za-z0-9._*?\[\]-]{1,128}")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_PORTS = {"https": 443, "http": 80}
 _USUAL = PackagesConfig()
 
 
@@ -91,12 +89,8 @@ class PackagesSettings(BaseModel):
 
     @field_validator("allow", "run_code")
     @classmethod
-    def _check_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            if _PATTERN.fullmatch(pattern) is None:
-                rule = "must be patterns of package names such as 'numpy' or 'acme-*'; '!' before one denies"
-                raise InvalidInput("packages", rule, shape(pattern))
-        return value
+    def _check_patterns(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        return parse_patterns(value, f"packages.{info.field_name}")
 
     def config(self) -> PackagesConfig:
         """Raises InvalidInput for ``offline`` without wheels."""
@@ -109,21 +103,3 @@ class PackagesSettings(BaseModel):
         if self.network is not None:
             return parse_rules(self.network, "packages.network")
         return PYPI_RULES if self.index == PYPI else (index_rule(self.index),)
-
-
-def index_rule(url: str) -> Rule:
-    """The rule that allows the host of ``url`` and nothing else. Raises InvalidInput for what is no index."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port, parts = None, None, urlsplit("")
-    odd = not url.isascii() or not url.isprintable() or " " in url
-    if odd or not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
-        raise InvalidInput(
-            "packages.index", "must be an http or https URL such as 'https://pypi.org/simple'", shape(url)
-        )
-    if parts.username is not None or parts.password is not None:
-        raise InvalidInput("packages.index", "must not hold credentials: store them and name them in packages.secret")
-    shown = f"[{host}]" if ":" in host else host
-    return parse_rule(f"{shown}:{port or _PORTS[parts.scheme]}", "packages.index")

@@ -1,4 +1,4 @@
-"""kill -9 of the server while it installs an environment: the installer ends with it, and what it made is removed."""
+"""kill -9 of the server while it builds an environment: the build ends with it, and what it made is removed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.crash.server import Server
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_installer_ends_with_the_server(tmp_path: Path) -> None:
-    """It is asked for a package whose index never answers, so that it is at work when the server is killed."""
+async def test_the_build_ends_with_the_server(tmp_path: Path) -> None:
+    """Its index never answers, so that it is at work when the server is killed."""
     data_dir, footprint = tmp_path / "data", Footprint(tmp_path / "data")
     with socket.create_server(("127.0.0.1", 0)) as index:
-        wheel = f"http://127.0.0.1:{index.getsockname()[1]}/slow-1.0-py3-none-any.whl"
-        environments = json.dumps({"slow": {"packages": [f"slow @ {wheel}"]}})
-        with Server(data_dir, SKILLYARD_ENVIRONMENTS=environments) as server:
+        environments = json.dumps({"slow": {"packages": ["slow"]}})
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        with Server(data_dir, SKILLYARD_ENVIRONMENTS=environments, SKILLYARD_PACKAGES__INDEX=url) as server:
             async with server.callers() as callers:
                 run = callers.run(QUICK, {"n": 1}, environment="slow")
-                installer = await _accepted(index)
-                assert list((data_dir / "environments").glob(".tmp-slow-*"))
+                build = await _accepted(index)
                 assert any("uv" in process.command for process in footprint.look().processes)
                 server.kill()
                 assert await run is None
-        with installer:
-            await _hung_up(installer)
+        with build:
+            await _hung_up(build)
+    (data_dir / "environments" / ".tmp-half-made").mkdir()
     with Server(data_dir) as server:
         assert not list((data_dir / "environments").iterdir())
         async with server.callers() as callers:

@@ -15,19 +15,20 @@ from skillyard.domain.run import RunRecord
 from skillyard.domain.secret_entry import Secret
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
-from skillyard.engine.environments import Environments
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Event
 from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.database import Database
+from skillyard.stores.environments import LocalEnvironments
 from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.testing.memory_secrets import MemorySecrets
+from tests.engine.fake_builder import FakeBuilder
 from tests.engine.fake_gate import FakeGate
 from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
 
@@ -71,7 +72,7 @@ class Rig:
     events: list[Event]
     home: Path
     database: Database
-    environments: Environments
+    builder: FakeBuilder
     gate: FakeGate | None = None
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
@@ -110,12 +111,6 @@ class Rig:
         self.engine.backends.admit(self.backend, self.extra["probe"])
 
 
-async def no_installer(packages: tuple[str, ...], target: Path) -> None:
-    for package in packages:
-        (target / f"{package}-1.5.0.dist-info").mkdir()
-        (target / f"{package}.py").write_text("x = 1\n")
-
-
 def make_engine(rig: Rig, config: EngineConfig) -> Engine:
     ports = Ports(
         backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
@@ -129,9 +124,10 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         bundles=rig.extra.get("bundles", LocalBundles(Snapshots(rig.home / "snapshots"), rig.home / "uploads")),
         clock=rig.clock,
         ids=SystemIds(),
+        environments=LocalEnvironments(rig.home / "environments", rig.clock),
         gate=rig.gate,
     )
-    return Engine(ports, rig.environments, config, rig.events.append)
+    return Engine(ports, config, rig.events.append, rig.builder)
 
 
 @pytest.fixture
@@ -141,7 +137,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
     await blobs.prepare()
     config = EngineConfig(isolation=FakeBackend.name)
-    environments = Environments(config.environments, tmp_path / "environments", no_installer, events.append)
     rig = Rig(
         engine=None,  # type: ignore[arg-type]
         backend=FakeBackend(),
@@ -151,7 +146,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         events=events,
         home=tmp_path,
         database=database,
-        environments=environments,
+        builder=FakeBuilder(),
         extra={"blobs": blobs, "records": SqliteRecords(database)},
     )
     rig.engine = make_engine(rig, config)

@@ -1,85 +1,89 @@
-"""Environments are installed once, whole or not at all, and never change."""
+"""Environments are resolved and built once, whole or not at all, shared, counted and evicted."""
 
 from __future__ import annotations
 
 import asyncio
 import stat
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from skillyard.domain.errors import InvalidInput
+from skillyard.domain.environment import Wanted
+from skillyard.domain.errors import Busy, InvalidInput, SkillyardError
 from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.environments import Environments, InstallFailed, digest_of
-from skillyard.engine.installer import base_interpreter, install_with_uv
-from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling, Event
+from skillyard.engine.environments import BuildFailed, Environment, Environments
+from skillyard.engine.environments.building import RETRY_S
+from skillyard.engine.environments.environments import JUST_USED_S
+from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
+from skillyard.engine.packages_config import PackagesConfig
 from tests.engine.conftest import Rig
 
 pytestmark = pytest.mark.anyio
 
-MINE = {"mine": EnvironmentDefinition(("a-pkg", "b"), ("b",)), "base": EnvironmentDefinition()}
-
-
-class Installer:
-    """Installs what it is told to; ``gate`` holds it, ``fault`` breaks it half-way."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.gate: asyncio.Event | None = None
-        self.fault: Exception | None = None
-
-    async def __call__(self, packages: tuple[str, ...], target: Path) -> None:
-        self.calls += 1
-        for package in packages:
-            (target / f"{package.replace('-', '_')}-2.0.dist-info").mkdir()
-            (target / f"{package}.py").write_text("x = 1\n")
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.fault is not None:
-            raise self.fault
+MINE = {
+    "mine": EnvironmentDefinition(("a-pkg", "b"), ("b",)),
+    "base": EnvironmentDefinition(),
+    "same": EnvironmentDefinition(("b>=1", "a-pkg")),
+}
 
 
 @pytest.fixture
-def installer() -> Installer:
-    return Installer()
+async def environments(rig: Rig) -> AsyncIterator[Environments]:
+    rig.configure(environments=MINE)
+    yield rig.engine.environments
+    await rig.engine.environments.close()
 
 
-@pytest.fixture
-def events() -> list[Event]:
-    return []
+def kept(rig: Rig) -> list[str]:
+    """What lies in the directory of environments, without locks."""
+    home = rig.home / "environments"
+    return sorted(path.name for path in home.iterdir() if path.name != "locks") if home.is_dir() else []
 
 
-@pytest.fixture
-async def environments(tmp_path: Path, installer: Installer, events: list[Event]) -> AsyncIterator[Environments]:
-    environments = Environments(MINE, tmp_path, installer, events.append)
-    yield environments
-    await environments.close()
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
-async def test_base_needs_nothing(environments: Environments, installer: Installer, tmp_path: Path) -> None:
+async def of(environments: Environments, *requirements: str) -> Environment:
+    return await environments.of(Wanted.of(requirements), "somebody")
+
+
+async def test_base_needs_nothing(environments: Environments, rig: Rig) -> None:
     ref = (await environments.get("base")).ref
     assert (ref.name, ref.packages, ref.preload) == ("base", None, ())
-    assert installer.calls == 0
-    assert list(tmp_path.iterdir()) == []
+    assert rig.builder.resolved == []
+    assert kept(rig) == []
 
 
-async def test_concurrent_requests_install_once(
-    environments: Environments, installer: Installer, events: list[Event]
-) -> None:
-    found = await asyncio.gather(*(environments.get("mine") for _ in range(5)))
-    assert installer.calls == 1
-    assert len({id(environment) for environment in found}) == 1
+async def test_concurrent_requests_build_once(environments: Environments, rig: Rig) -> None:
+    found = await asyncio.gather(*(environments.get("mine") for _ in range(20)))
+    assert len(rig.builder.resolved) == len(rig.builder.installed) == 1
+    assert len({environment.ref for environment in found}) == 1
     environment = found[0]
-    assert environment.distributions == {"a-pkg": "2.0", "b": "2.0"}
+    assert environment.distributions == {"a-pkg": "1.5.0", "b": "1.5.0"}
     assert environment.ref.preload == ("b",)
     assert environment.ref.packages is not None
-    assert environment.ref.packages.name == f"mine-{digest_of(MINE['mine'])}"
-    assert [type(event) for event in events] == [EnvironmentInstalling, EnvironmentInstalled]
+    assert environment.ref.packages.name == environment.digest == environment.ref.digest
+    assert environment.built is not None
+    assert environment.built.modules == ("a_pkg", "b")
+    assert [type(event) for event in rig.events[-2:]] == [EnvironmentInstalling, EnvironmentInstalled]
 
 
-async def test_what_is_installed_is_readable_by_all_and_writable_by_none(environments: Environments) -> None:
+async def test_other_requirements_with_the_same_lock_share_it(environments: Environments, rig: Rig) -> None:
+    rig.builder.gate = asyncio.Event()
+    both = asyncio.gather(environments.get("mine"), environments.get("same"))
+    await until(lambda: len(rig.builder.resolved) == 2)
+    rig.builder.gate.set()
+    first, second = await both
+    assert first.ref.packages == second.ref.packages
+    assert len(rig.builder.installed) == 1
+    assert len(kept(rig)) == 2  # the directory, and what is known of it
+
+
+async def test_what_is_built_is_readable_by_all_and_writable_by_none(environments: Environments) -> None:
     home = (await environments.get("mine")).ref.packages
     assert home is not None
     for path in (home, *home.rglob("*")):
@@ -87,115 +91,240 @@ async def test_what_is_installed_is_readable_by_all_and_writable_by_none(environ
         assert mode == (0o555 if path.is_dir() else 0o444)
 
 
-async def test_it_is_found_again_after_a_restart(
-    environments: Environments, installer: Installer, tmp_path: Path
-) -> None:
+async def test_it_is_found_again_after_a_restart_with_the_same_versions(environments: Environments, rig: Rig) -> None:
     first = await environments.get("mine")
-    again = await Environments(MINE, tmp_path, installer).get("mine")
-    assert again == first
-    assert installer.calls == 1
+    rig.builder.version = "2.0"
+    rig.configure(environments=MINE)
+    assert await rig.engine.environments.get("mine") == first
+    assert len(rig.builder.installed) == 1
+    await rig.engine.environments.remove(first.digest, forget=False)
+    again = await rig.engine.environments.get("mine")
+    assert again.distributions == first.distributions
+    assert len(rig.builder.resolved) == 1
+    assert len(rig.builder.installed) == 2
 
 
-async def test_another_definition_gets_another_directory(
-    environments: Environments, installer: Installer, tmp_path: Path
-) -> None:
+async def test_a_refresh_resolves_anew(environments: Environments, rig: Rig) -> None:
     first = await environments.get("mine")
-    changed = {"mine": EnvironmentDefinition(("a-pkg",))}
-    second = await Environments(changed, tmp_path, installer).get("mine")
-    assert first.ref.packages != second.ref.packages
-    assert installer.calls == 2
+    rig.builder.version = "2.0"
+    answer = await rig.call("environments.build", environment="mine", refresh=True)
+    assert answer["environment"]["distributions"] == {"a-pkg": "2.0", "b": "2.0"}
+    assert (await environments.get("mine")).digest != first.digest
 
 
-async def test_a_failure_leaves_nothing_and_is_not_remembered(
-    environments: Environments, installer: Installer, events: list[Event], tmp_path: Path
-) -> None:
-    installer.fault = InstallFailed("no such package: b")
-    with pytest.raises(InstallFailed, match="environment 'mine' could not be installed: no such package: b"):
-        await environments.get("mine")
-    assert list(tmp_path.iterdir()) == []
-    assert isinstance(events[-1], EnvironmentFailed)
-    installer.fault = None
+async def test_one_that_is_built_again_has_another_name(environments: Environments, rig: Rig) -> None:
+    """So that no warm interpreter of the one that was removed serves for it."""
+    first = await environments.get("mine")
+    await environments.remove(first.digest, forget=False)
+    again = await environments.get("mine")
+    assert again.ref.digest == first.ref.digest
+    assert again.ref.name != first.ref.name
+
+
+async def test_a_failure_leaves_nothing_and_is_remembered_for_a_while(environments: Environments, rig: Rig) -> None:
+    rig.builder.fault = BuildFailed("no such package: b")
+    for _ in range(3):
+        with pytest.raises(BuildFailed, match="environment 'mine' could not be built: no such package: b"):
+            await environments.get("mine")
+    assert kept(rig) == []
+    assert len(rig.builder.installed) == 1
+    assert isinstance(rig.events[-1], EnvironmentFailed)
+    rig.builder.fault = None
+    rig.clock.time += RETRY_S + 1
     assert (await environments.get("mine")).ref.packages is not None
 
 
-async def test_a_caller_that_goes_away_does_not_stop_it_for_others(
-    environments: Environments, installer: Installer
-) -> None:
-    installer.gate = asyncio.Event()
+async def test_who_asks_for_a_build_as_such_tries_again_at_once(environments: Environments, rig: Rig) -> None:
+    rig.builder.fault = BuildFailed("the index is away")
+    with pytest.raises(BuildFailed):
+        await environments.get("mine")
+    failed = (await rig.call("environments.show", environment="mine"))["environment"]
+    assert (failed["state"], failed["error"]) == ("failed", "the index is away")
+    assert b"Failed: the index is away" in await rig.content(failed["log"])
+    rig.builder.fault = None
+    built = (await rig.call("environments.build", environment="mine"))["environment"]
+    assert built["state"] == "ready"
+    assert b"Downloading" in await rig.content(built["log"])
+
+
+async def test_a_lock_that_cannot_be_installed_is_not_kept(environments: Environments, rig: Rig) -> None:
+    rig.builder.fault = BuildFailed("hash mismatch")
+    with pytest.raises(BuildFailed):
+        await environments.get("mine")
+    rig.builder.fault = None
+    rig.clock.time += RETRY_S + 1
+    await environments.get("mine")
+    assert len(rig.builder.resolved) == 2
+
+
+async def test_a_caller_that_goes_away_does_not_stop_it_for_others(environments: Environments, rig: Rig) -> None:
+    rig.builder.gate = asyncio.Event()
     gone, stays = (asyncio.create_task(environments.get("mine")) for _ in range(2))
-    while not installer.calls:
-        await asyncio.sleep(0)
+    await until(lambda: rig.builder.installed)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    installer.gate.set()
-    assert (await stays).ref.name == "mine"
+    rig.builder.gate.set()
+    assert (await stays).distributions
 
 
-async def test_closing_stops_an_installation_and_leaves_nothing(
-    environments: Environments, installer: Installer, tmp_path: Path
-) -> None:
-    installer.gate = asyncio.Event()
+async def test_only_so_many_build_at_once(rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
+    environments = rig.engine.environments
+    rig.builder.gate = asyncio.Event()
+    tasks = [asyncio.create_task(of(environments, name)) for name in ("x", "y")]
+    await until(lambda: rig.builder.installed)
+    states = sorted(build.state.value for build in environments.building.at_work())
+    assert states == ["installing", "waiting"]
+    rig.builder.gate.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_progress_is_shown(environments: Environments, rig: Rig) -> None:
+    assert (await rig.call("environments.show", environment="mine"))["environment"]["state"] == "absent"
+    rig.builder.gate = asyncio.Event()
+    started = (await rig.call("environments.build", environment="mine", wait=False))["environment"]
+    assert started["state"] == "waiting"
+    await until(lambda: rig.builder.installed)
+    shown = (await rig.call("environments.show", environment="mine"))["environment"]
+    assert (shown["state"], shown["line"]) == ("installing", "Downloading")
+    assert [build["state"] for build in (await rig.call("environments.list"))["builds"]] == ["installing"]
+    rig.builder.gate.set()
+    ready = (await rig.call("environments.build", environment="mine"))["environment"]
+    assert (ready["state"], ready["requirements"]) == ("ready", ["a-pkg", "b"])
+    listed = await rig.call("environments.list")
+    assert ([e["digest"] for e in listed["environments"]], listed["builds"]) == ([ready["digest"]], [])
+
+
+async def test_closing_stops_a_build_and_leaves_nothing(environments: Environments, rig: Rig) -> None:
+    rig.builder.gate = asyncio.Event()
     waiting = asyncio.create_task(environments.get("mine"))
-    while not installer.calls:
-        await asyncio.sleep(0.001)
+    await until(lambda: rig.builder.installed)
     await environments.close()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert waiting.cancelled()
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BuildFailed, match="shutting down"):
+        await waiting
+    assert kept(rig) == []
+    with pytest.raises(BuildFailed, match="shutting down"):
+        await environments.get("mine")
 
 
-async def test_what_a_crash_left_is_cleaned_away(environments: Environments, tmp_path: Path) -> None:
-    left = tmp_path / ".tmp-mine-x" / "deep"
-    left.mkdir(parents=True)
-    (left / "f").write_text("x")
-    left.chmod(0o555)
-    environments.clean()
-    assert list(tmp_path.iterdir()) == []
+async def test_what_a_crash_left_is_swept(environments: Environments, rig: Rig) -> None:
+    digest = (await environments.get("mine")).digest
+    home = rig.home / "environments"
+    sealed = home / ".tmp-x" / "deep"
+    sealed.mkdir(parents=True)
+    sealed.chmod(0o555)
+    (home / "0123456789abcdef.json").write_text("{}")
+    (home / "00000000000000aa").mkdir()
+    (home / "locks" / ".tmp-a.json").write_text("x")
+    await environments.clean()
+    assert kept(rig) == [digest, f"{digest}.json"]
+    assert len(list((home / "locks").iterdir())) == 1
+
+
+async def test_a_damaged_record_means_that_it_is_built_again(environments: Environments, rig: Rig) -> None:
+    digest = (await environments.get("mine")).digest
+    (rig.home / "environments" / f"{digest}.json").write_text('{"digest": 1')
+    rig.configure(environments=MINE)
+    await rig.engine.environments.clean()
+    assert kept(rig) == []
+    assert (await rig.engine.environments.get("mine")).digest == digest
 
 
 async def test_unknown_names_are_refused(environments: Environments) -> None:
-    with pytest.raises(InvalidInput, match="environment: unknown environment; known are base, mine"):
+    with pytest.raises(InvalidInput, match="environment: unknown environment; known are base, mine, same"):
         await environments.get("other")
 
 
-async def test_an_environment_that_cannot_be_had_is_a_failed_run(rig: Rig) -> None:
-    async def fail(packages: tuple[str, ...], target: Path) -> None:
-        raise InstallFailed("the index is not reachable")
+async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=1000.0))
+    environments = rig.engine.environments
+    old = await of(environments, "old")
+    rig.clock.time += 900
+    young = await of(environments, "young")
+    rig.clock.time += 200
+    assert await environments.evict() == 1
+    assert kept(rig) == [young.digest, f"{young.digest}.json"]
+    assert (await of(environments, "old")).digest == old.digest
 
-    rig.environments = Environments(rig.engine.config.environments, rig.home / "none", fail, rig.events.append)
-    rig.configure()
+
+async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None))
+    environments = rig.engine.environments
+    made = []
+    for name in ("a", "b", "c"):
+        made.append(await of(environments, name))
+        rig.clock.time += 10
+    rig.clock.time += 1000
+    await of(environments, "a")  # used again, and that is written down
+    size = sum(e.built.size for e in made if e.built)
+    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None, max_bytes=size - 1))
+    environments = rig.engine.environments
+    rig.clock.time += JUST_USED_S + 1
+    assert await environments.evict() == 1
+    assert made[1].digest not in kept(rig)
+
+
+async def test_what_a_run_uses_stays(rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
+    environments = rig.engine.environments
+    digest = (await environments.get("mine")).digest
+    rig.clock.time += JUST_USED_S + 1
+    with environments.using(digest):
+        assert await environments.evict() == 0
+        with pytest.raises(Busy, match="1 run at work uses it"):
+            await environments.remove(digest, forget=False)
+    assert await environments.evict(in_use={digest}) == 0
+    assert await environments.evict() == 1
+
+
+async def test_it_is_written_down_now_and_then_that_one_is_used(environments: Environments, rig: Rig) -> None:
+    digest = (await environments.get("mine")).digest
+    facts = rig.home / "environments" / f"{digest}.json"
+    began = facts.stat().st_mtime
+    rig.clock.time += 60
+    await environments.get("mine")
+    assert facts.stat().st_mtime == began
+    rig.clock.time += 1000
+    await environments.get("mine")
+    assert facts.stat().st_mtime == rig.clock.time
+    rig.configure(environments=MINE)
+    found = await rig.engine.environments.store.find(digest)
+    assert found is not None
+    assert found.used_at == rig.clock.time
+
+
+async def test_an_environment_that_cannot_be_had_is_a_failed_run(rig: Rig) -> None:
+    rig.builder.fault = BuildFailed("the index is not reachable")
     run = await rig.run(environment="data")
     assert (run["status"], run["error"]["type"]) == ("failed", "SandboxError")
-    assert "'data' could not be installed: the index is not reachable" in run["error"]["message"]
+    assert "'data' could not be built: the index is not reachable" in run["error"]["message"]
+    assert "whole log: blob:" in run["error"]["message"]
     assert (await rig.run())["status"] == "completed"
 
 
-async def test_uv_explains_what_it_cannot_find(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    with pytest.raises(InstallFailed, match="Distribution not found at: file:///nowhere"):
-        await install_with_uv(("no-such-package @ file:///nowhere/at/all",), tmp_path / "target")
+async def test_a_machinery_fault_is_told_as_one(environments: Environments, rig: Rig) -> None:
+    rig.builder.fault = RuntimeError("a bug")
+    with pytest.raises(BuildFailed, match="an internal fault ended the build"):
+        await environments.get("mine")
 
 
-async def test_uv_installs_a_local_wheel(tmp_path: Path) -> None:
-    wheel = _wheel(tmp_path)
-    target = tmp_path / "target"
-    target.mkdir()
-    await install_with_uv((f"tiny @ {wheel.as_uri()}",), target)
-    assert (target / "tiny.py").read_text() == "x = 1\n"
+async def test_removing_needs_an_admin_and_what_is_not_there_is_told(environments: Environments, rig: Rig) -> None:
+    with pytest.raises(SkillyardError, match="it is not built"):
+        await rig.call("environments.remove", environment="mine")
+    await environments.get("mine")
+    removed = await rig.call("environments.remove", environment="mine", forget=True)
+    assert kept(rig) == []
+    assert removed["removed"]
+    assert list((rig.home / "environments" / "locks").iterdir()) == []
 
 
-def test_the_base_interpreter_is_no_virtual_environment() -> None:
-    assert base_interpreter() != sys.executable or sys.prefix == sys.base_prefix
+def test_requirements_are_a_set() -> None:
+    assert Wanted.of(["b", " a  >=1 ", "b"]) == Wanted.of(["a >=1", "b"])
 
 
-def _wheel(directory: Path) -> Path:
-    import zipfile
+def test_lock_files_are_small_and_private(tmp_path: Path) -> None:
+    from skillyard.stores.environments.small_file import read_json, write_json
 
-    path = directory / "tiny-1.0-py3-none-any.whl"
-    info = "tiny-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("tiny.py", "x = 1\n")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", f"tiny.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-    return path
+    write_json(tmp_path / "x.json", {"a": 1})
+    assert read_json(tmp_path / "x.json") == {"a": 1}
+    assert read_json(tmp_path / "y.json") is None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from skillyard.domain.run import RunStatus
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.skill import Needs, SecretNeed, SkillSource
 from skillyard.engine.observer import RunEnded, SecretsGiven
+from skillyard.engine.packages_config import PackagesConfig
 from tests.engine.conftest import Rig, playing
 from tests.engine.fakes import FakeProcess, a_skill, raises, result
 
@@ -83,12 +85,42 @@ async def test_network_that_cannot_be_given_is_refused_by_name(rig: Rig) -> None
     await refused(rig, "PolicyRefused", "api.x.com, *.y.com:443", name="a.b")
 
 
-async def test_packages_that_the_environment_lacks_are_refused_by_name(rig: Rig) -> None:
+async def test_packages_that_the_environment_lacks_are_built(rig: Rig) -> None:
     rig.skills.add(a_skill("a.b", needs=Needs(dependencies=("requests>=2", "rich"))))
-    await refused(rig, "PolicyRefused", "requests>=2, rich", name="a.b")
-    await refused(
-        rig, "PolicyRefused", "requests>=2", "run_code", language="python", code="x = 1", mount_skills=["a.b"]
-    )
+    for _ in range(2):
+        run = await rig.call("execute_skill", name="a.b")
+        assert run["status"] == "completed"
+    assert rig.builder.resolved == [("requests>=2", "rich")]
+    environment = rig.backend.started[-1][0].environment
+    assert environment.packages is not None
+    assert (environment.packages / "requests" / "__init__.py").is_file()
+    assert (await rig.record(run)).digests["environment"] == environment.digest == environment.packages.name
+
+
+async def test_packages_come_on_top_of_the_named_environment(rig: Rig) -> None:
+    rig.skills.add(a_skill("a.b", environment="data", needs=Needs(dependencies=("rich",))))
+    rig.configure(packages=PackagesConfig(run_code=("rich", "six")))
+    await rig.call("execute_skill", name="a.b")
+    assert rig.builder.resolved == [("numpy", "pandas", "rich")]
+    await rig.run(mount_skills=["a.b"], packages=["six"])
+    assert rig.builder.resolved[1:] == [("numpy", "pandas", "rich", "six")]
+
+
+async def test_packages_that_policy_does_not_admit_are_refused_by_name(rig: Rig) -> None:
+    rig.skills.add(a_skill("a.b", needs=Needs(dependencies=("requests>=2", "rich"))))
+    rig.configure(packages=PackagesConfig(allow=("*", "!requests")))
+    await refused(rig, "PolicyRefused", "'a.b' asks for the packages 'requests': packages.allow", name="a.b")
+    rig.skills.add(replace(a_skill("c.d", needs=Needs(dependencies=("rich",))), source=SkillSource.PUBLISHED))
+    await refused(rig, "PolicyRefused", "'rich': packages.run_code admits none of them, and 'c.d'", name="c.d")
+    await refused(rig, "PolicyRefused", "packages.run_code", "run_code", language="python", code="x", packages=["six"])
+    assert rig.builder.resolved == []
+
+
+async def test_what_is_no_requirement_is_not_installed(rig: Rig) -> None:
+    for need in ("pandas @ https://x", "-r /etc/passwd", ""):
+        rig.skills.add(a_skill("a.b", needs=Needs(dependencies=(need,))))
+        await refused(rig, "PolicyRefused", "is no requirement", name="a.b")
+    assert rig.builder.resolved == []
 
 
 @pytest.mark.parametrize(
@@ -101,16 +133,17 @@ async def test_packages_that_the_environment_lacks_are_refused_by_name(rig: Rig)
         ("pandas==1.*", True),
         ("pandas!=1.5", False),
         ("pandas>=2", False),
-        ("pandas[extra]>=1.5", True),
-        ("pandas @ https://x", False),
+        ("pandas[extra]>=1.5", False),
         ("pandas; python_version > '3'", False),
-        ("", False),
     ],
 )
 async def test_packages_that_the_environment_has(rig: Rig, need: str, met: bool) -> None:
+    """Nothing is resolved for what a ready environment has."""
     rig.skills.add(a_skill("a.b", environment="data", needs=Needs(dependencies=(need,))))
+    await rig.call("environments.build", environment="data")
     run = await rig.call("execute_skill", name="a.b")
-    assert run["status"] == ("completed" if met else "failed")
+    assert run["status"] == "completed"
+    assert len(rig.builder.resolved) == (1 if met else 2)
 
 
 def secret_skill(name: str = "a.b", *secrets: str, optional: tuple[str, ...] = ()) -> Any:

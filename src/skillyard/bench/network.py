@@ -19,7 +19,7 @@ from skillyard.bench.job import SUM, WrongResult
 from skillyard.bench.peers import interpreter
 from skillyard.bench.stats import Rounds
 from skillyard.domain.errors import SkillyardError
-from skillyard.engine.installer import base_interpreter
+from skillyard.engine.environments import base_interpreter
 from skillyard.settings import load_settings
 
 HOST, SKILL, SECRET = "origin.bench", "bench.network", "BENCH_KEY"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -85,7 +86,7 @@ class Yards:
         packages = environment.ref.packages
         assert packages is not None
         for directory in (self.demand.data_dir.home, self.ready_server.data_dir, self.demand_server.data_dir):
-            (DataDir(directory).environments / packages.name).symlink_to(packages)  # installed once is enough
+            _share(packages.parent, DataDir(directory).environments)
         self.packages = packages
         return ""
 
@@ -106,6 +107,17 @@ class Yards:
             if ready == seen:
                 return
             seen = ready
+
+
+def _share(built: Path, other: Path) -> None:
+    """Built once is enough: what is known of an environment is copied, its packages are led to."""
+    for path in built.iterdir():
+        if path.name == "locks":
+            shutil.copytree(path, other / path.name)
+        elif path.is_dir():
+            (other / path.name).symlink_to(path)
+        else:
+            shutil.copy2(path, other / path.name)
 
 
 @asynccontextmanager

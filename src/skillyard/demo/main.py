@@ -27,9 +27,9 @@ from skillyard.demo.screen import Screen
 from skillyard.demo.story import DemoFailed, Story
 from skillyard.domain.isolation import AUTO, STRONGEST_FIRST
 from skillyard.domain.protection import LIMITS, WALLS, Level
-from skillyard.engine.environments import remove_tree
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.server_process import ServerFailed, ServerProcess
+from skillyard.stores.skills.snapshots import remove_tree
 
 _ISOLATION = "SKILLYARD_POLICY__ISOLATION"
 _PATIENCE_S = 120.0

@@ -48,6 +48,10 @@ class BuildState(StrEnum):
     READY = "ready"
     FAILED = "failed"
 
+    @property
+    def over(self) -> bool:
+        return self in (BuildState.READY, BuildState.FAILED)
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltEnvironment:

@@ -98,6 +98,11 @@ class Backends:
         offer.check_ready()
         return offer
 
+    async def look(self, name: str) -> Offer | None:
+        """The backend of that name, whether runs may have it or not; None where there is none. Raises SandboxFault."""
+        backend = self._backends.get(name)
+        return None if backend is None else await self._offer(backend)
+
     def admit(self, backend: Backend, probe: Probe) -> Offer:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         config = self._config

@@ -81,7 +81,7 @@ class EngineConfig:
     separate_principals: bool = False
     network: NetworkConfig = NetworkConfig()
     trust: Trust = field(default_factory=Trust)
-    packages: PackagesConfig = PackagesConfig()
+    packages: PackagesConfig = field(default_factory=PackagesConfig)
     log_bytes: int = 64 * MIB
     json_blob_bytes: int = 32 * MIB
     run_blob_bytes: int = 4096 * MIB

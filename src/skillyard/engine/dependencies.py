@@ -1,20 +1,20 @@
-"""Whether the packages that a skill declares are in its environment. Nothing is installed for a run."""
+"""Whether the packages that somebody asks for are in an environment."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-from skillyard.engine.environments import normalized
+from skillyard.domain.package_names import normalized
 
-_NEED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*(.*)", re.DOTALL)
+_NEED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[\s*\])?\s*(.*)", re.DOTALL)
 _BOUND = re.compile(r"(~=|==|!=|<=|>=|<|>)\s*([0-9][0-9.]*)(\.\*)?")
 
 
 def missing(needs: Iterable[str], installed: Mapping[str, str]) -> list[str]:
     """The requirements that ``installed`` (normalized name → version) does not meet, as they were written.
 
-    Understood are a name and numeric bounds (``numpy>=1.26,<3``); anything else counts as missing.
+    Understood are a name and numeric bounds (``numpy>=1.26,<3``); anything else, extras too, counts as missing.
     """
     return [need for need in needs if not _met(need, installed)]
 

@@ -19,7 +19,8 @@ from skillyard.engine.backends import Backends
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.catalogue.review import Reviews
 from skillyard.engine.config import EngineConfig
-from skillyard.engine.environments import Environments
+from skillyard.engine.environments.builder import Builder
+from skillyard.engine.environments.making import make_environments
 from skillyard.engine.execute import Execution
 from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant, make_grant, make_spec
@@ -40,6 +41,7 @@ from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
@@ -63,6 +65,7 @@ class Ports:
     approvals: ApprovalStore
     publications: PublicationStore
     bundles: BundleStore
+    environments: EnvironmentStore
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -75,10 +78,11 @@ class Engine:
     def __init__(
         self,
         ports: Ports,
-        environments: Environments,
         config: EngineConfig | None = None,
         emit: Observer = ignore,
+        builder: Builder | None = None,
     ) -> None:
+        """``builder`` makes environments; in sandboxes when there is none."""
         self.blobs = ports.blobs
         self.skills = ports.skills
         self.approvals = ports.approvals
@@ -87,7 +91,6 @@ class Engine:
         self.clock = ports.clock
         self.ids = ports.ids
         self.gate = ports.gate
-        self.environments = environments
         self.tasks = Tasks()
         self.config = config or EngineConfig()
         self.backends = Backends(ports.backends, self.config)
@@ -100,11 +103,13 @@ class Engine:
         self.reviews = Reviews()
         self.schemas = SchemaChecks()
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
+        self.environments = make_environments(self, ports.environments, builder)
         self._keys = Keys(ports.records)
         self._background = Tasks()
 
     async def start(self) -> None:
         """Probe for the default isolation, settle what a dead server left, and begin to sweep."""
+        await self.environments.clean()
         await self.backends.start()
         await recovery.recover(self)
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
@@ -147,9 +152,17 @@ class Engine:
             grant = await self._granted(plan)
             if isinstance(grant, Refused):
                 return await self._refuse(plan, grant)
-            place = await self._enter(plan, plan.limits.memory_mb + plan.limits.disk_mb)
         except SkillyardError as error:
             self.emit(RunRefused(request.kind, principal.name, error.type))
+            raise
+        with self.environments.using(grant.digests["environment"]):
+            return await self._placed(plan, grant)
+
+    async def _placed(self, plan: Plan, grant: Grant) -> RunRecord:
+        try:
+            place = await self._enter(plan, plan.limits.memory_mb + plan.limits.disk_mb)
+        except SkillyardError as error:
+            self.emit(RunRefused(plan.request.kind, plan.principal.name, error.type))
             raise
         try:
             return await Execution(self, plan, grant, run_facts(plan, grant.digests, grant.needs)).run()
@@ -210,6 +223,6 @@ class Engine:
             await active.cancel("the server is shutting down")
         if endings:
             await asyncio.wait(endings)
-        await self.tasks.drain()
         await self.environments.close()
+        await self.tasks.drain()
         await self._background.close()

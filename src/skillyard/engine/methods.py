@@ -19,6 +19,7 @@ from skillyard.engine import (
 )
 from skillyard.engine.catalogue import methods as catalogue_methods
 from skillyard.engine.catalogue import review as catalogue_review
+from skillyard.engine.environments import methods as environment_methods
 from skillyard.engine.method import Method
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ METHODS: dict[str, Method] = {
         secret_methods,
         catalogue_methods,
         catalogue_review,
+        environment_methods,
     )
     for method in module.TABLE
 }

@@ -87,21 +87,20 @@ class NetworkChanged:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstalling:
-    name: str
+    """``digest`` is of the requirements: what they are resolved to is not known yet."""
+
     digest: str
     packages: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstalled:
-    name: str
     digest: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFailed:
-    name: str
     digest: str
     reason: str
 
@@ -142,11 +141,12 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How many expired blobs, old records and stray sandboxes went."""
+    """How many expired blobs, old records, stray sandboxes and unused environments went."""
 
     blobs: int
     records: int
     sandboxes: int = 0
+    environments: int = 0
 
 
 @dataclass(frozen=True, slots=True)

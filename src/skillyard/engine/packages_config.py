@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from skillyard.domain.egress.rule import Rule, parse_rule
+from skillyard.domain.errors import InvalidInput, shape
 
 PYPI = "https://pypi.org/simple"
 PYPI_RULES = tuple(parse_rule(text) for text in ("pypi.org", "files.pythonhosted.org"))
+_PORTS = {"https": 443, "http": 80}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,20 @@ class PackagesConfig:
     max_age_s: float | None = 30 * 86400.0
     allow: tuple[str, ...] = ("*",)
     run_code: tuple[str, ...] = ()
+
+
+def index_rule(url: str) -> Rule:
+    """The rule that allows the host of ``url`` and nothing else. Raises InvalidInput for what is no index."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    odd = not url.isascii() or not url.isprintable() or " " in url
+    if odd or not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
+        rule = "must be an http or https URL such as 'https://pypi.org/simple'"
+        raise InvalidInput("packages.index", rule, shape(url))
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("packages.index", "must not hold credentials: store them and name them in packages.secret")
+    shown = f"[{host}]" if ":" in host else host
+    return parse_rule(f"{shown}:{port or _PORTS[parts.scheme]}", "packages.index")

@@ -78,10 +78,16 @@ async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
     if not expire:
         return Swept(0, 0, strays)
     blobs = await engine.blobs.sweep()
+    environments = await engine.environments.evict(await _environments_in_use(engine))
     records = await engine.records.sweep(now - ttl) if ttl is not None else 0
     if engine.config.secret_audit_ttl_s is not None:
         await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
-    return Swept(blobs, records, strays)
+    return Swept(blobs, records, strays, environments)
+
+
+async def _environments_in_use(engine: Engine) -> set[str]:
+    """By what works on since an earlier server, too."""
+    return {str(record.digests.get("environment", "")) for record in await engine.records.unfinished()}
 
 
 async def settle(engine: Engine) -> None:
@@ -102,7 +108,7 @@ async def settle(engine: Engine) -> None:
 async def _destroy_strays(engine: Engine) -> int:
     """Sandboxes whose destruction failed at the time. A young one may belong to a run that is just ending."""
     held = [(b, s) for b, s in await _survey(engine) if s.owner is Owner.RUN and s.age_s > STRAY_AFTER_S]
-    return await _destroy(held, engine.active)
+    return await _destroy(held, engine.active.keys() | engine.environments.building.sandboxes)
 
 
 async def sweep_forever(engine: Engine) -> None:
@@ -116,7 +122,7 @@ async def sweep_forever(engine: Engine) -> None:
             if jumped_s:
                 engine.emit(Fault("sweep", ClockJumped(f"the clock was set forward by {jumped_s:.0f} s: {_WAITS}")))
             swept = await sweep(engine, expire=not jumped_s)
-            if swept.blobs or swept.records or swept.sandboxes:
+            if swept.blobs or swept.records or swept.sandboxes or swept.environments:
                 engine.emit(swept)
         except (SkillyardError, OSError) as error:
             engine.emit(Fault("sweep", error))

@@ -1,15 +1,15 @@
-"""The packages that a planned run gets."""
+"""The packages that a planned run gets: those of its named environment, and what its skills and its code ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from skillyard.domain.skill import Skill
-from skillyard.engine.asked_packages import why_refused
-from skillyard.engine.dependencies import missing
-from skillyard.engine.environments import Environment, InstallFailed
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.domain.manifest_needs import is_requirement
+from skillyard.engine.asked_packages import required_name, why_refused
+from skillyard.engine.environments import BuildFailed, Environment
+from skillyard.engine.environments.wants import Asked, asked_by, union
+from skillyard.engine.needs import packages_allowed
 from skillyard.engine.plan import Plan
 from skillyard.engine.refused import Refused
 
@@ -18,34 +18,40 @@ if TYPE_CHECKING:
 
 
 async def run_environment(engine: Engine, plan: Plan) -> Environment:
-    """Raises Refused; InvalidInput for an environment that does not exist."""
+    """Built first when it has to be, which the run's timeout does not count.
+
+    Raises Refused; InvalidInput for an environment that does not exist.
+    """
+    environments, asked = engine.environments, asked_by(plan)
     try:
-        environment = await engine.environments.get(plan.environment)
-    except InstallFailed as error:
-        raise Refused("SandboxError", error.message) from error
-    _check_dependencies(plan.skills, environment)
-    _check_packages(plan.request.packages, environment, engine.config.packages)
-    return environment
+        ready = await environments.meeting(plan.environment, asked)
+        if ready is not None:  # what a named environment has anyway needs nobody's leave
+            return ready
+        if not asked:
+            return await environments.get(plan.environment, plan.principal.name)
+        check_packages(engine, plan, asked)
+        wanted = union(environments.definition(plan.environment), asked)
+        return await environments.of(wanted, plan.principal.name)
+    except BuildFailed as error:
+        more = f" (whole log: {error.log})" if error.log else ""
+        raise Refused("SandboxError", error.message + more) from error
 
 
-def _check_packages(packages: Iterable[str], environment: Environment, config: PackagesConfig) -> None:
-    """What the environment has anyway needs nobody's leave."""
-    lacking = missing(packages, environment.distributions)
-    if not lacking:
-        return
-    if why := why_refused(lacking, config):
-        raise Refused("PolicyRefused", why)
-    raise Refused(
-        "PolicyRefused", f"the environment '{environment.ref.name}' does not have what the code asks for: {lacking}"
-    )
-
-
-def _check_dependencies(skills: Iterable[Skill], environment: Environment) -> None:
-    for skill in skills:
-        lacking = missing(skill.needs.dependencies, environment.distributions)
-        if lacking:
-            raise Refused(
-                "PolicyRefused",
-                f"'{skill.name}' needs packages that the environment '{environment.ref.name}' does not have: "
-                + ", ".join(lacking),
-            )
+def check_packages(engine: Engine, plan: Plan, asked: Sequence[Asked]) -> None:
+    """Whether everybody may have what they ask for. Raises Refused."""
+    config = engine.config.packages
+    for who in asked:
+        if odd := [text for text in who.requirements if not is_requirement(text)]:
+            raise Refused("PolicyRefused", f"{who} asks for packages by what is no requirement: {odd[0][:100]!r}")
+        if who.skill is None:
+            if why := why_refused(who.requirements, config):
+                raise Refused("PolicyRefused", why)
+            continue
+        standing = plan.trust.standings[who.skill.name]
+        names = [required_name(text) for text in who.requirements]
+        denied = sorted(set(names) - set(packages_allowed(standing, names, config)))
+        if denied:
+            shown = ", ".join(f"'{name}'" for name in denied)
+            setting = "packages.allow" if standing.approved else "packages.run_code"
+            lacks = "" if standing.approved else f", and {plan.trust.least}"
+            raise Refused("PolicyRefused", f"{who} asks for the packages {shown}: {setting} admits none of them{lacks}")

@@ -8,6 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
+from skillyard.domain.errors import SkillyardError
+
+
+class BadEnvironment(SkillyardError):
+    """What a build gave back is not what its lock names; the message says in what."""
+
+    type = "SandboxError"
 
 
 @dataclass(frozen=True, slots=True)

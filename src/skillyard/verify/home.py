@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from skillyard.assembly import Runtime
-from skillyard.engine.environments import remove_tree
+from skillyard.stores.skills.snapshots import remove_tree
 from skillyard.verify.outside import Outside, opened, outside
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.engine.environments import remove_tree
+from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs import street as streets
 from tests.egress.programs.place import Place
 from tests.egress.programs.street import Street

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,16 @@ from typing import Any
 from skillyard import SyncRuntime
 from skillyard.client.run import Run
 from skillyard.data_dir import DataDir
-from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.environments import Environments, InstallFailed
-from skillyard.engine.installer import install_with_uv
 from skillyard.settings import load_settings
+from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs.clients import PACKAGES
+from tests.engine.real_index import real_index
 
 ENVIRONMENT = "net"
 TIMEOUT_MS = 60_000
 ROOMY = {"ready": 0, "tenant_pids": 8192}
 PLACES = {"running": 400, "queued": 400, "queued_each": 400}
 """For hundreds of runs of one principal at once."""
-DEFINITION = EnvironmentDefinition(PACKAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +98,22 @@ class Yard:
 
 
 def install(home: Path) -> str:
-    """Install the environment of the clients into a data directory; why it cannot be had, or nothing."""
-    directory = DataDir(home).environments
-    directory.mkdir(parents=True, exist_ok=True)
-
-    async def prepare() -> Path | None:
-        environments = Environments({ENVIRONMENT: DEFINITION}, directory, install_with_uv)
-        try:
-            return (await environments.get(ENVIRONMENT)).ref.packages
-        finally:
-            await environments.close()
-
-    try:
-        asyncio.run(prepare())
-    except InstallFailed as error:
-        return error.message
+    """Build the environment of the clients into a data directory, whose own runtime may have no way to an index; why it
+    cannot be had, or nothing."""
+    building = home.with_name(f"{home.name}-building")
+    settings = load_settings(
+        data_dir=building, environments={ENVIRONMENT: {"packages": PACKAGES}}, packages=real_index()
+    )
+    with SyncRuntime(settings=settings) as runtime:
+        built = runtime.call("environments.build", {"environment": ENVIRONMENT})["environment"]
+    if built["state"] != "ready":
+        return str(built["error"])
+    shutil.copytree(DataDir(building).environments, DataDir(home).environments, dirs_exist_ok=True)
+    remove_tree(building)
     return ""
 
 
 def packages_in(home: Path) -> Path | None:
     """Where :func:`install` put them."""
-    found = sorted(DataDir(home).environments.glob(f"{ENVIRONMENT}-*"))
+    found = [path for path in DataDir(home).environments.iterdir() if path.is_dir() and path.name != "locks"]
     return found[0] if found else None
