@@ -28,8 +28,10 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.needs import trust_of
 from skillyard.engine.network import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
 from skillyard.engine.refused import Refused
+from skillyard.engine.requires import mounted_skills
 from skillyard.engine.resolve import is_own, resolve
 
 if TYPE_CHECKING:
@@ -44,10 +46,13 @@ async def explain_policy(engine: Engine, principal: Principal, params: Mapping[s
     skill, mounted = await _whose(engine, principal, params)
     asked = None if params.get("network") is None else parse_rules(params["network"])
     somebody = skill is not None or params["code"]
-    policy = _policy(engine, skill, mounted, asked, somebody=somebody)
+    least = (await trust_of(engine, mounted)).least
+    policy = _policy(engine, skill, mounted, asked, least, somebody=somebody)
     explained = [await _explained(policy, target, params["resolve"]) for target in targets]
     told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
-    if somebody and (why := _refusal(engine, skill, mounted, asked)):
+    if least:
+        told["least"] = least
+    if somebody and (why := _refusal(engine, skill, mounted, asked, least)):
         told["refused"] = why
     return told
 
@@ -55,32 +60,39 @@ async def explain_policy(engine: Engine, principal: Principal, params: Mapping[s
 async def _whose(
     engine: Engine, principal: Principal, params: Mapping[str, Any]
 ) -> tuple[Skill | None, Sequence[Skill]]:
-    """The executed skill, or those that the code mounts."""
+    """The executed skill, and all that such a run mounts."""
     name, names = params.get("skill"), params.get("mount_skills") or ()
     if name is not None and (params["code"] or names):
         raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
     skill = None if name is None else await find_skill(engine, principal, name, params.get("version"), "skill")
-    mounted = [await find_skill(engine, principal, text, field=f"mount_skills[{i}]") for i, text in enumerate(names)]
-    return skill, mounted
+    return skill, await mounted_skills(engine, principal, skill, names)
 
 
 def _policy(
-    engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, *, somebody: bool
+    engine: Engine,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str,
+    *,
+    somebody: bool,
 ) -> Policy:
     """The layers as they would be, whether or not such a run is refused."""
     config = engine.config.network
     layers = [Layer(OPERATOR, config.rules)]
     if somebody:
-        layers.append(own_layer(config, skill, mounted))
+        layers.append(own_layer(config, skill, mounted, least))
     if asked is not None:
         layers.append(Layer(REQUEST, asked))
     return Policy(tuple(layers), config.hosts)
 
 
-def _refusal(engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None) -> str:
+def _refusal(
+    engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
+) -> str:
     """Why a run with this policy would not start, with the default isolation."""
     try:
-        policy = granted(engine.config.network, skill, mounted, asked)
+        policy = granted(engine.config.network, skill, mounted, asked, least)
         if policy is not None and (offer := engine.backends.default) is not None:
             check_offer(offer, engine.gate is not None, policy)
     except Refused as refusal:
@@ -141,7 +153,16 @@ TABLE = (
             },
             "targets",
         ),
-        result=answer({"layers": ARRAY, "targets": ARRAY, "refused": STRING}, "layers", "targets"),
+        result=answer(
+            {
+                "layers": ARRAY,
+                "targets": ARRAY,
+                "least": described(STRING, "why such a run gets nothing that its skills declare"),
+                "refused": described(STRING, "why such a run would not start"),
+            },
+            "layers",
+            "targets",
+        ),
         errors=(SkillNotFound,),
         handler=explain_policy,
         scope=Scope.EXECUTE,

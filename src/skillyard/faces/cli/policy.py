@@ -98,6 +98,8 @@ def show(as_json: bool, where: Where) -> None:
 
 def _show(answer: Mapping[str, Any]) -> None:
     show_layers(answer["layers"])
+    if answer.get("least"):
+        click.echo(calm(f"such a run gets the least policy: {answer['least']}"))
     if answer.get("refused"):
         click.echo(calm(f"such a run is refused: {answer['refused']}"))
     for explained in answer["targets"]:

@@ -10,6 +10,7 @@ import click
 
 from skillyard.client.errors import BadReply
 from skillyard.faces.cli.inputs import parse_network
+from skillyard.faces.cli.needs import show_run_needs
 from skillyard.faces.cli.network import show_network
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
@@ -48,15 +49,17 @@ def list_(status: str | None, limit: int, everyone: bool, as_json: bool, where: 
 @json_option
 @server_options
 def show(run_id: str, as_json: bool, where: Where) -> None:
-    """The record of one run: how it ended, what was enforced, what it used."""
+    """The record of one run: how it ended, what was enforced and granted, what it used."""
     with where.open() as target:
         record = target.call("runs.show", {"run_id": run_id})["run"]
     if as_json:
         emit_json(record)
     else:
         times = {name: moment(record.get(name)) for name in ("created_at", "started_at", "ended_at")}
-        network = record.pop("network", None)
+        network, needs = record.pop("network", None), record.pop("needs", None)
         emit_fields({**record, **times})
+        if needs is not None:
+            show_run_needs(needs)
         if network is not None:
             show_network(network)
 

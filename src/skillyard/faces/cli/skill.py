@@ -12,8 +12,8 @@ from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_jso
 from skillyard.faces.cli.skill_new import new
 from skillyard.faces.cli.skill_publish import export, publish
 from skillyard.faces.cli.skill_review import review
-from skillyard.faces.cli.skill_validate import validate
 from skillyard.faces.cli.skill_trust import approvals, approve, needs, revoke
+from skillyard.faces.cli.skill_validate import validate
 from skillyard.faces.cli.skill_versions import pin, restore, show_versions, unpin, withdraw
 
 if TYPE_CHECKING:
@@ -25,7 +25,21 @@ def skill() -> None:
     """Find skills, read them, make and check your own, publish them."""
 
 
-for command in (new, validate, review, publish, export, withdraw, restore, pin, unpin, needs, approve, revoke, approvals):
+for command in (
+    new,
+    validate,
+    review,
+    publish,
+    export,
+    withdraw,
+    restore,
+    pin,
+    unpin,
+    needs,
+    approve,
+    revoke,
+    approvals,
+):
     skill.add_command(command)
 
 

@@ -15,11 +15,12 @@ from skillyard.faces.cli.named_version import maybe
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.progress import transfer, working
 from skillyard.faces.cli.render import calm, emit_json, size
+from skillyard.faces.cli.skill_trust import approve_seen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skillyard.client.bundles import ArchiveFormat
+    from skillyard.client.bundles import ArchiveFormat, PublishedSkill
     from skillyard.faces.cli.target import Where
 
 _FORMS = ("tar.gz", "zip")
@@ -27,23 +28,35 @@ _FORMS = ("tar.gz", "zip")
 
 @click.command()
 @click.argument("source", metavar="DIR|ARCHIVE")
+@click.option("--approve", is_flag=True, help="And approve what it declares, which is shown; for admins.")
 @json_option
 @server_options
-def publish(source: str, as_json: bool, where: Where) -> None:
+def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
     """Publish the skill in a directory, a zip or a tar (- for standard input): an immutable version, served at once.
 
     The same content again is the same version. Other content under a published version is refused.
     """
     body: str | IO[bytes] = sys.stdin.buffer if source == "-" else source
-    try:
-        with where.open() as target, transfer(source, quiet=as_json) as progress:
-            done = target.publish_skill(body, progress=progress)
-    except (RpcError, SkillyardError) as error:
-        raise _explained(error, source, as_json=as_json) from None
+    with where.open() as target:
+        try:
+            with transfer(source, quiet=as_json) as progress:
+                done = target.publish_skill(body, progress=progress)
+        except (RpcError, SkillyardError) as error:
+            raise _explained(error, source, as_json=as_json) from None
+        if not as_json:
+            _print_published(source, done)
+        approved = approve_seen(target, _named(done), "", quiet=as_json) if approve else {}
     if as_json:
         facts = ("name", "version", "digest", "size_bytes", "files", "created")
-        emit_json({**{name: getattr(done, name) for name in facts}, "findings": list(done.findings)})
-        return
+        told = {**{name: getattr(done, name) for name in facts}, "findings": list(done.findings)}
+        emit_json({**told, **{name: approved[name] for name in ("needs", "approval") if approved}})
+
+
+def _named(done: PublishedSkill) -> dict[str, Any]:
+    return {"name": done.name, "version": done.version}
+
+
+def _print_published(source: str, done: PublishedSkill) -> None:
     _print_findings(source, done.findings)
     click.echo(calm(f"{done.name}@{done.version}"))
     how = "published" if done.created else "was published before, with the same content"
