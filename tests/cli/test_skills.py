@@ -97,3 +97,12 @@ def test_an_invalid_skill_is_told_file_line_and_rule(bare: Cli, tmp_path: Path) 
     assert f"{made}/skill.toml:{line}: error: kind" in result.stdout
     assert f"{made}: invalid" in result.stderr
     assert f"{tmp_path / 'absent'}: invalid" in result.stderr
+
+
+def test_problems_are_printed_with_their_mend(run: Cli, yard: YardServer) -> None:
+    problem = {"level": "error", "file": "/s/x\x1b/SKILL.md", "line": 3, "rule": "yaml", "message": "bad", "mend": "do"}
+    yard.methods["catalogue.problems"] = lambda params: {"problems": [problem], "total": 3}
+    assert json.loads(run("skill", "problems", "--json").stdout) == [problem]
+    shown = run("skill", "problems")
+    assert shown.stdout == "/s/x\\x1b/SKILL.md:3: error: bad [yaml]\n    mend: do\n"
+    assert shown.stderr == "and 2 more\n"

@@ -340,6 +340,16 @@ def test_no_auth_is_refused_elsewhere(start: Start) -> None:
     assert "--no-auth" in server.log()
 
 
+def test_skills_that_are_not_served_are_in_the_log(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "skills/broken").mkdir(parents=True)
+    (tmp_path / "skills/broken/SKILL.md").write_text("nothing that says what it is")
+    server = start("--skills-dir", str(tmp_path / "skills"))
+    server.ready()
+    assert "a skill is not served: " in server.log()
+    assert "broken/SKILL.md" in server.log()
+    assert "problems of skills: 1" in server.log()
+
+
 def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -4,6 +4,7 @@ run, with the packages that they ask for."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.settings import load_settings
-from tests.engine.wheels import make_wheel, wheel_name
+from tests.packages.wheels import make_wheel, wheel_name
 from tests.skills.skilldirs import action, agent_skill, write
 
 FILES = {
@@ -138,3 +139,20 @@ def test_each_level_says_where_its_skills_are(runtime: SyncRuntime) -> None:
     root, skills = returned(runtime, code, "gif-maker")["result"]
     assert skills == f"{root}/skills"
     assert bool(root) == (runtime.settings.policy.isolation == "landlock")
+
+
+def test_what_cannot_be_served_is_listed_with_the_reason(tmp_path: Path) -> None:
+    for home, text in ((".claude/skills", "One."), (".agents/skills", "Another.")):
+        agent_skill(tmp_path / home, "pdf-tools", body=text)
+    write(tmp_path / ".claude/skills/broken", {"SKILL.md": "---\nname: broken\n---\nIt does not say what it does.\n"})
+    with SyncRuntime(tmp_path / "data", skills_dirs=[tmp_path]) as runtime:
+        names = [row["name"] for row in runtime.list_skills()["skills"]]
+        found = runtime.call("catalogue.problems", {})
+        assert (names, found["total"]) == (["pdf-tools", "skills.protocol.guide"], 3)
+        rules = {problem["rule"]: problem for problem in found["problems"]}
+        assert rules.keys() == {"scan-project", "duplicate-version", "required"}
+        assert rules["required"]["file"] == str(tmp_path / ".claude/skills/broken/SKILL.md")
+        assert str(tmp_path / ".agents/skills/pdf-tools") in rules["duplicate-version"]["message"]
+        assert all(problem["mend"] for problem in rules.values())
+        assert len(runtime.call("catalogue.problems", {"limit": 1})["problems"]) == 1
+        assert "Another." in runtime.describe_skill("pdf-tools")["skill"]["skill_md"]

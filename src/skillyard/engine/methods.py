@@ -18,6 +18,7 @@ from skillyard.engine import (
     secret_methods,
 )
 from skillyard.engine.catalogue import methods as catalogue_methods
+from skillyard.engine.catalogue import problems as catalogue_problems
 from skillyard.engine.catalogue import review as catalogue_review
 from skillyard.engine.environments import methods as environment_methods
 from skillyard.engine.method import Method
@@ -37,6 +38,7 @@ METHODS: dict[str, Method] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
+        catalogue_problems,
         catalogue_review,
         environment_methods,
     )

@@ -14,6 +14,7 @@ from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.isolation import STRONGEST_FIRST
 from skillyard.domain.principal import Principal
 from skillyard.domain.protection import Level
+from skillyard.domain.skill import Finding
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.methods import METHODS, invoke
@@ -31,6 +32,8 @@ from skillyard.faces.rpc import Dispatcher
 from skillyard.settings import Settings
 
 logger = logging.getLogger("skillyard.server")
+_TOLD = 10
+"""Problems of skills that are logged one by one."""
 
 
 class CannotListen(SkillyardError):
@@ -128,6 +131,7 @@ class _Process:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
             self._remark(offer, engine.backends.passed_over)
+            _tell_of_skills(await engine.skills.problems())
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 yield _readiness(offer, self._settings)
@@ -156,6 +160,15 @@ class _Process:
         async with asyncio.TaskGroup() as ending:
             for run_id in list(engine.active):
                 ending.create_task(engine.cancel(run_id, "the server is stopping"))
+
+
+def _tell_of_skills(problems: Sequence[Finding]) -> None:
+    """The first errors; a note of all there are."""
+    errors = [problem for problem in problems if problem.level == "error"]
+    for problem in errors[:_TOLD]:
+        logger.warning("a skill is not served: %s", str(problem).partition("\n")[0])
+    if errors:
+        logger.warning("problems of skills: %d; 'skillyard skill problems' shows them", len(errors))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
 from skillyard.faces.cli.skill_new import new
+from skillyard.faces.cli.skill_problems import problems
 from skillyard.faces.cli.skill_publish import export, publish
 from skillyard.faces.cli.skill_review import review
 from skillyard.faces.cli.skill_trust import approvals, approve, needs, revoke
@@ -29,6 +30,7 @@ for command in (
     new,
     validate,
     review,
+    problems,
     publish,
     export,
     withdraw,

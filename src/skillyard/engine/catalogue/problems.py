@@ -1,0 +1,39 @@
+"""``catalogue.problems``: what lies in the directories of skills and is not served, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.method import INTEGER, OBJECT, Method, answer, described, list_of, obj
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+
+async def list_problems(engine: Engine, _principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    found = await engine.skills.problems()
+    return {"problems": [asdict(problem) for problem in found[: params["limit"]]], "total": len(found)}
+
+
+TABLE = (
+    Method(
+        name="catalogue.problems",
+        doc="Skills in directories that are not served, versions that others hide, and what the search had to say.",
+        params=obj({"limit": {"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}}),
+        result=answer(
+            {
+                "problems": list_of(OBJECT, "level, file, line, rule, message and mend, as validation gives them"),
+                "total": described(INTEGER, "of all that there are"),
+            },
+            "problems",
+            "total",
+        ),
+        scope=Scope.ADMIN,
+        errors=(),
+        surface="operator",
+        handler=list_problems,
+    ),
+)
