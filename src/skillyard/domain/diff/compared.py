@@ -1,0 +1,45 @@
+"""One skill beside another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skillyard.domain.diff.facts import FactChange, diff_facts
+from skillyard.domain.diff.files import FileChange, FileSide, diff_files
+from skillyard.domain.diff.needs import NeedChange, diff_needs
+from skillyard.domain.skill import Skill
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A version and its files by path."""
+
+    skill: Skill
+    files: Mapping[str, FileSide]
+
+
+@dataclass(frozen=True, slots=True)
+class SkillDiff:
+    """In the order in which a reviewer reads: what it asks for, how it runs and shows itself, what is in it."""
+
+    needs: tuple[NeedChange, ...]
+    facts: tuple[FactChange, ...]
+    files: tuple[FileChange, ...]
+
+    @property
+    def same(self) -> bool:
+        return not (self.needs or self.facts or self.files)
+
+    @property
+    def widens(self) -> bool:
+        return any(change.widens for change in self.needs)
+
+
+def diff_skills(old: Side, new: Side) -> SkillDiff:
+    """Bounded in time and size, whatever the files hold. Reads only files that changed; raises what reading raises."""
+    return SkillDiff(
+        tuple(diff_needs(old.skill.needs, new.skill.needs)),
+        tuple(diff_facts(old.skill, new.skill)),
+        tuple(diff_files(old.files, new.files)),
+    )

@@ -1,0 +1,126 @@
+"""What a version asks for that the other did not, and the other way round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.diff.change import Change
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.package_names import normalized
+from skillyard.domain.requirement import Requirement
+from skillyard.domain.secret import Delivery
+from skillyard.domain.skill import Needs, SecretNeed
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class NeedChange:
+    """``need`` is ``network``, ``secrets``, ``dependencies``, ``requires`` or ``limits``; ``name`` the rule, secret,
+    package, skill or limit; ``before`` and ``after`` what was and is declared of it, empty where nothing is.
+
+    ``widens``: it asks for more than before, or for something else, so that an approval of before says nothing of it.
+    """
+
+    need: str
+    name: str
+    change: Change
+    before: str
+    after: str
+    widens: bool
+
+
+def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
+    """What widens first, then by kind and name."""
+    found = [
+        *_network(old.network, new.network),
+        *_secrets(old.secrets, new.secrets),
+        *_named("dependencies", _by(old.dependencies, _package), _by(new.dependencies, _package)),
+        *_named("requires", _by(old.requires, _skill), _by(new.requires, _skill)),
+        *_limits(old.limits, new.limits),
+    ]
+    return sorted(found, key=lambda change: not change.widens)
+
+
+def _network(old: Iterable[str], new: Iterable[str]) -> Iterator[NeedChange]:
+    """A rule that allows widens when it comes, one that denies when it goes."""
+    before, after = dict.fromkeys(old), dict.fromkeys(new)
+    for rule in (*after, *(rule for rule in before if rule not in after)):
+        if rule not in before:
+            yield NeedChange("network", rule, Change.ADDED, "", rule, not rule.startswith("!"))
+        elif rule not in after:
+            yield NeedChange("network", rule, Change.REMOVED, rule, "", rule.startswith("!"))
+
+
+def _secrets(old: Iterable[SecretNeed], new: Iterable[SecretNeed]) -> Iterator[NeedChange]:
+    before, after = {need.name: need for need in old}, {need.name: need for need in new}
+    for name in _names(before, after):
+        was, now = before.get(name), after.get(name)
+        if was != now:
+            yield _changed("secrets", name, _secret_text(was), _secret_text(now), _reaches(was, now))
+
+
+def _secret_text(need: SecretNeed | None) -> str | None:
+    if need is None:
+        return None
+    words = ["optional" if need.optional else "required", f"by {need.delivery.value}"]
+    return ", ".join([*words, f"for {' '.join(need.hosts)}"] if need.hosts else words)
+
+
+def _reaches(was: SecretNeed | None, now: SecretNeed | None) -> bool:
+    """Whether the secret goes where it did not go before."""
+    if was is None or now is None:
+        return now is not None
+    told = was.delivery is Delivery.GATE and now.delivery is not Delivery.GATE
+    return told or not set(now.hosts) <= set(was.hosts) or (was.optional and not now.optional)
+
+
+def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[NeedChange]:
+    for name in _names(old, new):
+        was, now = old.get(name), new.get(name)
+        if was != now:
+            more = not (isinstance(was, int | float) and isinstance(now, int | float) and now < was)
+            yield _changed("limits", name, _limit_text(was), _limit_text(now), more and now is not None)
+
+
+def _limit_text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _named(need: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[NeedChange]:
+    for name in _names(before, after):
+        was, now = before.get(name), after.get(name)
+        if was != now:
+            yield _changed(need, name, was, now, now is not None)
+
+
+def _changed(need: str, name: str, was: str | None, now: str | None, widens: bool) -> NeedChange:
+    change = Change.ADDED if was is None else Change.REMOVED if now is None else Change.CHANGED
+    return NeedChange(need, name, change, was or "", now or "", widens)
+
+
+def _names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return sorted({*before, *after})
+
+
+def _by(texts: Iterable[str], name: Callable[[str], str]) -> dict[str, str]:
+    """One name may be asked for several times, with different markers."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        found.setdefault(name(text), []).append(" ".join(text.split()))
+    return {key: "; ".join(sorted(values)) for key, values in found.items()}
+
+
+def _package(text: str) -> str:
+    match = _NAME.match(text.strip())
+    return normalized(match[0]) if match else text
+
+
+def _skill(text: str) -> str:
+    try:
+        return Requirement.parse(text).name
+    except InvalidInput:
+        return text
