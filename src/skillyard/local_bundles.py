@@ -43,7 +43,7 @@ async def export_to(
     skill = await find_exported(engine, principal, name, version or LATEST)
     target, done = Download(sink, worker), 0
     try:
-        async with export(engine, skill, ArchiveForm(form)) as archive:
+        async with export(engine, principal, skill, ArchiveForm(form)) as archive:
             async for chunk in archive.chunks:
                 await target.write(chunk)
                 done += len(chunk)

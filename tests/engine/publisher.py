@@ -43,7 +43,7 @@ class Publisher:
 
     async def export(self, name: str, version: str = "latest", form: ArchiveForm = ArchiveForm.TAR_GZ) -> bytes:
         skill = await find_exported(self.rig.engine, ANN, name, version)
-        async with export(self.rig.engine, skill, form) as archive:
+        async with export(self.rig.engine, ANN, skill, form) as archive:
             data = b"".join([chunk async for chunk in archive.chunks])
             assert len(data) == archive.size
         return data

@@ -115,7 +115,7 @@ class NoSkills:
     async def find(self, _principal: Principal, _name: str, _version: str) -> Skill:
         raise SkillNotFound("name", "no such skill")
 
-    def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
+    def export(self, principal: Principal, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
         raise NotImplementedError
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from skillyard.domain.principal import Principal, Scope
@@ -22,6 +23,11 @@ async def find_exported(engine: Engine, principal: Principal, name: str, version
     return await find_skill(engine, principal, name, None if version == LATEST else version)
 
 
-def export(engine: Engine, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
-    """Its archive, made while the block is entered. Raises StoreFault."""
-    return engine.registry.bundles.export(skill, form)
+@asynccontextmanager
+async def export(engine: Engine, principal: Principal, skill: Skill, form: ArchiveForm) -> AsyncIterator[Exported]:
+    """The archive of a skill that :func:`find_exported` found, made while the block is entered. Raises Busy,
+    StoreFault."""
+    registry = engine.registry
+    with registry.downloads.place(principal.name):
+        async with registry.bundles.export(skill, form) as archive:
+            yield archive

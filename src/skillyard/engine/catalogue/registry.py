@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from skillyard.domain.principal import Principal
 from skillyard.domain.publication import PublicationAct
-from skillyard.engine.catalogue.uploads import Uploads
+from skillyard.engine.catalogue.transfers import downloads, uploads
 from skillyard.engine.observer import CatalogueChanged, Observer
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.bundles import BundleStore
@@ -35,7 +35,8 @@ class Registry:
         self.bundles = bundles
         self.skills = skills
         self.clock = clock
-        self.uploads = Uploads()
+        self.uploads = uploads()
+        self.downloads = downloads()
         self._tasks = tasks
         self._emit = emit
         self._line = asyncio.Lock()

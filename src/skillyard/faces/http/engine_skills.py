@@ -47,5 +47,5 @@ class EngineSkills:
     async def find(self, principal: Principal, name: str, version: str) -> Skill:
         return await find_exported(self._engine(), principal, name, version)
 
-    def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
-        return export(self._engine(), skill, form)
+    def export(self, principal: Principal, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
+        return export(self._engine(), principal, skill, form)

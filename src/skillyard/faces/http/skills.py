@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -61,7 +61,9 @@ class SkillAccess(Protocol):
         """``latest`` is a version too. Raises SkillNotFound."""
         ...
 
-    def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]: ...
+    def export(self, principal: Principal, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
+        """Raises Busy, StoreFault."""
+        ...
 
 
 class SkillEndpoint:
@@ -114,19 +116,25 @@ class SkillEndpoint:
         headers = Headers(scope=scope)
         form = wanted_form(headers.get("accept"))
         asked = scope["path_params"]
-        skill = await self._skills.find(principal_of(scope), asked["name"], asked["version"])
+        principal = principal_of(scope)
+        skill = await self._skills.find(principal, asked["name"], asked["version"])
         if ranges.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))
-        elif scope["method"] == "HEAD":
-            await start(send, 200, _describe(skill, form))
         else:
+            whole = scope["method"] == "GET"
             async with HttpCaller(receive, self._lifecycle) as caller:
-                await caller.wait(self._send(send, skill, form))
+                await caller.wait(
+                    self._send(send, self._skills.export(principal, skill, form), _describe(skill, form), whole=whole)
+                )
         await end(send)
 
-    async def _send(self, send: Send, skill: Skill, form: ArchiveForm) -> None:
-        async with self._skills.export(skill, form) as archive:
-            await start(send, 200, {**_describe(skill, form), "content-length": str(archive.size)})
+    async def _send(
+        self, send: Send, exported: AbstractAsyncContextManager[Exported], headers: Mapping[str, str], *, whole: bool
+    ) -> None:
+        async with exported as archive:
+            await start(send, 200, {**headers, "content-length": str(archive.size)})
+            if not whole:
+                return
             async for chunk in archive.chunks:
                 for at in range(0, len(chunk), PIECE):
                     await piece(send, chunk[at : at + PIECE])

@@ -28,7 +28,7 @@ T = TypeVar("T")
 PIECE = 1024 * 1024
 """Bytes of an archive that are in memory at once on their way to and from the disk."""
 AT_ONCE = 2
-"""Archives that are unpacked or packed at a time: each is in memory whole, within the caps."""
+"""Archives that are unpacked at a time, and packed: each is in memory whole, within the caps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class LocalBundles:
         self._spool = spool
         self._limits = ArchiveLimits(packed=max_bytes)
         self._lenient = lenient
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._reading = asyncio.Semaphore(AT_ONCE)
+        self._packing = asyncio.Semaphore(AT_ONCE)
 
     def prepare(self) -> None:
         """Make the spool's directory, empty. Blocks; before the first call of others. Raises OSError."""
@@ -73,14 +74,14 @@ class LocalBundles:
     async def receive(self, chunks: AsyncIterator[bytes]) -> ArrivedBundle:
         async with self._spooled() as archive:
             await self._fill(archive, chunks)
-            async with self._places:
+            async with self._reading:
                 tree, skill = await _to_the_end(lambda: self._checked(archive))
         return ArrivedBundle(skill, tree, self._snapshots)
 
     @asynccontextmanager
     async def export(self, skill: Skill, form: ArchiveForm) -> AsyncIterator[Exported]:
         async with self._spooled() as archive:
-            async with self._places:
+            async with self._packing:
                 size = await _to_the_end(lambda: _pack(skill, form, archive))
             yield Exported(size, _pieces(archive))
 
@@ -141,8 +142,10 @@ def own_name(tree: Tree) -> str:
 def refusal(findings: Sequence[Finding]) -> BundleRefused:
     """``findings`` hold an error."""
     errors = [finding for finding in findings if finding.level == "error"]
+    first = errors[0]
+    where = f"{first.file}:{first.line}" if first.line else first.file
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-    rule = f"is no skill that can be published: {errors[0]}{more}"
+    rule = f"is no skill that can be published: {where}: {first.message} [{first.rule}]{more}"
     return BundleRefused("bundle", rule, findings=[asdict(finding) for finding in findings])
 
 

@@ -122,8 +122,8 @@ class PublishedSkills:
         if version is not None and (gone := _withdrawn(told, version)) is not None:
             return SkillNotFound("version", withdrawn_rule(gone), skill=name, withdrawn=True)
         if not have and told:
-            rule = f"every version of '{name}' was withdrawn; the newest: {withdrawn_rule(told[0])}"
-            return SkillNotFound("name", rule, skill=name, withdrawn=True)
+            every = f"every version of '{name}' was withdrawn; the newest: " if len(told) > 1 else ""
+            return SkillNotFound("name", every + withdrawn_rule(told[0]), skill=name, withdrawn=True)
         if version is None or not have:
             return SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
         some = ", ".join(newest_first(have)[:10])
