@@ -255,6 +255,11 @@ class ProtocolMethods:
         """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
         return await self.call("catalogue.versions", _given(name=name, history=history))
 
+    async def diff_skill(self, name: str, old: str, new: str | None = None) -> Json:
+        """What version ``new``, the latest when left out, has that ``old`` had not: ``needs``, what widens first,
+        ``facts`` and ``files`` with unified diffs; ``same`` and ``widens``."""
+        return await self.call("catalogue.diff", {"name": name, "from": old, **_given(to=new)})
+
     async def review_skill(self, name: str, *, version: str | None = None) -> Json:
         """What a reader should know before trusting it: ``needs``, ``imports``, ``hosts``, and ``findings``, the gravest
         first."""
@@ -379,6 +384,7 @@ class SyncProtocolMethods:
     stat_blob = blocking(ProtocolMethods.stat_blob)
     delete_blob = blocking(ProtocolMethods.delete_blob)
     skill_versions = blocking(ProtocolMethods.skill_versions)
+    diff_skill = blocking(ProtocolMethods.diff_skill)
     review_skill = blocking(ProtocolMethods.review_skill)
     withdraw_skill = blocking(ProtocolMethods.withdraw_skill)
     restore_skill = blocking(ProtocolMethods.restore_skill)

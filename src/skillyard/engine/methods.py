@@ -17,6 +17,7 @@ from skillyard.engine import (
     policy_methods,
     secret_methods,
 )
+from skillyard.engine.catalogue import diff as catalogue_diff
 from skillyard.engine.catalogue import methods as catalogue_methods
 from skillyard.engine.catalogue import problems as catalogue_problems
 from skillyard.engine.catalogue import review as catalogue_review
@@ -38,6 +39,7 @@ METHODS: dict[str, Method] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
+        catalogue_diff,
         catalogue_problems,
         catalogue_review,
         environment_methods,
