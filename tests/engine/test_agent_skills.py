@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.packages.wheels import make_wheel, wheel_name
 
 from skillyard import SyncRuntime
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.settings import load_settings
+from tests.packages.wheels import make_wheel, wheel_name
 from tests.skills.skilldirs import action, agent_skill, write
 
 FILES = {
