@@ -6,7 +6,7 @@ looked for; that it finds nothing is no promise.
 
 from __future__ import annotations
 
-from skillyard.domain.review.file import File
 from skillyard.domain.review.bundle import Review, review
+from skillyard.domain.review.file import File
 
 __all__ = ["File", "Review", "review"]
