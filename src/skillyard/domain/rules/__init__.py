@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from skillyard.domain.rules import archives, dependencies, files, manifest, review, skill_md
+from skillyard.domain.rules import archives, dependencies, examples, files, manifest, review, skill_md
 from skillyard.domain.rules.rule import Rule
 
 __all__ = ["RULES", "SECTIONS", "Rule", "mend_of"]
@@ -13,6 +13,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Files": files.RULES,
     "skill.toml": manifest.RULES,
     "SKILL.md": skill_md.RULES,
+    "Examples": examples.RULES,
     "Review": review.RULES,
     "Packages": dependencies.RULES,
     "Archives": archives.RULES,

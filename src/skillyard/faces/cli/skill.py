@@ -14,6 +14,7 @@ from skillyard.faces.cli.skill_new import new
 from skillyard.faces.cli.skill_problems import problems
 from skillyard.faces.cli.skill_publish import export, publish
 from skillyard.faces.cli.skill_review import review
+from skillyard.faces.cli.skill_test import test
 from skillyard.faces.cli.skill_trust import approvals, approve, needs, revoke
 from skillyard.faces.cli.skill_validate import validate
 from skillyard.faces.cli.skill_versions import pin, restore, show_versions, unpin, withdraw
@@ -31,6 +32,7 @@ for command in (
     new,
     validate,
     review,
+    test,
     diff,
     problems,
     publish,

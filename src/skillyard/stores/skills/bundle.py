@@ -13,6 +13,7 @@ from skillyard.domain.skill import Needs, Skill, SkillFile, SkillFormat, SkillKi
 from skillyard.stores.skills import skill_md
 from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_schema
 from skillyard.stores.skills.dependencies import read_needs
+from skillyard.stores.skills.examples import read_examples
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.skill_md import SkillMd, read_skill_md
 from skillyard.stores.skills.toml_file import TomlFile, TomlRefused, read_toml
@@ -68,6 +69,7 @@ def _protocol_skill(bundle: Bundle, findings: Findings) -> Skill | None:
     findings.take(problems, skill_md.NAME, text.lines)
     _check_place(bundle, findings, manifest, document)
     check_entrypoint(bundle.tree, findings, manifest, document)
+    read_examples(bundle.tree, findings, executable=manifest.runtime is not None, lenient=bundle.lenient)
     return _described(bundle, findings, manifest, document, text)
 
 
@@ -135,6 +137,7 @@ def _agent_skill(bundle: Bundle, findings: Findings) -> Skill | None:
     findings.take(problems, skill_md.NAME, text.lines)
     if own is None:
         return None
+    read_examples(bundle.tree, findings, executable=False, lenient=True)  # Agent Skills know of no such file
     return _instructions(bundle, findings, own, text)
 
 

@@ -1,0 +1,182 @@
+"""``skillyard skill test``: a skill's own examples, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.options import isolation_option, json_option
+from skillyard.faces.cli.render import calm, emit_json, emit_table
+from skillyard.faces.cli.skill_validate import print_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skillyard.domain.skill_example import Example
+    from skillyard.skilltest.runner import Result, Runner, Target
+    from skillyard.skilltest.subject import Subject
+
+_COLOURS = {"passed": "green", "failed": "red"}
+
+
+@click.command("test")
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--only", metavar="NAME", multiple=True, help="Run this example. May repeat.")
+@click.option("--keep-going", is_flag=True, help="Run the rest after one that failed.")
+@click.option("--allow-none", is_flag=True, help="A skill without examples is no error.")
+@isolation_option("The boundary to run behind, where policy offers a choice.")
+@click.option("--url", help="Run them on this server, which must have the same bundle.")
+@click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token.  [env: SKILLYARD_TOKEN]")
+@click.option(
+    "--skills-dir",
+    "skills_dirs",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    help="Where the skills are that it requires. May repeat.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Use this data directory: its settings, its secrets, its environments.  [default: one for this test alone]",
+)
+@json_option
+def test(
+    directory: Path,
+    only: tuple[str, ...],
+    keep_going: bool,
+    allow_none: bool,
+    isolation: str | None,
+    url: str | None,
+    token: str | None,
+    skills_dirs: tuple[Path, ...],
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the examples of the skill in DIR (tests/examples.toml), each in a fresh sandbox, and compare.
+
+    Exits with 0 when all passed, with 1 when one failed, with 2 when the skill is not valid or has no examples.
+    """
+    subject = _subject(directory, as_json=as_json)
+    examples = _chosen(subject, only, allow_none=allow_none)
+    if not examples:
+        _report(subject, [], examples, as_json=as_json)
+        return
+    with _runner(subject, url, token, data_dir, skills_dirs, isolation) as runner:
+        results = []
+        for result in runner.run(examples, keep_going=keep_going):
+            results.append(result)
+            _progress(result, len(results), len(examples), quiet=as_json)
+    _report(subject, results, examples, as_json=as_json)
+    if not all(result.passed for result in results):
+        click.get_current_context().exit(Exit.FAILED)
+
+
+def _subject(directory: Path, *, as_json: bool) -> Subject:
+    from skillyard.skilltest.subject import read_subject
+
+    subject, findings = read_subject(directory)
+    if subject is None:
+        if not as_json:
+            print_findings(str(directory), findings)
+        raise Failure(f"{directory} is no valid skill", "`skillyard skill validate` says what is wrong")
+    return subject
+
+
+def _chosen(subject: Subject, only: tuple[str, ...], *, allow_none: bool) -> Sequence[Example]:
+    known = {example.name for example in subject.examples}
+    if unknown := sorted(set(only) - known):
+        raise Failure(f"there is no example {unknown[0]!r}", f"there are: {', '.join(sorted(known)) or 'none'}")
+    if not known and not allow_none:
+        raise Failure(f"{subject.skill.name} has no examples", "write some into tests/examples.toml, or --allow-none")
+    return [example for example in subject.examples if not only or example.name in only]
+
+
+@contextmanager
+def _runner(
+    subject: Subject,
+    url: str | None,
+    token: str | None,
+    data_dir: Path | None,
+    skills_dirs: tuple[Path, ...],
+    isolation: str | None,
+) -> Iterator[Runner]:
+    if url and (skills_dirs or data_dir):
+        raise click.UsageError("--skills-dir and --data-dir are for work in this process; they do not go with --url.")
+    from skillyard.skilltest.runner import Runner
+
+    if url:
+        with _server(subject, url, token) as target:
+            yield Runner(target, subject, own=False, isolation=isolation)
+    else:
+        with _runtime(subject, data_dir, skills_dirs) as target:
+            yield Runner(target, subject, own=data_dir is None, isolation=isolation)
+
+
+@contextmanager
+def _server(subject: Subject, url: str, token: str | None) -> Iterator[Target]:
+    from skillyard.client.sync import SyncClient
+    from skillyard.skilltest.server_copy import why_another
+
+    with SyncClient(url, token) as client:
+        target = cast("Target", client)
+        if other := why_another(target, subject):
+            raise Failure(other, "publish or pin what is to be tested, or leave --url out")
+        yield target
+
+
+@contextmanager
+def _runtime(subject: Subject, data_dir: Path | None, skills_dirs: tuple[Path, ...]) -> Iterator[Target]:
+    from tempfile import TemporaryDirectory
+
+    from skillyard.assembly import SyncRuntime
+
+    with TemporaryDirectory(prefix="skillyard-test-", ignore_cleanup_errors=True) as temporary:
+        place = data_dir or Path(temporary) / "data"
+        with SyncRuntime(data_dir=place, skills_dirs=(subject.directory, *skills_dirs)) as runtime:
+            yield cast("Target", runtime)
+
+
+def _progress(result: Result, number: int, of: int, *, quiet: bool) -> None:
+    if not quiet:
+        said = "passed" if result.passed else "failed"
+        click.echo(calm(f"[{number}/{of}] {result.name}: {said} ({result.seconds:.2f} s)"), err=True)
+
+
+def _report(subject: Subject, results: Sequence[Result], examples: Sequence[Example], *, as_json: bool) -> None:
+    failed = [result for result in results if not result.passed]
+    if as_json:
+        emit_json(_as_dict(subject, results, examples))
+        return
+    ran = {result.name for result in results}
+    rows = [(result.name, "passed" if result.passed else "failed", f"{result.seconds:.2f} s") for result in results]
+    rows += [(example.name, "not run", "") for example in examples if example.name not in ran]
+    if rows:
+        emit_table(("example", "result", "time"), rows, colours=_COLOURS)
+    for result in failed:
+        _explain(result)
+    click.echo(calm(f"{subject.skill.name}: {len(results) - len(failed)} passed, {len(failed)} failed"), err=True)
+
+
+def _explain(result: Result) -> None:
+    click.echo(calm(f"\n{result.name} ({result.run_id})"))
+    for difference in result.differences:
+        click.echo(calm(f"  {difference.path}: expected {difference.expected}"))
+        click.echo(calm(f"  {' ' * len(difference.path)}       got {difference.got}"))
+    for line in result.log.splitlines()[-10:]:
+        click.echo(calm(f"  log: {line}"))
+
+
+def _as_dict(subject: Subject, results: Sequence[Result], examples: Sequence[Example]) -> dict[str, Any]:
+    return {
+        "skill": subject.skill.name,
+        "version": subject.skill.version,
+        "passed": sum(result.passed for result in results),
+        "failed": sum(not result.passed for result in results),
+        "not_run": len(examples) - len(results),
+        "examples": [result.as_dict() for result in results],
+    }

@@ -1,0 +1,147 @@
+"""One example from its blobs to what it gave, over a server or a runtime in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from mimetypes import guess_type
+from typing import Any, Protocol
+
+from skillyard.client.client import FetchedBlob, StoredBlob
+from skillyard.domain.skill_difference import Difference, Given, GivenBlob, differences
+from skillyard.domain.skill_example import Example
+from skillyard.skilltest.script import CODE, script_args
+from skillyard.skilltest.subject import Subject
+
+MOST_OF_A_BLOB = 16 * 1024 * 1024
+"""Bytes of an output blob, or of a log, that are looked at."""
+
+
+class Target(Protocol):
+    """What a synchronous client and a synchronous runtime have in common."""
+
+    def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
+
+    def put_blob(self, source: bytes, kind: str = ...) -> StoredBlob: ...
+
+    def get_blob(self, blob_id: str, sink: Any, *, length: int | None = None) -> FetchedBlob: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``seconds`` of the whole run, the building of its environment with it; ``log`` is its end."""
+
+    name: str
+    passed: bool
+    seconds: float
+    run_id: str
+    differences: tuple[Difference, ...] = ()
+    log: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "differences": [asdict(difference) for difference in self.differences]}
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """``own`` says that the target is made for this test alone, so that an example's secrets may be stored there."""
+
+    target: Target
+    subject: Subject
+    own: bool
+    isolation: str | None = None
+
+    def run(self, examples: Sequence[Example], *, keep_going: bool) -> Iterator[Result]:
+        """Each as it ends; the first that fails is the last unless ``keep_going``. Raises what the target raises."""
+        for example in examples:
+            result = self._one(example)
+            yield result
+            if not result.passed and not keep_going:
+                return
+
+    def _one(self, example: Example) -> Result:
+        self._store_secrets(example)
+        try:
+            start = time.perf_counter()
+            run = self._call(example)
+            seconds = time.perf_counter() - start
+        finally:
+            self._remove_secrets(example)
+        given = self._given(run)
+        found = (*differences(example.expect, given), *_against_schema(example, given))
+        return Result(example.name, not found, round(seconds, 3), run["run_id"], found, given.log[-2000:])
+
+    def _call(self, example: Example) -> dict[str, Any]:
+        ids = {key: self._upload(path) for key, path in example.blobs.items()}
+        skill = self.subject.skill
+        params: dict[str, Any] = {"args": {**example.args, **ids}, "input_blobs": list(ids.values())}
+        if example.limits:
+            params["limits"] = dict(example.limits)
+        if self.isolation:
+            params["isolation"] = self.isolation
+        if example.code is None and example.script is None:
+            return self.target.call("execute_skill", {**params, "name": skill.name, "version": skill.version})
+        if example.script is not None:
+            params["args"] = script_args(example, ids)
+        params |= {"code": example.code or CODE, "language": "python", "mount_skills": [skill.name]}
+        return self.target.call("run_code", params)
+
+    def _upload(self, path: str) -> str:
+        kind = guess_type(path)[0] or "application/octet-stream"
+        return self.target.put_blob(self.subject.data(path), kind).blob_id
+
+    def _store_secrets(self, example: Example) -> None:
+        for name, value in example.secrets.items() if self.own else ():
+            self.target.call("secrets.set", {"name": name, "value": value})
+
+    def _remove_secrets(self, example: Example) -> None:
+        for name in example.secrets if self.own else ():
+            self.target.call("secrets.delete", {"name": name})
+
+    def _given(self, run: Mapping[str, Any]) -> Given:
+        error = run.get("error") or {}
+        output = run.get("output")
+        spilt = output.get("blob_id") if isinstance(output, dict) and output.get("truncated") is True else None
+        ids = [blob_id for blob_id in run.get("output_blobs") or () if blob_id != spilt]
+        return Given(
+            output=json.loads(self._fetch(spilt)) if spilt else output,
+            error=str(error.get("type") or ("" if run["status"] == "completed" else "failed")),
+            message=str(error.get("message") or ""),
+            log=self._log(run),
+            blobs=[self._blob(blob_id) for blob_id in ids],
+        )
+
+    def _log(self, run: Mapping[str, Any]) -> str:
+        blob_id = run.get("logs_blob")
+        return self._fetch(blob_id).decode("utf-8", "replace") if blob_id else str(run.get("logs_preview") or "")
+
+    def _blob(self, blob_id: str) -> GivenBlob:
+        return GivenBlob(str(self._about(blob_id)["kind"]), self._fetch(blob_id))
+
+    def _about(self, blob_id: str) -> Mapping[str, Any]:
+        about: Mapping[str, Any] = self.target.call("blobs.stat", {"blob_id": blob_id})["blob"]
+        return about
+
+    def _fetch(self, blob_id: str) -> bytes:
+        size = self._about(blob_id)["size_bytes"]
+        if not size:
+            return b""
+        sink = io.BytesIO()
+        self.target.get_blob(blob_id, sink, length=min(size, MOST_OF_A_BLOB))
+        return sink.getvalue()
+
+
+def _against_schema(example: Example, given: Given) -> Iterator[Difference]:
+    if example.expect.schema is None or given.error:
+        return
+    from jsonschema import Draft202012Validator
+    from referencing import Registry
+
+    validator = Draft202012Validator(example.expect.schema, registry=Registry())
+    for number, error in enumerate(validator.iter_errors(given.output)):
+        if number < 5:
+            yield Difference(f"output{error.json_path[1:]}", "what the schema says", error.message[:200])
