@@ -20,7 +20,7 @@ from skillyard.engine.needs import BUILT_IN, IN_DIRECTORY, NOBODY, packages_allo
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.run_needs import MOST_BYTES
 from tests.engine.conftest import Rig
-from tests.engine.fakes import a_skill
+from tests.engine.fakes import a_skill, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -228,6 +228,44 @@ async def test_what_the_operator_gives_to_any_code_stays_with_it(rig: Rig) -> No
     assert not has_network(rig), run
 
 
+async def test_policy_explain_says_what_such_a_run_would_get(rig: Rig) -> None:
+    rig.with_network(run_code="mounted")
+    good, evil = published("good", replace(NET, requires=("evil",))), published("evil")
+    rig.skills.add(good)
+    rig.skills.add(evil)
+    await approve(rig, good)
+
+    async def allowed(**params: Any) -> tuple[bool, str]:
+        found = await rig.call("policy.explain", targets=["api.x.com"], **params)
+        return found["targets"][0]["allowed"], found.get("least", "")
+
+    least = "'evil' 1.0.0 is not approved: `skillyard skill approve evil@1.0.0`"
+    for params in ({"skill": "good"}, {"code": True, "mount_skills": ["good"]}):
+        assert await allowed(**params) == (False, least), "it requires one that is not"
+    found = await rig.call("policy.explain", targets=["api.x.com"], skill="good", network=["api.x.com"])
+    assert found["refused"].endswith(least)
+    await approve(rig, evil)
+    for params in ({"skill": "good"}, {"code": True, "mount_skills": ["good"]}):
+        assert await allowed(**params) == (True, "")
+
+
+async def test_a_run_at_work_is_not_ended_by_what_is_revoked(rig: Rig) -> None:
+    gate = rig.with_network()
+    skill = published("acme.mail", NET)
+    rig.skills.add(skill)
+    await approve(rig, skill)
+
+    async def late(process: Any) -> None:
+        await rig.call("catalogue.revoke", name="acme.mail")
+        process.write(result({"reached": gate.last.connect("api.x.com", 443)}))
+
+    rig.backend.script = late
+    run = await rig.call("execute_skill", name="acme.mail")
+    assert run["output"] == {"reached": True}
+    await rig.call("execute_skill", name="acme.mail")
+    assert not has_network(rig)
+
+
 async def test_a_request_for_the_network_of_an_unapproved_skill_is_refused_with_the_reason(rig: Rig) -> None:
     rig.with_network()
     rig.skills.add(published("acme.mail", NET))
@@ -239,8 +277,6 @@ async def test_a_request_for_the_network_of_an_unapproved_skill_is_refused_with_
 
 
 async def test_a_run_that_failed_for_want_of_the_network_is_told_of_the_approval(rig: Rig) -> None:
-    from tests.engine.fakes import raises
-
     async def fail(process: Any) -> None:
         process.write(raises("OSError", "[Errno 101] Network is unreachable"))
 

@@ -26,6 +26,8 @@ MOST_BYTES = 32 * 1024
 """Of all rows of one record, as JSON."""
 LONGEST = 200
 """Characters of one text."""
+_FEW = 8
+"""Rows that have room however long their texts are."""
 
 UNAPPROVED = "not approved"
 REFUSED = "the run was refused"
@@ -107,6 +109,8 @@ def _bounds(policy: Policy | None) -> list[Layer]:
 
 def _kept(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:
     """Those that a record has room for, first what was not granted in full, by their place."""
+    if len(rows) <= _FEW:
+        return dict(enumerate(rows))
     room, kept = MOST_BYTES, {}
     for index in sorted(range(len(rows)), key=lambda i: "why" not in rows[i]):
         room -= len(json.dumps(rows[index])) + 2
