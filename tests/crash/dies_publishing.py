@@ -1,0 +1,119 @@
+"""Processes that publish two versions of a skill and are killed at a step of the second.
+
+``python dies_publishing.py HOME STEP...``: one process for each step, on a data directory ``HOME/STEP`` of its own. It
+is killed (-9) at the STEPth thing that it asks of the operating system (an event of sys.audit: open, mkdir, chmod,
+rename …) from the first byte of the archive on, or at a named step in the database. A line for each says how it ended
+and, when it survived, how many steps there were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from skillyard.data_dir import DataDir
+from skillyard.domain.principal import LOCAL
+from skillyard.engine.catalogue.publishing import Published, publish
+from skillyard.engine.catalogue.registry import Registry
+from skillyard.engine.observer import ignore
+from skillyard.engine.tasks import Tasks
+from skillyard.settings import load_settings
+from skillyard.skill_stores import SkillStores, make_skill_stores
+from skillyard.stores.clock import SystemClock
+from skillyard.stores.database import Database
+from tests.bundles import skill_files, tar
+from tests.crash.dies_at import Deadly, die
+
+NAME = "acme.words.say"
+NAMED = ("insert-before", "insert-after", "refresh-before", "refresh-after")
+
+
+@dataclass
+class Yard:
+    """Skills of a data directory, without anything that runs them."""
+
+    stores: SkillStores
+    registry: Registry
+
+    async def publish(self, archive: bytes, begun: Callable[[], None] = lambda: None) -> Published:
+        async def chunks() -> AsyncIterator[bytes]:
+            begun()
+            yield archive
+
+        return await publish(cast("Any", SimpleNamespace(registry=self.registry)), LOCAL, chunks())
+
+
+@asynccontextmanager
+async def yard(data_dir: Path) -> AsyncIterator[Yard]:
+    places = DataDir(data_dir)
+    with places.owned():
+        database = await Database.open(places.database)
+        try:
+            stores = await make_skill_stores(load_settings(data_dir=data_dir), places, database)
+            tasks = Tasks()
+            registry = Registry(stores.publications, stores.bundles, stores.skills, SystemClock(), tasks, ignore)
+            yield Yard(stores, registry)
+            await tasks.drain()
+        finally:
+            await database.close()
+
+
+def bundle(version: str) -> bytes:
+    files = skill_files(NAME, version, word=version)
+    return tar(files | {"data/deep/table.bin": bytes(range(256)) * 400, "data/empty": b""})
+
+
+class Countdown:
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.seen = 0
+        self.on = False
+
+    def begin(self) -> None:
+        self.on = True
+
+    def __call__(self, event: str, _args: tuple[Any, ...]) -> None:
+        if self.on and event.startswith(("open", "os.", "tempfile.", "shutil.")):
+            self.seen += 1
+            if self.seen == self.step:
+                die()
+
+
+async def main(data_dir: Path, step: str) -> int:
+    async with yard(data_dir) as here:
+        await here.publish(bundle("1.0.0"))
+        countdown = Countdown(0 if step in NAMED else int(step))
+        if step in NAMED:
+            method, when = step.split("-")
+            port = "publications" if method == "insert" else "skills"
+            setattr(here.registry, port, Deadly(getattr(here.registry, port), method, when))
+        sys.addaudithook(countdown)
+        await here.publish(bundle("2.0.0"), countdown.begin)
+        countdown.on = False
+    return countdown.seen
+
+
+def each(home: Path, steps: list[str]) -> None:
+    """Forked, since what takes long is to import all of it."""
+    for step in steps:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                seen = asyncio.run(main(home / step, step))
+            except BaseException:  # noqa: BLE001 - whatever it is, the parent reads it
+                traceback.print_exc()
+                os._exit(255)
+            os._exit(min(seen, 254))
+        print(step, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    each(Path(sys.argv[1]), sys.argv[2:])
