@@ -109,6 +109,8 @@ def _gone() -> Iterator[str]:
     yield "The zygote has them until a sandbox's walls stand; then the closing filter takes them away, for good."
     yield f"On x86_64 it has {closing} instructions, the large one {large}.\n"
     yield from _by_reason(system_calls.BUILDING)
+    yield "\nUntil then, of their arguments:\n"
+    yield from _rule_table(call_arguments.BUILDING_RULES)
     yield "\n## Calls that the kernel lets through by itself\n"
     yield from _by_reason(system_calls.UNFILTERED)
     yield ""

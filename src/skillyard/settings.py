@@ -152,13 +152,18 @@ class RecordSettings(_Section):
 class NativeSettings(_Section):
     """The native backend: sandboxes made ahead, the range of user ids, when a warm interpreter is replaced, and how
     many processes and threads all runs of one principal may have together (0: 256 for each processor, at least
-    512); with more, the largest ends as ``processes``."""
+    512); with more, the largest ends as ``processes``. A warm interpreter that imports packages ahead may hold
+    ``preload_mb`` MiB and take ``preload_s`` seconds for each of them; of all together, those that were used
+    longest ago are closed above ``zygotes_mb`` MiB."""
 
     ready: int = Field(default=4, ge=0, le=4096)
     uid_base: int = Field(default=1_900_000_000, ge=65_536)
     uid_count: int = Field(default=4096, ge=1)
     retire_runs: int = Field(default=2000, ge=1)
     retire_s: float = Field(default=1800.0, gt=0)
+    preload_mb: int = Field(default=256, ge=0)
+    preload_s: float = Field(default=30.0, gt=0)
+    zygotes_mb: int = Field(default=1024, ge=0)
     tenant_pids: int = Field(default=0, ge=0)
 
 

@@ -18,6 +18,9 @@ BY_ARGUMENT = {"socket", "socketpair", "ioctl", "personality", "clone", "prctl"}
 SHARED, PRIVATE, ANONYMOUS = 1, 2, 32
 
 
+WORDS = st.integers(0, 2**32 - 1)
+
+
 def both(arch: str, name: str, *args: int) -> int:
     """What the kernel makes of two filters: the stricter word counts (seccomp(2))."""
     filters = (seccomp.large_filter(arch), seccomp.closing_filter(arch))
@@ -36,6 +39,14 @@ def test_what_builds_walls_is_gone_once_they_stand(arch: str) -> None:
     for name in system_calls.BUILDING:
         assert verdict(seccomp.large_filter(arch), numbers(arch)[name], AUDIT[arch]) == ALLOW
         assert both(arch, name) != ALLOW
+
+
+@ARCHES
+@given(flags=WORDS)
+def test_no_mount_becomes_writable_while_walls_are_built(arch: str, flags: int) -> None:
+    remounts, reads_only = flags & 32, flags & 1  # MS_REMOUNT, MS_RDONLY
+    passed = verdict(seccomp.large_filter(arch), numbers(arch)["mount"], AUDIT[arch], 0, 0, 0, flags) == ALLOW
+    assert passed == (not remounts or bool(reads_only))
 
 
 @ARCHES
@@ -59,9 +70,6 @@ def test_another_architecture_and_x32_end_the_process() -> None:
     for program in (seccomp.large_filter("x86_64"), seccomp.closing_filter("x86_64")):
         assert verdict(program, 0, 0x40000003) == KILL
         assert verdict(program, 0x40000000 | 39, AUDIT["x86_64"]) == KILL
-
-
-WORDS = st.integers(0, 2**32 - 1)
 
 
 @ARCHES

@@ -45,6 +45,16 @@ class EnvironmentRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was made ready for an environment: ``preloaded`` modules were imported ahead, ``faults`` say why others were
+    not; ``memory_bytes`` is what it holds while nothing runs."""
+
+    preloaded: tuple[str, ...] = ()
+    faults: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
     share one (a principal's name where policy says so). ``tenant`` is whose sandbox it is: where a backend shares

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from skillyard.domain.outcome import Ending, Usage
 from skillyard.domain.protection import Probe
-from skillyard.domain.sandbox import DEFAULT_STREAMS, Entry, Held, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.sandbox import DEFAULT_STREAMS, Entry, Held, Prepared, Program, SandboxSpec, Stream, StreamLimits
 
 
 class Process(Protocol):
@@ -118,8 +118,9 @@ class Backend(Protocol):
         The usage of its whole life. Idempotent: a handle that is gone gives an empty Usage."""
         ...
 
-    async def prepare(self, spec: SandboxSpec) -> None:
-        """A hint that sandboxes like this will be asked for. May do nothing; never fails the caller."""
+    async def prepare(self, spec: SandboxSpec) -> Prepared | None:
+        """A hint that sandboxes like this will be asked for. May do nothing; never fails the caller. What was made
+        ready, when it is; None where nothing can be imported ahead as ``EnvironmentRef.preload`` names it."""
         ...
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.protection import Probe
+from skillyard.domain.sandbox import Prepared, SandboxSpec
 from skillyard.sandbox.gvisor import runsc
 from skillyard.sandbox.gvisor.options import GvisorOptions
 from skillyard.sandbox.gvisor.probe import absent, probe
@@ -34,6 +35,10 @@ class GvisorBackend(NativeBackend):
         if not self._program:
             return absent(f"there is no {self._named or 'runsc on PATH'}", {}, mend=runsc.MEND)
         return await probe(self)
+
+    async def prepare(self, spec: SandboxSpec) -> Prepared | None:
+        """Each sandbox has an interpreter of its own: importing ahead would cost every one of them."""
+        return None if spec.environment.preload else await super().prepare(spec)
 
     async def outside(self, handle: str) -> dict[str, Any]:
         """What a sandbox is on the host: ``platform``; of its sentry ``status`` and ``spaces`` (/proc/PID/status and

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.gvisor import jail
 from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.runsc import Runsc
-from skillyard.sandbox.native.keeper.zygotes import Order
+from skillyard.sandbox.native.keeper.zygotes import Order, Warmth
 
 MakePlan = Callable[[GvisorBox], jail.Plan]
 Failed = Callable[[GvisorBox, str], None]
@@ -83,8 +83,21 @@ class Moorings:
         assert isinstance(order.box, GvisorBox)
         self._boots.add(order.box, self._plan, self._failed)
 
-    def warm(self) -> None:
-        """Each sandbox has an interpreter of its own: there is none to warm up."""
+    @property
+    def idle(self) -> bool:
+        """There is nothing to close: each sandbox has an interpreter of its own."""
+        return False
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return ()
+
+    def memory_mb(self) -> int:
+        return 0
+
+    def warm(self, then: Callable[[Warmth], None]) -> None:
+        """There is none to warm up."""
+        then(Warmth())
 
     def close(self) -> None:
         self._boots.close()

@@ -17,8 +17,9 @@ from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
-from skillyard.sandbox.native.keeper.yard import MIB, Asked, Maker, Yard
-from skillyard.sandbox.native.keeper.zygotes import Retirement
+from skillyard.sandbox.native.keeper.warm_house import Key, Maker
+from skillyard.sandbox.native.keeper.yard import MIB, Asked, Yard
+from skillyard.sandbox.native.keeper.zygote_plan import Upkeep
 
 _HEADROOM = 192 * MIB
 """What runsc, its gofer and its sentry may hold beside the programs' memory and files, page cache included."""
@@ -28,14 +29,11 @@ _TASKS_EACH, _TASKS_MORE = 3, 512
 
 class GvisorYard(Yard):
     def __init__(self, loop: Loop, host: Host, ready: int, runsc: Runsc) -> None:
-        super().__init__(loop, host, ready, Retirement())
+        super().__init__(loop, host, ready, Upkeep())
         self.boots = Boots(runsc, max(2, os.cpu_count() or 1))
 
-    def _zygote(self, shape: Shape) -> Maker:
-        key = (shape.environment, shape.group)
-        if key not in self._zygotes:
-            self._zygotes[key] = Moorings(self.boots, self._jail, self._failed)
-        return self._zygotes[key]
+    def _new_zygote(self, key: Key) -> Maker:
+        return Moorings(self.boots, self._jail, self._failed)
 
     def _build(self, box: Box) -> bytes:
         """Nothing reads it: runsc is told by its bundle."""

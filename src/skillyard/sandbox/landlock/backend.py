@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skillyard.domain.protection import Probe
+from skillyard.domain.sandbox import Prepared, SandboxSpec
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.landlock.probe import probe
 from skillyard.sandbox.landlock.sandbox import LandlockSandbox
@@ -27,6 +28,10 @@ class LandlockBackend(NativeBackend):
 
     async def look(self) -> Probe:
         return await probe(self)
+
+    async def prepare(self, spec: SandboxSpec) -> Prepared | None:
+        """Where packages are imported ahead, programs see nothing of /proc: so only what the operator names is."""
+        return None if spec.environment.preload else await super().prepare(spec)
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> LandlockSandbox:
         return LandlockSandbox(link, handle, enforced)

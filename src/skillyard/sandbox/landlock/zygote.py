@@ -10,7 +10,7 @@ from typing import Any
 from skillyard.guest import main as guest
 from skillyard.sandbox.landlock import inside, walls
 from skillyard.sandbox.native import kernel, packets
-from skillyard.sandbox.native.zygote import be_plain, import_ahead
+from skillyard.sandbox.native.zygote import be_plain, import_watched
 
 
 def main(keeper: int, settings: dict[str, Any]) -> None:
@@ -20,12 +20,12 @@ def main(keeper: int, settings: dict[str, Any]) -> None:
     rules = [walls.Rule(*rule) for rule in settings["rules"]]
     reach = walls.open_reach(settings["landlock"], rules, own_proc=settings["own_proc"])
     be_plain(settings["packages"], settings["code"])
-    failed = import_ahead(settings["preload"])
+    import_watched(sock, settings["preload"])
     guest.prepare()
     gc.collect()
     gc.freeze()
     gc.disable()
-    packets.send(sock, {"ready": True, "failed": failed})
+    packets.send(sock, {"ready": True})
     _serve(sock, reach, bytes.fromhex(settings["closing"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from skillyard.domain.egress.session import Egress
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.outcome import Usage
 from skillyard.domain.protection import Demand, Probe
-from skillyard.domain.sandbox import Held, Mount, Owner, SandboxSpec
+from skillyard.domain.sandbox import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives
@@ -169,17 +170,19 @@ class NativeBackend:
                 sandbox.lost()  # for what had not ended by itself and was not told of
         return Usage(**answer["usage"])
 
-    async def prepare(self, spec: SandboxSpec) -> None:
+    async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         try:
             link = await self._linked()
-            await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
+            told, _ = await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
-            return  # a hint: whoever creates one will hear of it
+            return None  # a hint: whoever creates one will hear of it
+        return Prepared(tuple(told["modules"]), told["faults"], told["memory_mb"] << 20)
 
     async def stats(self) -> dict[str, Any]:
-        """How many sandboxes the keeper holds: ``sandboxes``, of these ``lent`` and ``ready``; its ``pid``."""
+        """How many sandboxes the keeper holds: ``sandboxes``, of these ``lent`` and ``ready``; its ``zygotes`` and
+        ``pid``."""
         answer, _ = await (await self._linked()).answer({"op": "stats"})
-        return {name: answer[name] for name in ("pid", "sandboxes", "lent", "ready")}
+        return {name: answer[name] for name in ("pid", "sandboxes", "lent", "ready", "zygotes")}
 
     async def close(self) -> None:
         link, self._link = self._link, None
@@ -221,7 +224,7 @@ class NativeBackend:
 
     def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
         environment = spec.environment
-        name = f"{environment.name}@{environment.digest}"
+        name = _name(environment)
         if name not in self._environments:
             packages = "" if environment.packages is None else str(environment.packages)
             link.tell({"op": "environment", "name": name, "packages": packages, "preload": list(environment.preload)})
@@ -270,6 +273,12 @@ class NativeBackend:
         if "handle" in answer and link.alive:
             self._sandboxes.pop(answer["handle"], None)
             link.tell({"op": "destroy", "handle": answer["handle"]})
+
+
+def _name(environment: EnvironmentRef) -> str:
+    """Of what sandboxes share: with other modules imported ahead it is another."""
+    ahead = hashlib.sha256("\n".join(environment.preload).encode()).hexdigest()[:12] if environment.preload else ""
+    return f"{environment.name}@{environment.digest}+{ahead}"
 
 
 def _listen(spec: SandboxSpec) -> dict[str, Any] | None:

@@ -218,6 +218,23 @@ CLOSING_RULES: tuple[Rule, ...] = (
 )
 """In the closing filter, once the walls stand."""
 
+BUILDING_RULES: tuple[Rule, ...] = (
+    Rule(
+        ("mount",),
+        "no `MS_REMOUNT` without `MS_RDONLY`",
+        "packages are imported ahead in a zygote, which mounts and whose root is read-only: what it shows may be the "
+        "server's own files",
+        (
+            (LOAD, 0, 0, ARG3),
+            (JSET, 0, 2, kernel.MS_REMOUNT),
+            (JSET, 1, 0, kernel.MS_RDONLY),
+            refuse(),
+            ALLOW,
+        ),
+    ),
+)
+"""In the large filter, of what builds the walls."""
+
 UNCOUNTED_RULES: tuple[Rule, ...] = (
     Rule(
         ("mmap",),

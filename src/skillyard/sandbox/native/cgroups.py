@@ -47,6 +47,11 @@ class Group:
             return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
 
+    def join_files(self) -> list[str]:
+        """Where a process that is to be a member writes ``0``."""
+        name = "cgroup.procs" if self.version == 2 else "tasks"
+        return [f"{path}/{name}" for path in _distinct(self.directories)]
+
     def open_counters(self) -> None:
         """Ahead of the run, so that reading them at its end costs little."""
         for name in _COUNTERS[self.version]:

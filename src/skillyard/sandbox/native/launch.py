@@ -22,7 +22,8 @@ _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main;
 @dataclass(frozen=True, slots=True)
 class KeeperOptions:
     """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY. ``tenant_pids``
-    bounds the processes of all sandboxes of one tenant; 0: by the host's processors.
+    bounds the processes of all sandboxes of one tenant; 0: by the host's processors. A warm interpreter that imports
+    packages ahead may hold ``preload_mb`` and take ``preload_s`` for each; all of them hold ``zygotes_mb``.
 
     ``PROGRAM`` is the module whose ``main`` becomes the keeper; it gets all fields.
     """
@@ -33,6 +34,9 @@ class KeeperOptions:
     uid_count: int = 4096
     retire_runs: int = 2000
     retire_s: float = 1800.0
+    preload_mb: int = 256
+    preload_s: float = 30.0
+    zygotes_mb: int = 1024
     tenant_pids: int = 0
 
 

@@ -80,8 +80,13 @@ def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list
         for name in DEVICES
         if memory_counted or name != "zero"
     )
-    binds.append(_open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False))
+    binds.append(proc())
     return binds
+
+
+def proc() -> Bind:
+    """The /proc that we see. Raises OSError."""
+    return _open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False)
 
 
 def _open(source: str, target: str, attributes: int, *, read_only: bool = True) -> Bind:

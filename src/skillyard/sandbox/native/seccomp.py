@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from skillyard.sandbox.native import bpf, kernel
 from skillyard.sandbox.native.bpf import ALLOW, JEQ, JGE, KILL, LOAD, Instruction, refuse
-from skillyard.sandbox.native.call_arguments import CLOSING_RULES, RULES, UNCOUNTED_RULES, Rule
+from skillyard.sandbox.native.call_arguments import BUILDING_RULES, CLOSING_RULES, RULES, UNCOUNTED_RULES, Rule
 from skillyard.sandbox.native.syscall_numbers import numbers
 from skillyard.sandbox.native.system_calls import ABSENT, ALLOWED, BUILDING
 
@@ -25,7 +25,7 @@ X32_BIT = 0x40000000
 def large_filter(arch: str = kernel.ARCH) -> list[Instruction]:
     """For the zygote: the allow-list, and for the while of building, what builds the walls."""
     nr = numbers(arch)
-    program = head(arch) + _rules(RULES, nr)
+    program = head(arch) + _rules((*RULES, *BUILDING_RULES), nr)
     for name in ABSENT:
         if name not in BUILDING:
             program += bpf.when(nr[name], [refuse(errno.ENOSYS)])

@@ -1,7 +1,8 @@
 """The warm interpreter that every sandbox of one environment is cloned from.
 
-It runs inside the sandbox root, has one thread, imports what is worth preloading, holds no secret and no tenant's
-data, and parses nothing but the keeper's own messages.
+It runs inside the sandbox root, has one thread, holds no secret and no tenant's data, and parses nothing but the
+keeper's own messages. What is worth preloading it imports behind the filter that its sandboxes have; that code can
+spoil this process and its clones, and the keeper believes neither.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
     """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
     sock = socket.socket(fileno=keeper)
-    be_plain(packages)
-    failed = import_ahead(preload)
-    guest.prepare()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
+    be_plain(packages)
+    import_watched(sock, preload)
+    guest.prepare()
     gc.collect()
     gc.freeze()
     gc.disable()
-    packets.send(sock, {"ready": True, "failed": failed})
+    packets.send(sock, {"ready": True})
     _serve(sock, bytes.fromhex(closing))
 
 
@@ -47,17 +48,32 @@ def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
     sys.orig_argv = [sys.executable]
 
 
+def import_watched(sock: socket.socket, names: list[str]) -> None:
+    """Import what most runs import, each when the keeper has seen what became of us with the one before.
+
+    What cannot be imported ends this process: half of a package may be there, so the next one begins without it.
+    """
+    for name in names:
+        failed = import_ahead([name])
+        if name in failed:
+            packets.send(sock, {"fault": failed[name]})
+            os._exit(1)
+        packets.send(sock, {"imported": True})
+        if not sock.recv(16):
+            os._exit(0)
+
+
 def import_ahead(names: list[str]) -> dict[str, str]:
-    """Import what most runs import; what fails here will fail in the run that asks for it, with its reason."""
+    """Import these; those that cannot be, with the reason."""
     failed: dict[str, str] = {}
     os.environ.update(_ONE_THREAD)
     for name in names:
         try:
             __import__(name)
-        except Exception as error:  # noqa: BLE001 - a package may raise anything while it is imported
+        except BaseException as error:  # noqa: BLE001 - a package may raise anything while it is imported
             failed[name] = f"{type(error).__name__}: {error}"
     for name in _ONE_THREAD:
-        del os.environ[name]
+        os.environ.pop(name, None)
     return failed
 
 

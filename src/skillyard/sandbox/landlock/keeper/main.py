@@ -15,11 +15,10 @@ from skillyard.sandbox.native.keeper import ids
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.main import Keeper, launch
+from skillyard.sandbox.native.keeper.main import Keeper, launch, upkeep
 from skillyard.sandbox.native.keeper.service import Service
 from skillyard.sandbox.native.keeper.yard import Yard
 from skillyard.sandbox.native.keeper.zygote_process import Ids
-from skillyard.sandbox.native.keeper.zygotes import Retirement
 
 
 def main(config: dict[str, Any]) -> None:
@@ -58,8 +57,7 @@ class LandlockKeeper(Keeper):
         own_ids = self._given.count > 1
         self._area = made = area.make(host.run_dir, own_uids=own_ids)
         ground = Ground(made, python.find(made, everybody=own_ids), self._given)
-        retirement = Retirement(config["retire_runs"], config["retire_s"])
-        self._landlock_yard = LandlockYard(loop, host, config["ready"], retirement, ground)
+        self._landlock_yard = LandlockYard(loop, host, config["ready"], upkeep(config), ground)
         return self._landlock_yard
 
     def check_memory(self, box: Box) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,14 +24,17 @@ from skillyard.sandbox.landlock.tree import removal
 from skillyard.sandbox.landlock.walls import Build
 from skillyard.sandbox.landlock.work import work
 from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.keeper import standing
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show
-from skillyard.sandbox.native.keeper.yard import MIB, Asked, Maker, Yard
+from skillyard.sandbox.native.keeper.warm_house import Key, key_of
+from skillyard.sandbox.native.keeper.yard import MIB, Asked, Yard
+from skillyard.sandbox.native.keeper.zygote_plan import Plan, Started, Upkeep
 from skillyard.sandbox.native.keeper.zygote_process import Ids
-from skillyard.sandbox.native.keeper.zygotes import Retirement, Zygote
+from skillyard.sandbox.native.keeper.zygotes import Warmth
 
 _SLACK = 512
 """By how many more processes and threads the server's user may grow while a sandbox lives, where that is also the
@@ -52,6 +56,11 @@ class Pairs:
         ids = range(first + 1, first + _BLOCK - 1, 2)
         return cls(Block(first, _BLOCK), deque((uid, uid + 1) for uid in ids))
 
+    @property
+    def whole(self) -> bool:
+        """No sandbox has any of them."""
+        return len(self.free) == (_BLOCK - 1) // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Ground:
@@ -63,12 +72,12 @@ class Ground:
 
 
 class LandlockYard(Yard):
-    def __init__(self, loop: Loop, host: Host, ready: int, retirement: Retirement, ground: Ground) -> None:
-        super().__init__(loop, host, ready, retirement)
+    def __init__(self, loop: Loop, host: Host, ready: int, upkeep: Upkeep, ground: Ground) -> None:
+        super().__init__(loop, host, ready, upkeep)
         self._ground = ground
         self._own_ids = ground.ids.count > 1
         self._free_blocks = deque(range(ground.ids.base, ground.ids.base + ground.ids.count - _BLOCK + 1, _BLOCK))
-        self._pairs: dict[tuple[str, str], Pairs] = {}
+        self._pairs: dict[Key, Pairs] = {}
         self._made: dict[str, tuple[int, int]] = {}
         self._removing = 0
         self._crowd = Crowd()
@@ -89,45 +98,53 @@ class LandlockYard(Yard):
         if not box.removed:
             self._remove(box, lambda: None)
         if box.uid:
-            self._pairs[_key(box.shape)].free.append((box.uid, box.warden))
+            self._pairs[key_of(box.shape)].free.append((box.uid, box.warden))
 
-    def _zygote(self, shape: Shape) -> Maker:
-        key = _key(shape)
-        if key not in self._zygotes:
-            details = self._environments[shape.environment]
-            plan = Plan(self._plan_of(key, details), self._stragglers)
-            self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
-        return self._zygotes[key]
-
-    def _plan_of(self, key: tuple[str, str], details: dict[str, Any]) -> ZygotePlan:
+    def _plan(self, key: Key, details: dict[str, Any]) -> Plan:
         ground = self._ground
         block = self._pairs[key].block if self._own_ids else Block()
-        packages, preload = details["packages"], tuple(details["preload"])
-        return ZygotePlan(ground.python, packages, preload, block, ground.area, self._host.landlock, self._own_ids)
+        packages, modules = details["packages"], tuple(details["preload"])
+        plan = ZygotePlan(ground.python, packages, modules, block, ground.area, self._host.landlock, self._own_ids)
+        return KnownPlan(plan, self._stragglers)
 
     def _make(self, shape: Shape) -> None:
-        if self._own_ids and not self._has_ids(_key(shape)):
+        if self._own_ids and not self._has_ids(key_of(shape)):
             self._refuse_one(shape, "all user ids for sandboxes are in use")
         else:
             super()._make(shape)
 
-    def prepare(self, shape: Shape) -> None:
-        if not self._own_ids or self._has_ids(_key(shape)):
-            super().prepare(shape)
+    def _lacks(self, box: Box, zygote: int) -> str:
+        return standing.process_lacks(box.pid, ("CapInh", "CapPrm", "CapEff", "CapAmb"))
 
-    def _has_ids(self, key: tuple[str, str]) -> bool:
-        if key not in self._pairs and self._free_blocks:
-            self._pairs[key] = Pairs.of(self._free_blocks.popleft())
+    def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
+        if not self._own_ids or self._has_ids(key_of(shape)):
+            super().prepare(shape, then)
+        else:
+            then(Warmth(error="all user ids for sandboxes are in use"))
+
+    def _has_ids(self, key: Key) -> bool:
+        if key not in self._pairs:
+            self._free_a_block()
+            if self._free_blocks:
+                self._pairs[key] = Pairs.of(self._free_blocks.popleft())
         return key in self._pairs and bool(self._pairs[key].free)
+
+    def _free_a_block(self) -> None:
+        """When there is none: that of a zygote that was closed and has no sandbox left."""
+        if self._free_blocks:
+            return
+        unused = (key for key, pairs in self._pairs.items() if pairs.whole and key not in self._warm)
+        if (key := next(unused, None)) is not None:
+            self._free_blocks.append(self._pairs.pop(key).block.first)
 
     def _group(self, name: str, shape: Shape) -> Group | None:
         """No group; what may fail of a new sandbox is made here."""
-        pair = self._pairs[_key(shape)].free.popleft() if self._own_ids else (0, 0)
+        pair = self._pairs[key_of(shape)].free.popleft() if self._own_ids else (0, 0)
         try:
             areas.make_home(self._root(name), pair[0])
         except OSError:
             if self._own_ids:
-                self._pairs[_key(shape)].free.appendleft(pair)
+                self._pairs[key_of(shape)].free.appendleft(pair)
             raise
         self._made[name] = pair
         return None
@@ -199,20 +216,20 @@ class LandlockYard(Yard):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KnownPlan:
     """A plan whose processes are known not to be left over."""
 
     plan: ZygotePlan
     stragglers: Stragglers
 
-    def start(self, sock: Any, errors: int) -> int:
-        pid = self.plan.start(sock, errors)
-        self.stragglers.meet_zygote(pid)
-        return pid
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return self.plan.modules
 
-
-def _key(shape: Shape) -> tuple[str, str]:
-    return shape.environment, shape.group
+    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
+        started = self.plan.start(sock, errors, modules)
+        self.stragglers.meet_zygote(started.pid)
+        return started
 
 
 def _showing(root: str, shows: tuple[Show, ...]) -> Iterator[None]:

@@ -15,6 +15,7 @@ from skillyard.sandbox.landlock.filters import closing_filter, zygote_filter
 from skillyard.sandbox.landlock.keeper.python import Python
 from skillyard.sandbox.native import kernel, seccomp
 from skillyard.sandbox.native.keeper import namespaces
+from skillyard.sandbox.native.keeper.zygote_plan import Started
 from skillyard.sandbox.native.keeper.zygote_process import KEEPER_FD, environment, keep_only
 
 _OOM_SCORE = "500"
@@ -39,32 +40,32 @@ class Block:
 class ZygotePlan:
     python: Python
     packages: str
-    preload: tuple[str, ...]
+    modules: tuple[str, ...]
     block: Block
     area: Area
     landlock: int
     own_ids: bool
 
-    def start(self, sock: socket.socket, errors: int) -> int:
-        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
+    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
+        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError."""
         pid = os.fork()
         if pid == 0:
             try:
-                _become(self, sock, errors)
+                _become(self, sock, errors, modules)
             except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
                 os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
             finally:
                 os._exit(1)
-        return pid
+        return Started(pid)
 
 
-def _become(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
+def _become(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
     _raise_oom_score()
     packages = plan.python.show_packages(plan.packages, plan.area)
-    own_proc = not plan.preload
+    own_proc = not modules
     further = [plan.area.code, packages.place, *([packages.packages] if packages.packages else [])]
     exact = reach.exact(plan.python.shown, further)
     coarse = reach.coarse(plan.python.shown, further)
@@ -78,7 +79,7 @@ def _become(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
     settings = {
         "code": plan.area.code,
         "packages": packages.packages,
-        "preload": list(plan.preload),
+        "preload": list(modules),
         "landlock": plan.landlock,
         "rules": coarse,
         "own_proc": own_proc,

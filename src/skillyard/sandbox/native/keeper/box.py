@@ -47,8 +47,13 @@ class Lease:
     at: float = field(default_factory=time.monotonic)
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Box:
-    """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper."""
+    """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper; ``on_left()``
+    tells its zygote, when no process of it is left."""
 
     def __init__(
         self,
@@ -80,6 +85,9 @@ class Box:
         self.forced: tuple[str, str] | None = None
         self.on_ready: Callable[[Box], None]
         self.on_dead: Callable[[Box, str], None]
+        self.on_left: Callable[[], None] = _nothing
+        self.lacks: Callable[[], str] = str
+        """Which of its walls is missing, where that is to be asked."""
         self.on_program_end: Callable[[Box, Program], None]
         self._broken = ""
         self._said_ready = False
@@ -297,6 +305,10 @@ class Box:
     def _consider_ready(self) -> None:
         """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
         if self._said_ready and self.pidfd >= 0:
+            if why := self.lacks():
+                self._broken = why
+                self.kill()
+                return
             self.ready_at = time.monotonic()
             self.account.meet(self.pid)
             self.on_ready(self)
@@ -345,6 +357,7 @@ class Box:
         """The pidfd says so only after every process of the sandbox's pid namespace is gone."""
         self._hear()
         self.account.settle(self.pid)
+        self.on_left()
         self.dead = True
         self._loop.forget(self.pidfd)
         for program in self.programs.values():

@@ -25,8 +25,8 @@ from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.sandbox.native.keeper.yard import Yard
+from skillyard.sandbox.native.keeper.zygote_plan import Upkeep
 from skillyard.sandbox.native.keeper.zygote_process import Ids
-from skillyard.sandbox.native.keeper.zygotes import Retirement
 
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
@@ -38,7 +38,8 @@ _SWEEP_AGAIN_S, _SWEEP_SELDOM_S = 0.02, 5.0
 def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper] | None = None) -> None:
     """Print ``{"pid": …}`` or ``{"error": …}`` on standard output and exit; the keeper goes on in the background.
 
-    ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``.
+    ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``,
+    ``preload_mb``, ``preload_s``, ``zygotes_mb``.
     ``make`` makes another keeper than the native backend's.
     """
     launch(config, make or Keeper, _enter, _settle)
@@ -186,7 +187,7 @@ class Keeper:
         return hierarchies.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
 
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
-        return Yard(loop, host, config["ready"], Retirement(config["retire_runs"], config["retire_s"]))
+        return Yard(loop, host, config["ready"], upkeep(config))
 
     def check_memory(self, box: Box) -> None:
         memory_watch.check(box)
@@ -233,6 +234,12 @@ class Keeper:
             self._loop.running = False
         else:
             self._loop.after(0.002, lambda: self._until_empty(deadline))
+
+
+def upkeep(config: dict[str, Any]) -> Upkeep:
+    return Upkeep(
+        config["retire_runs"], config["retire_s"], config["preload_mb"], config["zygotes_mb"], config["preload_s"]
+    )
 
 
 def _facts(host: Host) -> dict[str, Any]:

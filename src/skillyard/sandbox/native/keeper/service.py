@@ -17,6 +17,7 @@ from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY
 from skillyard.sandbox.native.keeper.yard import Asked, Yard
+from skillyard.sandbox.native.keeper.zygotes import Warmth
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""
@@ -101,8 +102,13 @@ class Service:
         self._answer(number)
 
     def _do_prepare(self, number: Number, header: Header, body: bytes) -> None:
-        self._yard.prepare(Shape(**header["shape"], listen=_listen(header["listen"])))
-        self._answer(number)
+        def there(warmth: Warmth) -> None:
+            if warmth.error:
+                self._answer(number, error=warmth.error)
+                return
+            self._answer(number, modules=warmth.modules, faults=warmth.faults, memory_mb=warmth.memory_mb)
+
+        self._yard.prepare(Shape(**header["shape"], listen=_listen(header["listen"])), there)
 
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
         held = self._yard.by_key.get(header["key"])
@@ -249,6 +255,7 @@ class Service:
             sandboxes=len(boxes),
             lent=sum(box.lease is not None for box in boxes),
             ready=sum(box.lease is None and box.ready_at is not None for box in boxes),
+            zygotes=self._yard.zygotes(),
         )
 
     def _do_stop(self, number: Number, header: Header, body: bytes) -> None:

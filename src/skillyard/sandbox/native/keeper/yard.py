@@ -15,14 +15,17 @@ from typing import Any, Protocol
 from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
+from skillyard.sandbox.native.keeper import standing
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, show
 from skillyard.sandbox.native.keeper.shares import Shares
+from skillyard.sandbox.native.keeper.warm_house import Key, Maker, WarmHouse, key_of
+from skillyard.sandbox.native.keeper.zygote_plan import Plan, Upkeep
 from skillyard.sandbox.native.keeper.zygote_process import ZygotePlan
-from skillyard.sandbox.native.keeper.zygotes import Order, Plan, Retirement, Zygote
+from skillyard.sandbox.native.keeper.zygotes import Household, Order, Warmth, Zygote
 
 MIB = 1 << 20
 _INODES_PER_MIB = 128
@@ -33,6 +36,8 @@ _STREAMS_AHEAD = 64
 """Sandboxes with more listeners are given them when they are lent: each that waits holds descriptors of ours."""
 _SPARE_PIDS = 8
 """RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
+_ZYGOTE_PIDS = 64
+"""Of one that runs packages' code, clones included until they are in groups of their own."""
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
 
@@ -52,23 +57,14 @@ class Asked:
     failed_once: bool = False
 
 
-class Maker(Protocol):
-    """What sandboxes of one environment and group come from."""
-
-    def order(self, order: Order) -> None: ...
-
-    def warm(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Yard:
-    def __init__(self, loop: Loop, host: Host, ready: int, retirement: Retirement) -> None:
+    def __init__(self, loop: Loop, host: Host, ready: int, upkeep: Upkeep) -> None:
         self._loop = loop
         self._host = host
         self._target = ready
-        self._retirement = retirement
-        self._zygotes: dict[tuple[str, str], Maker] = {}
+        self._upkeep = upkeep
+        self._warm = WarmHouse(loop, upkeep.total_mb, self._new_zygote, self._stays, self._zygote_closed)
+        self._household = Household(self._failed, self._warm.trim_soon, self._lacks, self._ours, self._doom)
         self._environments: dict[str, dict[str, Any]] = {}
         self._ready: dict[Shape, deque[Box]] = {}
         self._making: dict[Shape, int] = {}
@@ -106,9 +102,10 @@ class Yard:
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
 
-    def prepare(self, shape: Shape) -> None:
+    def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
+        """Make what sandboxes of this shape come from, and call ``then`` when it is there."""
         self._ready.setdefault(shape, deque())
-        self._zygote(shape).warm()
+        self._zygote(shape).warm(then)
         self.refill()
 
     def refill(self) -> None:
@@ -123,8 +120,10 @@ class Yard:
     def close(self) -> None:
         self._target = 0  # what ends from here on is not replaced
         self._waiting.clear()
-        for zygote in self._zygotes.values():
-            zygote.close()
+        self._warm.close()
+
+    def zygotes(self) -> int:
+        return len(self._warm)
 
     def empty(self) -> bool:
         return not self.boxes and not self._doomed
@@ -148,13 +147,36 @@ class Yard:
             box.kill()
 
     def _zygote(self, shape: Shape) -> Maker:
-        key = (shape.environment, shape.group)
-        if key not in self._zygotes:
-            plan = self._plan(self._environments[shape.environment])
-            self._zygotes[key] = Zygote(self._loop, plan, self._retirement, self._failed)
-        return self._zygotes[key]
+        return self._warm.get(key_of(shape))
 
-    def _plan(self, details: dict[str, Any]) -> Plan:
+    def _new_zygote(self, key: Key) -> Maker:
+        return Zygote(self._loop, self._plan(key, self._environments[key[0]]), self._upkeep, self._household)
+
+    def _stays(self, key: Key) -> bool:
+        """One without packages is small, and anybody may need it next."""
+        return not (self._environments[key[0]]["packages"] or key[1])
+
+    def _zygote_closed(self, key: Key) -> None:
+        """Its sandboxes go on; those that wait to be used go with it."""
+        for shape in [shape for shape in self._ready if key_of(shape) == key]:
+            self._forget_shape(shape)
+
+    def _lacks(self, box: Box, zygote: int) -> str:
+        return standing.lacking(box.pid, zygote, self._host.ids.base + box.slot)
+
+    def _ours(self) -> set[int]:
+        """The children of this keeper that somebody waits for."""
+        return self._warm.pids() | {box.pid for box in self.boxes.values()}
+
+    def _own_group(self) -> Group | None:
+        """For a zygote that runs packages' code."""
+        if not self._host.cgroups.parents:
+            return None
+        self._number += 1
+        limits = GroupLimits(self._upkeep.most_mb * MIB, _ZYGOTE_PIDS, len(self._host.cpus))
+        return self._host.cgroups.make(f"{self._name}-{self._number}", limits)
+
+    def _plan(self, key: Key, details: dict[str, Any]) -> Plan:
         return ZygotePlan(
             self._host.python,
             details["packages"],
@@ -163,6 +185,7 @@ class Yard:
             f"{self._host.run_dir}/root",
             self._host.cgroups.has("memory"),
             self._host.cgroups.let_clone(self._host.ids.base),
+            self._own_group,
         )
 
     def _make(self, shape: Shape) -> None:
@@ -306,8 +329,11 @@ class Yard:
         box.release()
         self._free(box.slot)
         if box.group is not None:
-            self._doomed.append(box.group)
-            self._loop.when_idle(self._bury)
+            self._doom(box.group)
+
+    def _doom(self, group: Group) -> None:
+        self._doomed.append(group)
+        self._loop.when_idle(self._bury)
 
     def _bury(self) -> None:
         self._doomed = [group for group in self._doomed if not group.remove()]
@@ -319,7 +345,10 @@ class Yard:
             self._free_slots.append(slot)
 
     def _try_again(self, shape: Shape, why: str) -> None:
-        """Nobody hears of one failure: a zygote may have been killed, and the next one is not."""
+        """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made
+        for the pool, while as many are being made as are waited for."""
+        if self._making[shape] >= len(self._waiting.get(shape, ())):
+            return
         untried = next((asked for asked in self._waiting.get(shape, ()) if not asked.failed_once), None)
         if untried is None:
             self._refuse_one(shape, why)

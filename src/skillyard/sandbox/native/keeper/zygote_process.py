@@ -7,11 +7,15 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skillyard.sandbox.native import kernel, root, seccomp
+from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.interpreter import Interpreter
 from skillyard.sandbox.native.keeper import namespaces
+from skillyard.sandbox.native.keeper.pid_space import PidSpace
+from skillyard.sandbox.native.keeper.zygote_plan import Started
 from skillyard.sandbox.native.zygote_code import START
 
 _NAMESPACES = (
@@ -38,7 +42,8 @@ class Ids:
 class ZygotePlan:
     python: Interpreter
     packages: str
-    preload: tuple[str, ...]
+    modules: tuple[str, ...]
+    """To be imported ahead."""
     ids: Ids
     root_dir: str
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
@@ -46,10 +51,26 @@ class ZygotePlan:
     """Whether a controller counts the memory of a whole sandbox."""
     group: str = ""
     """The ``cgroup.procs`` of where it must be to clone into the sandboxes' groups."""
+    own_group: Callable[[], Group | None] = lambda: None
+    """Makes a group for a zygote that runs packages' code."""
 
-    def start(self, sock: socket.socket, errors: int) -> int:
-        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``; its pid. Raises OSError."""
-        return _start(self, sock, errors)
+    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
+        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError.
+
+        With ``modules``, packages' code will run in it: it sees no process but its own and those of its sandboxes."""
+        if not modules:
+            return Started(_start(self, os.fork, [self.group] if self.group else [], sock, errors, ()))
+        space, group = PidSpace(), None
+        try:
+            group = self.own_group()
+            joins = [self.group] if group is None else group.join_files()
+            pid = _start(self, space.fork, [path for path in joins if path], sock, errors, modules)
+        except OSError:
+            space.abandon()
+            if group is not None:
+                group.remove()
+            raise
+        return Started(pid, space, group)
 
 
 def environment(python: Interpreter) -> dict[str, str]:
@@ -62,14 +83,22 @@ def environment(python: Interpreter) -> dict[str, str]:
     }
 
 
-def _start(plan: ZygotePlan, sock: socket.socket, errors: int) -> int:
+def _start(
+    plan: ZygotePlan,
+    fork: Callable[[], int],
+    joins: Sequence[str],
+    sock: socket.socket,
+    errors: int,
+    modules: tuple[str, ...],
+) -> int:
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
-            _become(plan, binds, sock, errors, ready_w, mapped_r)
+            _join(joins)
+            _become(plan, _own_proc(binds) if modules else binds, sock, errors, modules, ready_w, mapped_r)
         except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
             os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
         finally:
@@ -101,13 +130,30 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
+def _join(files: Sequence[str]) -> None:
+    for path in files:
+        _write(path, "0")
+
+
+def _own_proc(binds: list[root.Bind]) -> list[root.Bind]:
+    """With the /proc of our own pid namespace in place of the keeper's."""
+    namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    return [*(bind for bind in binds if bind.target != "proc"), root.proc()]
+
+
 def _become(
-    plan: ZygotePlan, binds: list[root.Bind], sock: socket.socket, errors: int, ready: int, mapped: int
+    plan: ZygotePlan,
+    binds: list[root.Bind],
+    sock: socket.socket,
+    errors: int,
+    modules: tuple[str, ...],
+    ready: int,
+    mapped: int,
 ) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if plan.group:
-        _write(plan.group, "0")
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
     namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
     os.write(ready, b"x")
@@ -131,7 +177,7 @@ def _become(
     root.build(binds, plan.python, plan.packages)
     if inside:
         kernel.keep_capabilities()
-    _exec(plan, sock, errors)
+    _exec(plan, sock, errors, modules)
 
 
 def keep_only(sock: socket.socket, errors: int) -> None:
@@ -147,12 +193,12 @@ def keep_only(sock: socket.socket, errors: int) -> None:
     kernel.close_from(KEEPER_FD + 1)
 
 
-def _exec(plan: ZygotePlan, sock: socket.socket, errors: int) -> None:
+def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> None:
     keep_only(sock, errors)
     packages = plan.python.packages if plan.packages else ""
     closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
     filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
-    arguments = json.dumps([KEEPER_FD, packages, list(plan.preload), *filters])
+    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters])
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
-from skillyard.sandbox.native import kernel, packets
-from skillyard.sandbox.native.keeper import orphans
+from skillyard.sandbox.native import packets
 from skillyard.sandbox.native.keeper.box import Box
-from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.warm_process import Hooks, WarmProcess
+from skillyard.sandbox.native.keeper.zygote_plan import Plan, Upkeep
+from skillyard.sandbox.native.keeper.zygote_words import Said, Word
 
-_MAX_ERROR_TEXT = 4096
 _ASKED_AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Retirement:
-    """All forks of one zygote share its address layout and hash seed, so none serves for long."""
-
-    runs: int = 2000
-    seconds: float = 1800.0
-
-
-class Plan(Protocol):
-    """How the process is made that becomes a zygote."""
-
-    def start(self, sock: socket.socket, errors: int) -> int:
-        """Fork and exec it; it speaks on ``sock`` and complains on ``errors``. Its pid. Raises OSError."""
-        ...
+_BAD_LUCK = 2
+"""Sandboxes of a zygote with packages that may end one after the other before they were made, once one was."""
 
 
 @dataclass(slots=True)
@@ -43,48 +27,101 @@ class Order:
     message: bytes
 
 
-class Zygote:
-    """``on_failed(box, why)`` is called for each order that comes to nothing."""
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What a zygote needs of its keeper. ``failed(box, why)`` is called for each order that comes to nothing; ``grew``
+    when it may hold more memory than before. ``lacks(box, pid)`` says which wall of a sandbox of the zygote ``pid`` is
+    missing."""
 
-    def __init__(self, loop: Loop, plan: Plan, retirement: Retirement, on_failed: Callable[[Box, str], None]) -> None:
+    failed: Callable[[Box, str], None]
+    grew: Callable[[], None]
+    lacks: Callable[[Box, int], str]
+    ours: Callable[[], Any]
+    bury: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What a zygote that serves has: ``modules`` were imported ahead, ``faults`` say why others were not."""
+
+    modules: tuple[str, ...] = ()
+    faults: dict[str, str] = field(default_factory=dict)
+    memory_mb: int = 0
+    error: str = ""
+
+
+class Zygote:
+    def __init__(self, loop: Loop, plan: Plan, upkeep: Upkeep, household: Household) -> None:
         self._loop = loop
         self._plan = plan
-        self._retirement = retirement
-        self._on_failed = on_failed
+        self._upkeep = upkeep
+        self._household = household
+        self._hooks = Hooks(self._is_ready, self._answered, self._ended, household.ours, household.bury)
+        self._faults: dict[str, str] = {}
         self._waiting: deque[Order] = deque()
         self._asked: deque[Box] = deque()
-        self._current: _Process | None = None
+        self._awaited: list[Callable[[Warmth], None]] = []
+        self._current: WarmProcess | None = None
         self._why = ""
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._asked or self._awaited)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes()]
+
+    def memory_mb(self) -> int:
+        return sum(process.measured_mb() for process in self._processes())
 
     def order(self, order: Order) -> None:
         if self._ensure() is None:
-            self._on_failed(order.box, f"the zygote cannot start: {self._why}")
+            self._household.failed(order.box, f"the zygote cannot start: {self._why}")
         else:
             self._waiting.append(order)
             self._hand_out()
 
-    def warm(self) -> None:
-        """Start the interpreter now, before anybody asks."""
-        self._ensure()
+    def warm(self, then: Callable[[Warmth], None]) -> None:
+        """Start the interpreter before anybody asks, and call ``then`` when it serves or has failed."""
+        current = self._ensure()
+        if current is None:
+            then(Warmth(faults=dict(self._faults), error=self._why))
+        elif current.ready:
+            then(self._warmth(current))
+        else:
+            self._awaited.append(then)
 
     def close(self) -> None:
         while self._current is not None:
-            self._ended(self._current)
+            self._ended(self._current, again=False)
 
-    def _ensure(self) -> _Process | None:
-        if self._current is None or self._current.old(self._retirement):
-            old = self._current
-            try:
-                fresh = _Process(self._loop, self._plan, self._heard, self._ended)
-            except OSError as error:
-                self._why = error.strerror or str(error)
-                return old
-            if old is None:
-                self._current = fresh
-            else:
-                old.replaced_by = fresh
-                return old
+    def _processes(self) -> list[WarmProcess]:
+        current = self._current
+        return [process for process in (current, current and current.replaced_by) if process is not None]
+
+    def _warmth(self, process: WarmProcess) -> Warmth:
+        return Warmth(process.modules, dict(self._faults), process.memory_mb)
+
+    def _ensure(self) -> WarmProcess | None:
+        current = self._current
+        if current is None:
+            self._current = self._start()
+        elif current.old():
+            current.replaced_by = self._start()
         return self._current
+
+    def _start(self) -> WarmProcess | None:
+        """Without what could not be imported before; without any module where such a process cannot be made."""
+        modules = [name for name in self._plan.modules if name not in self._faults]
+        try:
+            return WarmProcess(self._loop, self._plan, modules, self._upkeep, self._hooks)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+        if not modules:
+            return None
+        self._faults |= dict.fromkeys(modules, self._why)
+        return self._start()
 
     def _hand_out(self) -> None:
         """No more at once than a socket takes; none to a process whose successor stands ready."""
@@ -94,34 +131,60 @@ class Zygote:
                 return
             self._ask(current, self._waiting.popleft())
 
-    def _ask(self, current: _Process, order: Order) -> None:
+    def _ask(self, current: WarmProcess, order: Order) -> None:
         fds = order.box.descriptors()
         try:
             packets.send_raw(current.sock, order.message, fds)
         except OSError as error:
             order.box.handed_over(fds)
             self._ended(current)
-            self._on_failed(order.box, f"the zygote is gone: {error.strerror}")
+            self._household.failed(order.box, f"the zygote is gone: {error.strerror}")
             return
         order.box.handed_over(fds)
         current.runs += 1
+        current.asked += 1
         self._asked.append(order.box)
 
-    def _heard(self, process: _Process, message: dict[str, Any], fds: list[int]) -> None:
-        if "ready" in message:
-            process.ready = True
-            process.failed_imports = message["failed"]
-            self._promote(process)
-            return
+    def _answered(self, process: WarmProcess, said: Said) -> None:
         box = self._asked.popleft()
-        if "pid" in message:
-            process.told.add(message["pid"])
-            box.cloned(message["pid"], fds[0])
+        if said.word is Word.CLONED:
+            box.on_left = lambda: self._left(box, process)
+            if process.modules:
+                box.lacks = lambda: self._lacks(box, process)
+            box.cloned(said.pid, said.pidfd)
         else:
-            self._on_failed(box, str(message["failed"]))
+            self._household.failed(box, said.text)
         self._hand_out()
 
-    def _promote(self, process: _Process) -> None:
+    def _left(self, box: Box, process: WarmProcess) -> None:
+        process.left(box.pid)
+        if not process.modules:
+            return
+        if box.ready_at is not None:
+            process.good, process.bad = True, 0
+            return
+        process.bad += 1
+        if not process.good or process.bad > _BAD_LUCK:
+            process.disown("its sandboxes end before they are made")
+
+    def _lacks(self, box: Box, process: WarmProcess) -> str:
+        """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
+        why = self._household.lacks(box, process.pid)
+        if why:
+            process.disown(f"its sandboxes have not all walls: {why}")
+        return why
+
+    def _is_ready(self, process: WarmProcess) -> None:
+        self._promote(process)
+        self._told(self._warmth(process))
+        self._household.grew()
+
+    def _told(self, warmth: Warmth) -> None:
+        awaited, self._awaited = self._awaited, []
+        for then in awaited:
+            then(warmth)
+
+    def _promote(self, process: WarmProcess) -> None:
         """A fresh process serves from now on; the one it replaces ends, its sandboxes go on without it."""
         if self._current is not None and self._current.replaced_by is process:
             if self._asked:
@@ -131,101 +194,32 @@ class Zygote:
             self._current = process
         self._hand_out()
 
-    def _ended(self, process: _Process) -> None:
+    def _ended(self, process: WarmProcess, *, again: bool = True) -> None:
         process.close()
-        orphans.end(self._loop, process.pid, process.told)
+        if not process.ready and process.imported < len(process.modules):
+            self._faults[process.modules[process.imported]] = self._why_of(process)
+        elif process.lied:
+            self._faults |= dict.fromkeys(process.modules, process.fault)
         if process is not self._current:
             if self._current is not None and self._current.replaced_by is process:
                 self._current.replaced_by = None
             return
         self._current = process.replaced_by
-        why = process.complaint() or "the zygote ended"
+        if self._current is None and again and not process.ready and process.modules:
+            self._current = self._start()  # whoever waits has asked for no module in particular
+            if self._current is not None:
+                return
+        self._give_up(self._why_of(process))
+
+    def _give_up(self, why: str) -> None:
         failed = [*self._asked, *(order.box for order in self._waiting)]
         self._asked.clear()
         self._waiting.clear()
+        self._told(Warmth(faults=dict(self._faults), error=why))
         for box in failed:
-            self._on_failed(box, why)
+            self._household.failed(box, why)
 
-
-class _Process:
-    def __init__(
-        self,
-        loop: Loop,
-        plan: Plan,
-        on_message: Callable[[_Process, dict[str, Any], list[int]], None],
-        on_end: Callable[[_Process], None],
-    ) -> None:
-        self._loop = loop
-        self._on_message = on_message
-        self._on_end = on_end
-        self.ready = False
-        self.failed_imports: dict[str, str] = {}
-        self.runs = 0
-        self.told: set[int] = set()
-        """Pids of those that it cloned and told of."""
-        self.born = time.monotonic()
-        self.replaced_by: _Process | None = None
-        self._text = bytearray()
-        self._open = True
-        self.sock, theirs = packets.pair()
-        self._errors, errors = os.pipe2(os.O_CLOEXEC)
-        try:
-            self.pid = plan.start(theirs, errors)
-        except OSError:
-            self.sock.close()
-            os.close(self._errors)
-            raise
-        finally:
-            theirs.close()
-            os.close(errors)
-        self._pidfd = kernel.pidfd_open(self.pid)
-        os.set_blocking(self._errors, False)
-        self.sock.setblocking(False)
-        loop.watch(self.sock.fileno(), READ, lambda _: self._hear())
-        loop.watch(self._errors, READ, lambda _: self._complain())
-
-    def old(self, retirement: Retirement) -> bool:
-        if self.replaced_by is not None:
-            return False
-        return self.runs >= retirement.runs or time.monotonic() - self.born > retirement.seconds
-
-    def complaint(self) -> str:
-        """The last line that names something: of a traceback the one that says what was wrong."""
-        lines = self._text.decode("utf-8", "replace").strip().splitlines()
-        naming = [line for line in lines if not line.startswith((" ", "Current thread")) and ": " in line]
-        return next(reversed(naming or lines), "")[-500:]
-
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self._complain()
-        for fd in (self.sock.fileno(), self._errors):
-            self._loop.forget(fd)
-        self.sock.close()
-        os.close(self._errors)
-        kernel.pidfd_kill(self._pidfd)
-        os.waitpid(self.pid, 0)
-        os.close(self._pidfd)
-
-    def _hear(self) -> None:
-        while self._open:
-            try:
-                got = packets.receive(self.sock)
-            except BlockingIOError:
-                return
-            except OSError:
-                got = None
-            if got is None:
-                self._on_end(self)
-                return
-            self._on_message(self, *got)
-
-    def _complain(self) -> None:
-        try:
-            data = os.read(self._errors, 65536)
-        except OSError:
-            return
-        if not data:
-            self._loop.forget(self._errors)
-        self._text = (self._text + data)[-_MAX_ERROR_TEXT:]
+    def _why_of(self, process: WarmProcess) -> str:
+        """Its own last words, where it had any: but for what it was ended for."""
+        ended = process.fault in ("", "it ended")
+        return (process.complaint() or "the zygote ended") if ended else process.fault

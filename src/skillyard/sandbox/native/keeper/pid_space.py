@@ -1,0 +1,96 @@
+"""A pid namespace for one zygote that imports packages: what they start sees and signals nothing outside of it.
+
+Its first process does nothing but be there: when it ends, so does all that is in there (pid_namespaces(7)), which is
+why it stays as long as sandboxes of the zygote do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.keeper.loop import READ, Loop
+
+_AGAIN_S = 0.01
+
+
+class PidSpace:
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+            try:
+                self._first = os.fork()
+                if self._first == 0:
+                    _be_there()
+                self._space = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                kernel.setns(self._own, kernel.CLONE_NEWPID)
+        except BaseException:
+            os.close(self._own)
+            raise
+        self._pidfd = kernel.pidfd_open(self._first)
+
+    def fork(self) -> int:
+        """As fork(2); the child, which is ours as ever, is in there. Raises OSError."""
+        kernel.setns(self._space, kernel.CLONE_NEWPID)
+        pid = os.fork()
+        if pid:
+            kernel.setns(self._own, kernel.CLONE_NEWPID)
+        return pid
+
+    def abandon(self) -> None:
+        """Nobody of ours came to be in there."""
+        kernel.pidfd_kill(self._pidfd)
+        for fd in (self._pidfd, self._own, self._space):
+            os.close(fd)
+        os.waitpid(self._first, 0)
+
+    def end(self, loop: Loop, ours: Callable[[], Collection[int]]) -> None:
+        """Kill all that is in there and reap it. What was cloned in there as a child of ours and never told of is
+        nobody's: neither it nor the namespace would ever go. ``ours`` are the children that somebody waits for."""
+        kernel.pidfd_kill(self._pidfd)
+        loop.watch(self._pidfd, READ, lambda _: self._gone(loop))
+
+        def reap() -> None:
+            if self._pidfd >= 0:
+                _reap_strangers({self._first, *ours()})
+                loop.after(_AGAIN_S, reap)
+
+        reap()
+
+    def _gone(self, loop: Loop) -> None:
+        loop.forget(self._pidfd)
+        os.close(self._pidfd)
+        os.close(self._own)
+        os.close(self._space)
+        self._pidfd = -1
+        with suppress(ChildProcessError):
+            os.waitpid(self._first, 0)
+
+
+def _be_there() -> None:
+    """The first process: a copy of the keeper, which nobody may look into, without any of its descriptors."""
+    try:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what comes to it is reaped by the kernel
+        kernel.close_from(0)
+        while True:
+            signal.pause()
+    finally:
+        os._exit(0)
+
+
+def _reap_strangers(known: Collection[int]) -> None:
+    me = os.getpid()
+    with open(f"/proc/self/task/{me}/children", encoding="ascii") as file:
+        children = [int(word) for word in file.read().split()]
+    for pid in children:
+        if pid not in known:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
