@@ -96,6 +96,7 @@ async def test_an_unapproved_skill_gets_the_least(rig: Rig) -> None:
     assert (spec.limits.memory_mb, timeout) == (512, 1000), "declared limits, at most the defaults"
     needs = await needs_of(rig, run)
     assert needs["least"] == "'acme.mail' 1.0.0 is not approved: `skillyard skill approve acme.mail@1.0.0`"
+    assert run["least"] == needs["least"]
     assert needs["skills"][0]["by"] == "nobody"
     assert rows(needs) == [
         ("network", "api.x.com:443", "", "not approved"),
@@ -121,6 +122,7 @@ async def test_an_approved_one_gets_what_it_declares(rig: Rig) -> None:
     assert plan is not None
     assert plan.policy.ask("api.x.com", None, 443).allowed
     needs = await needs_of(rig, run)
+    assert "least" not in run
     assert needs == {
         "least": "",
         "dropped": 0,

@@ -55,6 +55,7 @@ RUN_OBJECT: Schema = answer(
         "network": OBJECT,
         "usage": OBJECT,
         "limits": OBJECT,
+        "least": described(STRING, "why it got the least policy: no network and no secrets that its skills declare"),
         "enforced": OBJECT,
     },
     "status",

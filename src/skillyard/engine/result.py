@@ -34,6 +34,8 @@ def run_object(record: RunRecord) -> dict[str, Any]:
         run["outcome"] = record.outcome.value
     if record.network is not None:
         run["network"] = counted(record.network)
+    if record.needs is not None and record.needs["least"]:
+        run["least"] = record.needs["least"]
     run["usage"] = record.usage
     run["limits"] = record.limits
     run["enforced"] = record.enforced

@@ -135,6 +135,8 @@ def _report(run: Run, saved: list[Path]) -> None:
     if run.ok and refused:
         what = "a connection was" if refused == 1 else f"{refused} connections were"
         click.echo(calm(f"{what} refused: skillyard runs show {run.run_id}"), err=True)
+    if run.ok and run.get("least"):
+        click.echo(calm(f"the run got the least policy: {run['least']}"), err=True)
     for name, items in (("blob", run.output_blobs), ("wrote", saved)):
         for item in items:
             click.echo(calm(f"{name} {item}"), err=True)
