@@ -45,6 +45,7 @@ EVENTS: list[observer.Event] = [
     observer.EnvironmentInstalled("d", 3.0),
     observer.EnvironmentFailed("d", "no network"),
     observer.ApprovalChanged("approved", "a.b", "1.0.0", "d", "root", "read it"),
+    observer.CatalogueChanged("withdrawn", "a.b", "1.0.0", "d", "root", "crm"),
     observer.Recovered(2, 1),
     observer.Swept(4, 5),
     observer.Fault("collect", RuntimeError("boom"), "run_1"),
@@ -152,6 +153,7 @@ def test_metrics_have_fixed_labels() -> None:
     metrics.call("list_skills", "ok", 0.01)
     metrics.call("x" * 100, "MethodNotFound", 0.01)
     metrics.response("/blobs/blob:abc", 200)
+    metrics.response("/skills/a.b/1.0.0", 200)
     metrics.response("/../../etc", 404)
     metrics.gauge("runs_waiting", "Waiting.", lambda: 7)
     text = metrics.render().decode()
@@ -161,6 +163,8 @@ def test_metrics_have_fixed_labels() -> None:
         'skillyard_rpc_calls_total{method="unknown",outcome="MethodNotFound"} 1.0',
         'skillyard_http_responses_total{path="/blobs/{blob_id}",status="200"} 1.0',
         'skillyard_http_responses_total{path="other",status="404"} 1.0',
+        'skillyard_http_responses_total{path="/skills/{name}/{version}",status="200"} 1.0',
+        'skillyard_catalogue_changes_total{act="withdrawn"} 1.0',
         'skillyard_network_connections_total{decision="refused"} 2.0',
         'skillyard_network_bytes_total{direction="received"} 2000.0',
         "skillyard_runs_waiting 7.0",

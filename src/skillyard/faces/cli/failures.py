@@ -65,6 +65,8 @@ _SHORT = {
 _MENDS = {
     "CannotListen": "choose another --host or --port; port 0 takes any that is free",
     "SkillNotFound": "`skillyard skill list` shows what there is",
+    "BundleRefused": "`skillyard skill validate` tells more",
+    "VersionTaken": "`skillyard skill list NAME --versions` shows what is taken",
     "BlobNotFound": "`skillyard blob list` shows yours",
     "RunNotFound": "`skillyard runs list` shows yours",
     "Unauthenticated": "give a token by --token or SKILLYARD_TOKEN; `skillyard token create` makes one",
