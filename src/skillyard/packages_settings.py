@@ -13,7 +13,7 @@ from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.limits import MINIMUM
 from skillyard.domain.package_names import parse_patterns
-from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig, index_rule
+from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig, check_secret_index, index_rule
 
 MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -93,9 +93,11 @@ class PackagesSettings(BaseModel):
         return parse_patterns(value, f"packages.{info.field_name}")
 
     def config(self) -> PackagesConfig:
-        """Raises InvalidInput for ``offline`` without wheels."""
+        """Raises InvalidInput for ``offline`` without wheels, and for a secret that the gate could not deliver."""
         if self.offline and self.wheels is None:
             raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
+        if self.secret:
+            check_secret_index(self.index)
         given = self.model_dump(exclude={"network", "max_age_s"})
         return PackagesConfig(**given, network=self._rules(), max_age_s=self.max_age_s or None)
 

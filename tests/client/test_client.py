@@ -228,9 +228,9 @@ async def test_a_run_is_repeated_only_with_a_key_and_when_nothing_was_sent(yard:
 @pytest.mark.parametrize(
     ("params", "seconds"),
     [
-        ({"timeout_ms": 60_000}, 90),
-        ({"limits": {"timeout_ms": 120_000}}, 150),
-        ({}, 3630),
+        ({"timeout_ms": 60_000}, 990),
+        ({"limits": {"timeout_ms": 120_000}}, 1050),
+        ({}, 4530),
     ],
 )
 async def test_a_run_is_waited_for_as_long_as_it_may_take(params: dict[str, Any], seconds: float) -> None:

@@ -14,7 +14,7 @@ from skillyard.domain.package_names import normalized
 from skillyard.engine.asked_packages import required_name
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.interpreter import platform_name
-from tests.engine.wheels import installed
+from tests.packages.wheels import installed
 
 VERSION = "1.5.0"
 

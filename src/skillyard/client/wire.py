@@ -31,6 +31,8 @@ IDEMPOTENT = frozenset(
         "blobs.delete",
         "catalogue.versions",
         "catalogue.review",
+        "environments.list",
+        "environments.show",
     }
 )
 """Methods that may be sent twice."""
@@ -39,6 +41,9 @@ RUNS = frozenset({"execute_skill", "run_code"})
 LONGEST_RUN_S = 3600.0
 RUN_MARGIN_S = 30.0
 """What a server may need beside the run itself: admission, mounts, records."""
+BUILDS = frozenset({"environments.build", "environments.wheels"})
+BUILD_S = 900.0
+"""What a server may need to build an environment, which a run's own timeout does not count."""
 
 
 def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFailed], ...]:
@@ -50,14 +55,17 @@ def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFail
 
 
 def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
-    """Seconds to wait for an answer: a run's own timeout, or the longest there is, and a margin."""
+    """Seconds to wait for an answer: a run's own timeout, or the longest there is, the build of its environment, and a
+    margin."""
+    if method in BUILDS:
+        return max(timeout, BUILD_S + RUN_MARGIN_S)
     if method not in RUNS:
         return timeout
     limits = params.get("limits")
     nested = limits.get("timeout_ms") if isinstance(limits, Mapping) else None
     asked = params.get("timeout_ms", nested)
     seconds = asked / 1000 if isinstance(asked, (int, float)) else LONGEST_RUN_S
-    return max(timeout, seconds + RUN_MARGIN_S)
+    return max(timeout, seconds + BUILD_S + RUN_MARGIN_S)
 
 
 def encode(method: str, params: Mapping[str, Any], request_id: int) -> bytes:

@@ -39,6 +39,12 @@ class PackagesConfig:
     run_code: tuple[str, ...] = ()
 
 
+def check_secret_index(url: str) -> None:
+    """Credentials go to a named host by TLS alone. Raises InvalidInput."""
+    if not url.startswith("https://") or index_rule(url).network is not None:
+        raise InvalidInput("packages.secret", "needs an index with an https URL whose host is a name")
+
+
 def index_rule(url: str) -> Rule:
     """The rule that allows the host of ``url`` and nothing else. Raises InvalidInput for what is no index."""
     try:

@@ -23,9 +23,12 @@ _HINT = re.compile(r"^hint: (.+)$", re.MULTILINE)
 _CAUSES = re.compile(r"^\s+cause: (.+)$", re.MULTILINE)
 _MISMATCH = re.compile(r"Hash mismatch for [`'](\S+?)[`']")
 _FETCH = re.compile(r"Failed to (?:fetch|download)\S* [`']?(\S+?)[`']?\s*$", re.MULTILINE)
-_DENIED = re.compile(r"\((40[13]) [A-Za-z ]+\)|HTTP status client error \((40[13])")
+_DENIED = re.compile(r"(?:returned a |\(|HTTP Error )(40[13])[ :]")
 _FULL = re.compile(r"No space left on device|os error 28\b")
-_NO_MEMORY = re.compile(r"Cannot allocate memory|memory allocation of \d+ bytes failed|os error 12\b")
+_NO_MEMORY = re.compile(
+    r"Cannot allocate memory|memory allocation of \d+ bytes failed|os error 12\b|Tokio executor failed|"
+    r"failed to spawn thread"
+)
 _REACHING = re.compile(r"error sending request|tunnel error|dns error|Failed to fetch|Failed to download|urlopen error")
 
 
@@ -65,7 +68,7 @@ def _from_uv(config: PackagesConfig, text: str) -> str:
             "`skillyard environment build --refresh` resolves anew"
         )
     if match := _DENIED.search(text):
-        return f"the index wants credentials or does not know them ({match[1] or match[2]}): see packages.secret"
+        return f"the index wants credentials or does not accept them (HTTP {match[1]}): see packages.secret"
     if match := _UNKNOWN.search(text):
         where = "in packages.wheels" if config.offline else f"in the index {config.index}"
         return f"there is no package '{match[1]}' {where}"
@@ -87,10 +90,11 @@ def _from_uv(config: PackagesConfig, text: str) -> str:
 
 
 def _causes(text: str) -> str:
-    """The paragraph behind ``cause:``, without what uv says to end it."""
+    """The paragraph behind ``cause:``, without the steps of a proof: why, not that."""
     _, _, rest = text.partition("cause: ")
     body = " ".join(rest.partition("\nhint:")[0].split())
-    return re.sub(r",? we can conclude that your requirements are unsatisfiable\.?$", "", body)
+    body = re.sub(r"(?:And because [^.]*?,|,) we can conclude that your requirements are unsatisfiable\.?$", "", body)
+    return body.replace("we can conclude that ", "").strip()
 
 
 def _last_cause(text: str) -> str:

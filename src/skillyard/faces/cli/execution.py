@@ -70,7 +70,7 @@ def perform(
 ) -> None:
     """Upload, run, show. Ends the command with FAILED for a failed run."""
     from skillyard.client.run import Run
-    from skillyard.faces.cli.progress import working
+    from skillyard.faces.cli.building import running
 
     args, inputs = parse_args(args_text), [BlobInput.parse(text) for text in blobs]
     if mount_skills:
@@ -85,12 +85,21 @@ def perform(
         params["network"] = parse_network(network)
     with where.open() as target:
         params |= _with_blobs(target, args, inputs, quiet=as_json)
-        with working("running", quiet=as_json):
+        with running(target, _environment(params), quiet=as_json):
             run = Run.of(target.call(method, params))
         saved = _save(target, run, save, quiet=as_json) if save else []
     _show(run, saved, as_json=as_json)
     if not run.ok:
         click.get_current_context().exit(Exit.FAILED)
+
+
+def _environment(params: dict[str, Any]) -> dict[str, Any] | None:
+    """What tells how far the build of the run's environment is."""
+    if "name" in params:
+        return {"skill": params["name"]} | ({"version": params["version"]} if "version" in params else {})
+    if params.get("packages"):
+        return {"packages": params["packages"]}
+    return {"environment": params["environment"]} if params.get("environment") else None
 
 
 def _with_blobs(target: Target, args: dict[str, Any], inputs: list[BlobInput], *, quiet: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": (f"{_HERE}.run", "run"),
     "exec": (f"{_HERE}.exec", "exec_"),
     "skill": (f"{_HERE}.skill", "skill"),
+    "environment": (f"{_HERE}.environment", "environment"),
     "blob": (f"{_HERE}.blob", "blob"),
     "runs": (f"{_HERE}.runs", "runs"),
     "policy": (f"{_HERE}.policy", "policy"),

@@ -11,17 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+    from rich.status import Status
 
 _QUIET_S = 0.5
+_LOOK_S = 0.3
 
 
 @contextmanager
-def working(label: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner while the body works; nothing when standard error is no terminal or ``quiet``."""
+def working(label: str, *, quiet: bool = False, look: Callable[[], str] | None = None) -> Iterator[None]:
+    """A spinner while the body works; nothing when standard error is no terminal or ``quiet``. ``look`` says what to
+    show in the label's place, or nothing."""
     if quiet or not sys.stderr.isatty():
         yield
         return
-    spinner = _Spinner(label)
+    spinner = _Spinner(label, look)
     try:
         yield
     finally:
@@ -42,8 +45,9 @@ def transfer(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int 
 
 
 class _Spinner:
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, look: Callable[[], str] | None = None) -> None:
         self._label = label
+        self._look = look
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
         self._thread.start()
@@ -53,8 +57,20 @@ class _Spinner:
             return
         from rich.console import Console
 
-        with Console(stderr=True).status(self._label):
+        with Console(stderr=True).status(self._label) as status:
+            if self._look is not None:
+                self._follow(status, self._look)
             self._over.wait()
+
+    def _follow(self, status: Status, look: Callable[[], str]) -> None:
+        """Until there is nothing to say any more."""
+        from rich.text import Text
+
+        while text := look():
+            status.update(Text(text))
+            if self._over.wait(_LOOK_S):
+                return
+        status.update(self._label)
 
     def stop(self) -> None:
         self._over.set()

@@ -1,0 +1,193 @@
+"""``skillyard environment``: list, show, build, remove, wheels."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.building import Progress, said
+from skillyard.faces.cli.failures import Exit
+from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table, moment, size
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Target, Where
+
+_POLL_S = 0.2
+_NAMED = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``what``, ``packages`` and ``is_skill``, which :func:`_asked` takes."""
+    for decorate in (
+        click.option("--skill", "is_skill", is_flag=True, help="WHAT is a skill, also where it could be a name."),
+        click.option(
+            "--package", "packages", multiple=True, metavar="REQUIREMENT", help="In place of WHAT. May repeat."
+        ),
+        click.argument("what", required=False),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.group()
+def environment() -> None:
+    """Packages for runs: what is built, and building it ahead of the first run."""
+
+
+@environment.command("list")
+@json_option
+@server_options
+def list_(as_json: bool, where: Where) -> None:
+    """Built environments, the one used last first, and builds at work."""
+    with where.open() as target:
+        found = target.call("environments.list")
+    if as_json:
+        emit_json(found)
+        return
+    rows = [_row(one) for one in (*found["builds"], *found["environments"])]
+    emit_table(("digest", "state", "size", "used", "requirements"), rows)
+
+
+@environment.command()
+@target_options
+@json_option
+@server_options
+def show(what: str | None, packages: tuple[str, ...], is_skill: bool, as_json: bool, where: Where) -> None:
+    """What is in an environment, or how far its build is.
+
+    WHAT is a name of the settings, a digest, or a skill as NAME or NAME@VERSION.
+    """
+    with where.open() as target:
+        found = target.call("environments.show", _asked(target, what, packages, is_skill))["environment"]
+    if as_json:
+        emit_json(found)
+    else:
+        _show(found)
+
+
+@environment.command()
+@target_options
+@click.option("--refresh", is_flag=True, help="Resolve anew, to the newest versions that fit.")
+@json_option
+@server_options
+def build(
+    what: str | None, packages: tuple[str, ...], is_skill: bool, refresh: bool, as_json: bool, where: Where
+) -> None:
+    """Build an environment ahead of its first run.
+
+    WHAT is a name of the settings, or a skill as NAME or NAME@VERSION.
+
+    \b
+      skillyard environment build data
+      skillyard environment build examples.gif.animate
+      skillyard environment build --package 'numpy>=2'
+    """
+    with where.open() as target:
+        asked = _asked(target, what, packages, is_skill)
+        params = {**asked, "wait": False} | ({"refresh": True} if refresh else {})
+        found = target.call("environments.build", params)["environment"]
+        with Progress(quiet=as_json) as progress:
+            while found["state"] not in ("ready", "failed"):
+                progress.show(found)
+                time.sleep(_POLL_S)
+                found = target.call("environments.show", asked)["environment"]
+    if as_json:
+        emit_json(found)
+    elif found["state"] == "ready":
+        _show(found)
+    else:
+        _explain(found)
+    if found["state"] != "ready":
+        click.get_current_context().exit(Exit.FAILED)
+
+
+@environment.command()
+@target_options
+@click.option("--forget", is_flag=True, help="The versions that it was resolved to, too.")
+@json_option
+@server_options
+def remove(
+    what: str | None, packages: tuple[str, ...], is_skill: bool, forget: bool, as_json: bool, where: Where
+) -> None:
+    """Remove a built environment. The next run that needs it builds it again, with the same versions."""
+    with where.open() as target:
+        params = {**_asked(target, what, packages, is_skill), "forget": forget}
+        found = target.call("environments.remove", params)
+    if as_json:
+        emit_json(found)
+    else:
+        click.echo(calm(f"removed {found['removed']}"), err=True)
+
+
+@environment.command()
+@click.argument("what")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--skill", "is_skill", is_flag=True, help="WHAT is a skill, also where it could be a name.")
+@json_option
+@server_options
+def wheels(what: str, directory: Path, is_skill: bool, as_json: bool, where: Where) -> None:
+    """Write the wheels of an environment into DIRECTORY, each compared with the lock.
+
+    With packages.wheels = DIRECTORY and packages.offline = true a server builds it without a network.
+    """
+    from skillyard.faces.cli.wheels import write_wheels
+
+    with where.open() as target:
+        found = target.call("environments.wheels", _asked(target, what, (), is_skill))
+        written = write_wheels(target, found, directory, quiet=as_json)
+    if as_json:
+        emit_json({"digest": found["digest"], "files": [str(path) for path in written]})
+        return
+    for path in written:
+        click.echo(str(path))
+
+
+def _asked(target: Target, what: str | None, packages: tuple[str, ...], is_skill: bool) -> dict[str, Any]:
+    """What methods are told. A name of the settings or a digest goes before a skill's name."""
+    if (what is None) == (not packages):
+        raise click.UsageError("Give either WHAT or --package.")
+    if packages or what is None:
+        return {"packages": list(packages)}
+    name, _, version = what.partition("@")
+    if not is_skill and not version and _NAMED.fullmatch(what) and _is_environment(target, what):
+        return {"environment": what}
+    return {"skill": name} | ({"version": version} if version else {})
+
+
+def _is_environment(target: Target, what: str) -> bool:
+    from skillyard.client.errors import RpcError
+    from skillyard.domain.errors import SkillyardError
+
+    try:
+        target.call("environments.show", {"environment": what})
+    except (RpcError, SkillyardError) as error:
+        if error.type == "EnvironmentNotFound":
+            return False
+        raise
+    return True
+
+
+def _show(found: dict[str, Any]) -> None:
+    times = {name: moment(found.get(name)) for name in ("built_at", "used_at")}
+    shown = {name: value for name, value in found.items() if name not in ("lock", "distributions", "modules")}
+    took = {"built_in": f"{found['build_ms'] / 1000:.1f} s"} if found.get("build_ms") else {}
+    emit_fields({**shown, "size_bytes": size(found.get("size_bytes")), "build_ms": "", **times, **took})
+    for name, version in (found.get("distributions") or {}).items():
+        click.echo(calm(f"  {name} {version}"))
+
+
+def _explain(found: dict[str, Any]) -> None:
+    emit_foreign(f"{said(found)}\n", err=True)
+    if found.get("log"):
+        click.echo(calm(f"the whole log: skillyard blob get {found['log']} -o -"), err=True)
+
+
+def _row(found: dict[str, Any]) -> tuple[object, ...]:
+    wanted = ", ".join(found.get("requirements") or ())
+    return found.get("digest"), found.get("state"), size(found.get("size_bytes")), moment(found.get("used_at")), wanted
