@@ -125,6 +125,7 @@ class Runtime(ProtocolMethods):
         blobs = LocalBlobs(database, places.blobs, self.clock, ids, limits=limits, sync=settings.records.durable)
         await blobs.prepare()
         stores = await make_skill_stores(settings, places, database)
+        stack.push_async_callback(stores.skills.close)
         config = settings.engine_config()
         gate = make_gate(settings, places.run)
         stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it

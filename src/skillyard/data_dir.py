@@ -63,6 +63,11 @@ class DataDir:
         return self.home / "uploads"
 
     @property
+    def catalogue(self) -> Path:
+        """What was read of the skills: a cache."""
+        return self.home / "catalogue.db"
+
+    @property
     def environments(self) -> Path:
         return self.home / "environments"
 

@@ -10,20 +10,19 @@ from skillyard.settings import Settings
 from skillyard.stores.database import Database
 from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles
-from skillyard.stores.skills.catalogue import DirectorySkills
-from skillyard.stores.skills.published import PublishedSkills
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
 class SkillStores:
-    skills: PublishedSkills
+    skills: Catalogue
     publications: SqlitePublications
     bundles: LocalBundles
 
 
 async def make_skill_stores(settings: Settings, places: DataDir, database: Database) -> SkillStores:
-    """Loaded, and swept of what a crash left. Raises OSError, StoreFault."""
+    """Loaded, and swept of what a crash left; the skills are to be closed. Raises OSError, StoreFault."""
     publications = SqlitePublications(database, settings.skills.limits())
     snapshots = Snapshots(places.snapshots, sync=settings.records.durable)
     bundles = LocalBundles(
@@ -33,7 +32,11 @@ async def make_skill_stores(settings: Settings, places: DataDir, database: Datab
         lenient=settings.skills.publish == "lenient",
     )
     await asyncio.to_thread(bundles.prepare)
-    directories = DirectorySkills([*settings.skills_dirs, places.skills], places.snapshots)
-    skills = PublishedSkills(directories, publications, snapshots)
-    await skills.start()
+    roots = [*settings.skills_dirs, places.skills]
+    skills = Catalogue(roots, snapshots, index=places.catalogue, publications=publications)
+    try:
+        await skills.start()
+    except BaseException:
+        await skills.close()
+        raise
     return SkillStores(skills, publications, bundles)

@@ -87,7 +87,8 @@ async def whole(here: Yard, data_dir: Path) -> None:
         tree, _ = read_tree(data_dir / "snapshots" / digest, Caps())
         assert tree is not None
         assert tree.digest == digest
-    guide = {(await here.stores.skills.get(name)).digest for name in await here.stores.skills.names() if name != NAME}
+    others = [line.name for line in await here.stores.skills.page(None, 100) if line.name != NAME]
+    guide = {(await here.stores.skills.get(name)).digest for name in others}
     assert set(os.listdir(data_dir / "snapshots")) == published | guide
     assert os.listdir(data_dir / "uploads") == []
 

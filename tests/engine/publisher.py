@@ -14,8 +14,7 @@ from skillyard.engine.catalogue.publishing import Published, publish
 from skillyard.ports.bundles import ArchiveForm
 from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles
-from skillyard.stores.skills.catalogue import DirectorySkills
-from skillyard.stores.skills.published import PublishedSkills
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
 from tests.engine.conftest import Rig, make_engine
 
@@ -34,7 +33,7 @@ async def chunks(data: bytes, size: int = 4096) -> AsyncIterator[bytes]:
 @dataclass
 class Publisher:
     rig: Rig
-    skills: PublishedSkills
+    skills: Catalogue
     snapshots: Path
     directory: Path
 
@@ -65,9 +64,7 @@ async def publisher(rig: Rig, limits: PublicationLimits | None = None, **bundles
     store = LocalBundles(Snapshots(snapshots), rig.home / "uploads", **bundles)
     store.prepare()
     publications = SqlitePublications(rig.database, limits)
-    skills = PublishedSkills(
-        DirectorySkills([directory], snapshots, guide=None, check_every_s=0), publications, Snapshots(snapshots)
-    )
+    skills = Catalogue([directory], snapshots, publications=publications, guide=None, check_every_s=0)
     await skills.start()
     rig.skills = skills  # type: ignore[assignment]
     rig.extra |= {"publications": publications, "bundles": store}

@@ -24,7 +24,7 @@ from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.skill import Skill, SkillKind
 from skillyard.engine.methods import METHODS
 from skillyard.guest.imports import SkillFinder
-from skillyard.stores.skills import DirectorySkills, validate
+from skillyard.stores.skills import Catalogue, validate
 
 SKILLS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 
@@ -90,8 +90,9 @@ def test_strictly_valid(path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_the_catalogue_serves_them(tmp_path: Path) -> None:
-    skills = DirectorySkills([EXAMPLES], tmp_path)
-    assert list(await skills.names()) == [
+    skills = Catalogue([EXAMPLES], tmp_path / "snapshots")
+    names = [line.name for line in await skills.page(None, 100)]
+    assert names == [
         *("examples.csv.summarize", "examples.gif.animate", "examples.leads.sync", "examples.model.fit"),
         *("examples.sheet.build", "examples.text.keywords"),
         *("skills.protocol.guide", "table-review"),
@@ -100,8 +101,9 @@ async def test_the_catalogue_serves_them(tmp_path: Path) -> None:
     guide = await skills.get("skills.protocol.guide")
     assert (guide.version, guide.kind) == ("0.1.0", SkillKind.INSTRUCTION)
     assert guide.body.startswith("# ")
-    for name in await skills.names():
+    for name in names:
         check_schemas(await skills.get(name))
+    await skills.close()
 
 
 def check_schemas(served: Skill) -> None:

@@ -6,22 +6,37 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skillyard.bundled import GUIDE
-from skillyard.domain.errors import InvalidInput, SkillNotFound
+from skillyard.domain.errors import InvalidInput, SkillNotFound, StoreFault
 from skillyard.domain.skill import SkillFormat
 from skillyard.ports.skills import SkillStore
-from skillyard.stores.skills import Caps, DirectorySkills, ScanLimits
-from skillyard.stores.skills.layout import scan
+from skillyard.stores.skills import Caps, Catalogue, ScanLimits
 from skillyard.stores.skills.tree import read_tree
 from tests.skills.skilldirs import action, action_files, agent_skill, write
 
 pytestmark = pytest.mark.anyio
+
+
+_opened: list[Catalogue] = []
+
+
+def opened(skills: Catalogue) -> Catalogue:
+    """To be closed when the test ends."""
+    _opened.append(skills)
+    return skills
+
+
+@pytest.fixture(autouse=True)
+async def _closed() -> AsyncIterator[None]:
+    yield
+    while _opened:
+        await _opened.pop().close()
 
 
 class Hand:
@@ -37,6 +52,10 @@ class Hand:
         self.time += seconds
 
 
+async def names_of(skills: SkillStore) -> tuple[str, ...]:
+    return tuple(line.name for line in await skills.page(None, 1000))
+
+
 class Yard:
     """A catalogue over ``skills`` (and ``more``) below a directory, with its clock."""
 
@@ -47,11 +66,11 @@ class Yard:
         self.root.mkdir(exist_ok=True)
         options.setdefault("guide", None)
         roots = [self.root, self.more] if self.more.exists() else [self.root]
-        self.skills = DirectorySkills(roots, home / "snapshots", monotonic=self.clock, **options)
+        self.skills = opened(Catalogue(roots, home / "snapshots", monotonic=self.clock, **options))
 
     async def names(self) -> Sequence[str]:
         self.clock.forward()
-        return await self.skills.names()
+        return await names_of(self.skills)
 
     async def problems(self) -> list[tuple[str, str]]:
         """(path below the home, rule)"""
@@ -73,7 +92,7 @@ def settle(directory: Path) -> None:
 
 async def test_it_is_a_skill_store(yard: Yard) -> None:
     store: SkillStore = yard.skills
-    assert list(await store.names()) == []
+    assert list(await names_of(store)) == []
     assert list(await store.problems()) == []
 
 
@@ -95,8 +114,8 @@ async def test_layouts(yard: Yard) -> None:
 
 async def test_a_root_may_be_a_skill_itself(tmp_path: Path) -> None:
     root = action(tmp_path, "acme.text.count")
-    skills = DirectorySkills([root], tmp_path / "snapshots", guide=None)
-    assert await skills.names() == ("acme.text.count",)
+    skills = opened(Catalogue([root], tmp_path / "snapshots", guide=None))
+    assert await names_of(skills) == ("acme.text.count",)
 
 
 async def test_what_is_served_is_an_immutable_copy(yard: Yard) -> None:
@@ -237,7 +256,7 @@ async def test_writes_within_one_tick_are_seen(yard: Yard) -> None:
     file = source / "code" / "main.py"
     for number in range(2, 8):
         yard.clock.forward()
-        await yard.skills.names()
+        await names_of(yard.skills)
         file.write_text(f"def main(args): return {number}\n")
     yard.clock.forward()
     skill = await yard.skills.get("acme.text.count")
@@ -263,7 +282,7 @@ async def test_only_what_changed_is_read_again(yard: Yard, monkeypatch: pytest.M
         read.append(root.name)
         return read_tree(root, caps)
 
-    monkeypatch.setattr("skillyard.stores.skills.loading.read_tree", counted)
+    monkeypatch.setattr("skillyard.stores.skills.catalogue.loading.read_tree", counted)
     await yard.names()
     assert len(read) == 5
     await yard.names()
@@ -277,9 +296,9 @@ async def test_the_disk_is_looked_at_twice_a_second_at_most(yard: Yard) -> None:
     assert len(await yard.names()) == 1
     action(yard.root, "acme.other")
     yard.clock.forward(0.4)
-    assert len(await yard.skills.names()) == 1
+    assert len(await names_of(yard.skills)) == 1
     yard.clock.forward(0.2)
-    assert len(await yard.skills.names()) == 2
+    assert len(await names_of(yard.skills)) == 2
 
 
 async def test_callers_during_a_load_get_what_is_there(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,16 +308,16 @@ async def test_callers_during_a_load_get_what_is_there(yard: Yard, monkeypatch: 
     started, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(root: Path, limits: ScanLimits) -> Any:
+    def slow(root: Path, caps: Caps) -> Any:
         loop.call_soon_threadsafe(started.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
-        return scan(root, limits)
+        return read_tree(root, caps)
 
-    monkeypatch.setattr("skillyard.stores.skills.loading.scan", slow)
+    monkeypatch.setattr("skillyard.stores.skills.catalogue.loading.read_tree", slow)
     yard.clock.forward()
-    loading = asyncio.ensure_future(yard.skills.names())
+    loading = asyncio.ensure_future(names_of(yard.skills))
     await asyncio.wait_for(started.wait(), 10)
-    assert len(await asyncio.wait_for(yard.skills.names(), 10)) == 1
+    assert len(await asyncio.wait_for(names_of(yard.skills), 10)) == 1
     go_on.set()
     assert len(await loading) == 2
 
@@ -318,11 +337,16 @@ async def test_start_sweeps_what_nobody_uses(tmp_path: Path) -> None:
     assert not old.root.exists()
 
 
-async def test_a_full_disk_takes_one_skill_away(yard: Yard) -> None:
+async def test_a_disk_without_room_for_a_snapshot_refuses_the_use_of_a_skill(yard: Yard) -> None:
     action(yard.root)
     (yard.home / "snapshots").write_text("no directory")
-    assert await yard.names() == ()
-    assert await yard.problems() == [("skills/acme.text.count", "snapshot")]
+    assert await yard.names() == ("acme.text.count",)
+    with pytest.raises(
+        StoreFault, match=r"snapshot of the skill acme.text.count 1.0.0 cannot be stored: File exists"
+    ):
+        await yard.skills.get("acme.text.count")
+    (yard.home / "snapshots").unlink()
+    assert (await yard.skills.get("acme.text.count")).root.is_dir()
 
 
 async def test_linked_directories_and_loops(yard: Yard) -> None:

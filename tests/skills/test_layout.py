@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from skillyard.stores.skills.layout import ScanLimits, scan
-from skillyard.stores.skills.stamps import changed
+from skillyard.stores.skills.catalogue.forest import Tree, walk
+from skillyard.stores.skills.catalogue.forest_change import difference
+from skillyard.stores.skills.layout import ScanLimits
 from tests.skills.skilldirs import action, agent_skill
 
 LIMITS = ScanLimits()
 
 
+def look(root: Path, before: Tree | None = None) -> Tree:
+    [tree] = walk([str(root)], LIMITS, [before] if before else [])
+    return tree
+
+
 def found(root: Path) -> list[str]:
-    return [str(bundle.relative_to(root)) for bundle in scan(root, LIMITS).bundles]
+    tree = look(root)
+    return [os.path.relpath(bundle, root) for bundle in sorted(tree.bundles(), key=tree.place)]
 
 
 def test_a_project_shows_its_agent_skills_and_nothing_else(tmp_path: Path) -> None:
@@ -25,7 +33,7 @@ def test_a_project_shows_its_agent_skills_and_nothing_else(tmp_path: Path) -> No
     agent_skill(tmp_path / ".claude/cache", "old")
     agent_skill(tmp_path / ".github", "other")
     assert found(tmp_path) == [".agents/skills/mail-merge", ".claude/skills/pdf-tools", "skills/acme.text.count"]
-    [note] = scan(tmp_path, LIMITS).findings
+    [note] = look(tmp_path).notes
     assert (note.level, note.rule) == ("note", "scan-project")
     assert ".agents/skills, .claude/skills, skills" in note.message
 
@@ -72,7 +80,7 @@ def test_a_skill_with_a_home_in_it_is_a_skill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("later", [".claude/skills", ".agents/skills"])
 def test_a_directory_that_becomes_a_project_is_noticed(tmp_path: Path, later: str) -> None:
     (tmp_path / later).parent.mkdir()
-    before = scan(tmp_path, LIMITS)
+    before = look(tmp_path)
     agent_skill(tmp_path / later, "pdf-tools")
-    assert changed(before.watched)
+    assert difference([before], [look(tmp_path, before)])
     assert found(tmp_path) == [f"{later}/pdf-tools"]

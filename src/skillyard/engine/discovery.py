@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shape
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill import Skill, SkillLine
 from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
     BOOLEAN,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 GUIDE = "skills.protocol.guide"
 PREVIEW_CHARACTERS = 2000
+LARGEST_STEP = 501
+"""Skills that are looked through at once for those that the caller may use."""
 LISTED_FILES = 50
 """Names of files that a summary gives; the full description has all."""
 
@@ -60,34 +62,35 @@ async def list_skills(engine: Engine, principal: Principal, params: Mapping[str,
     after = None
     if params["cursor"] is not None:
         after = cursors.unseal(engine.config.cursor_key, revision, params["cursor"])
-    names = [
-        name
-        for name in await engine.skills.names()
-        if (after is None or name > after) and principal.may_use(name) and _in_namespace(name, params.get("namespace"))
-    ]
-    page = names[: params["limit"]]
-    more = len(names) > len(page)
+    limit = params["limit"]
+    lines = await _usable(engine, principal, after, limit + 1, params.get("namespace"))
     return {
-        "skills": [row async for row in _rows(engine, page, params["detail"])],
-        "next_cursor": cursors.seal(engine.config.cursor_key, revision, page[-1]) if more else None,
+        "skills": [_row(line, params["detail"]) for line in lines[:limit]],
+        "next_cursor": cursors.seal(engine.config.cursor_key, revision, lines[limit - 1].name)
+        if len(lines) > limit
+        else None,
     }
 
 
-def _in_namespace(name: str, namespace: str | None) -> bool:
-    """On a dotted boundary: ``sales`` does not match ``salesforce.x`` (skills-protocol §11)."""
-    return namespace is None or name == namespace or name.startswith(f"{namespace}.")
+async def _usable(
+    engine: Engine, principal: Principal, after: str | None, limit: int, namespace: str | None
+) -> list[SkillLine]:
+    """At most ``limit`` skills behind ``after`` that the principal may use. ``namespace`` ends on a dotted boundary:
+    ``sales`` does not match ``salesforce.x`` (skills-protocol §11)."""
+    found: list[SkillLine] = []
+    ask = limit
+    while len(found) < limit:
+        page = await engine.skills.page(after, ask, namespace)
+        found += [line for line in page if principal.may_use(line.name)]
+        if len(page) < ask:
+            break
+        after, ask = page[-1].name, LARGEST_STEP
+    return found[:limit]
 
 
-async def _rows(engine: Engine, names: list[str], detail: str) -> Any:
-    for name in names:
-        try:
-            skill = await engine.skills.get(name)
-        except SkillNotFound:  # removed since the names were read
-            continue
-        yield _summary(skill) if detail == "summary" else {"name": skill.name, "version": skill.version}
-
-
-def _summary(skill: Skill) -> dict[str, Any]:
+def _row(skill: SkillLine, detail: str) -> dict[str, Any]:
+    if detail == "names":
+        return {"name": skill.name, "version": skill.version}
     return {
         "name": skill.name,
         "version": skill.version,

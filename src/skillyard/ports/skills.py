@@ -18,10 +18,6 @@ class SkillStore(Protocol):
         those below it on a dotted boundary."""
         ...
 
-    async def names(self) -> Sequence[str]:
-        """Every skill's name, sorted by code points."""
-        ...
-
     async def get(self, name: str, version: str | None = None) -> Skill:
         """A version, the latest when none is given: the pinned one, else by semver (pre-releases only when nothing
         else is there). Raises SkillNotFound, which says so when the version was withdrawn."""

@@ -10,15 +10,15 @@ from skillyard.stores.skills.tree import Caps
 from skillyard.stores.skills.validate import validate
 
 if TYPE_CHECKING:
-    from skillyard.stores.skills.catalogue import DirectorySkills
+    from skillyard.stores.skills.catalogue import Catalogue
 
-__all__ = ["Caps", "DirectorySkills", "ScanLimits", "new_skill", "validate"]
+__all__ = ["Caps", "Catalogue", "ScanLimits", "new_skill", "validate"]
 
 
 def __getattr__(name: str) -> Any:
     """The catalogue when it is asked for: validating a skill needs no event loop."""
-    if name == "DirectorySkills":
-        from skillyard.stores.skills.catalogue import DirectorySkills
+    if name == "Catalogue":
+        from skillyard.stores.skills.catalogue import Catalogue
 
-        return DirectorySkills
+        return Catalogue
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

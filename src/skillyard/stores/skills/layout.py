@@ -1,4 +1,4 @@
-"""Finding bundles below a directory.
+"""Where bundles are looked for below a root, and what a directory there is: a bundle, or a folder of them.
 
 ``<root>/<dotted.name>/``, ``<root>/<name>/<version>/``, Agent Skills directories, folders of any of these, and a root
 that is a bundle itself. What is below a bundle belongs to it and is not searched.
@@ -10,12 +10,15 @@ its other files. Names that begin with a dot are searched nowhere else, but for 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.bundle import is_excluded
 from skillyard.domain.skill import Finding
-from skillyard.stores.skills.stamps import Watched, stamp
+from skillyard.stores.skills.stamps import is_settled, signature, stamp
 from skillyard.stores.skills.tree import shown
 
 MARKS = ("skill.toml", "SKILL.md")
@@ -30,87 +33,95 @@ class ScanLimits:
     """How far a search goes: ``depth`` directories below the root, ``directories`` altogether."""
 
     depth: int = 6
-    directories: int = 20_000
+    directories: int = 200_000
 
 
-@dataclass(slots=True)
-class Scan:
-    """Bundles in the order of their paths, and the stamps that change when there may be others."""
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A directory that is no bundle. ``stamp`` is its signature, empty when an equal one would say nothing;
+    ``folders`` and ``bundles`` are names in it; ``served`` are those bundles to which no path before leads;
+    ``linked``: one of its directories is a link."""
 
-    bundles: list[Path] = field(default_factory=list)
-    watched: Watched = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-
-
-def scan(root: Path, limits: ScanLimits) -> Scan:
-    """Directories that are links are followed, each real directory is visited once."""
-    result = Scan()
-    if not root.is_dir():
-        result.watched[str(root), True] = stamp(str(root), True)
-        result.findings.append(Finding("warning", shown(str(root)), 0, "root-missing", "is no directory"))
-        return result
-    visited: set[tuple[int, int]] = set()
-    for start in _starts(root, result):
-        _visit(start, 0, limits, result, visited)
-    return result
+    stamp: bytes
+    folders: tuple[str, ...] = ()
+    bundles: tuple[str, ...] = ()
+    served: tuple[str, ...] = ()
+    linked: bool = False
+    note: Finding | None = None
 
 
-def _starts(root: Path, result: Scan) -> list[Path]:
-    """Where a project keeps its skills; the root itself when it is none."""
-    for place in (root, *(root / home.partition("/")[0] for home in HOMES)):
-        result.watched[str(place), True] = stamp(str(place), True)
-    if any((root / mark).exists() for mark in MARKS):
-        return [root]
-    homes = [root / home for home in HOMES if (root / home).is_dir()]
-    if not homes:
-        return [root]
-    searched = [place for place in (*homes, root / "skills") if place.is_dir()]
-    names = ", ".join(str(place.relative_to(root)) for place in searched)
+def starts_of(root: str) -> tuple[Sequence[str], Finding | None]:
+    """Where a project keeps its skills, and a note of that; the root itself when it is none."""
+    homes = [start for home in HOMES if (start := Path(root, home)).is_dir()]
+    if not homes or is_bundle(root):
+        return [root], None
+    searched = [str(start) for start in (*homes, Path(root, "skills")) if start.is_dir()]
+    names = ", ".join(os.path.relpath(start, root) for start in searched)
     note = f"is a project: skills are looked for in {names} and nowhere else in it"
-    result.findings.append(Finding("note", shown(str(root)), 0, "scan-project", note))
-    return searched
+    return searched, Finding("note", shown(root), 0, "scan-project", note)
 
 
-def _visit(directory: Path, depth: int, limits: ScanLimits, result: Scan, visited: set[tuple[int, int]]) -> None:
-    if not _is_new(directory, limits, result, visited):
-        return
-    result.watched[str(directory), True] = stamp(str(directory), True)
+def look(directory: str, *, before: Collection[str] = (), deepest: bool = False) -> Folder | None:
+    """What there is in ``directory``, None when it is a bundle. ``before`` are entries that were bundles when they
+    were last looked at, and whose own stamps tell when that changes. Below the ``deepest`` nothing is searched."""
+    now = time.time_ns()
+    seen = stamp(directory, True)
+    stamped = signature([seen]) if is_settled([seen], now) else b""
     try:
-        names = sorted(os.listdir(directory))  # noqa: PTH208 - names are enough
+        with os.scandir(directory) as entries:
+            found = list(entries)
     except OSError as error:
-        _note(result, directory, "unreadable", f"cannot be read: {error.strerror}")
-        return
-    if any(mark in names for mark in MARKS):
-        result.bundles.append(directory)
-        return
-    folders = [directory / name for name in names if _is_folder(directory, name)]
-    if depth == limits.depth and folders:
-        _note(result, directory, "scan-depth", f"lies {depth} directories deep: what is below it is not searched")
-        return
-    for folder in folders:
-        _visit(folder, depth + 1, limits, result, visited)
+        return Folder(stamped, note=_note(directory, "unreadable", f"cannot be read: {error.strerror}"))
+    if any(entry.name in MARKS for entry in found):
+        return None
+    children = sorted((entry for entry in found if _is_folder(entry)), key=lambda entry: entry.name)
+    if deepest:
+        note = "lies as deep as is searched: what is below it is not"
+        return Folder(stamped, note=_note(directory, "scan-depth", note) if children else None)
+    return _sorted_out(children, before, stamped)
 
 
-def _is_new(directory: Path, limits: ScanLimits, result: Scan, visited: set[tuple[int, int]]) -> bool:
+def _sorted_out(children: Sequence[os.DirEntry[str]], before: Collection[str], stamped: bytes) -> Folder:
+    folders: list[str] = []
+    bundles: list[str] = []
+    for entry in children:
+        known = entry.name in before and not entry.is_symlink()
+        (bundles if known or is_bundle(entry.path) else folders).append(sys.intern(entry.name))
+    found = tuple(bundles)
+    return Folder(stamped, tuple(folders), found, found, any(entry.is_symlink() for entry in children))
+
+
+def is_bundle(directory: str) -> bool:
+    return any(os.path.lexists(below(directory, mark)) for mark in MARKS)
+
+
+def below(directory: str, name: str) -> str:
+    return f"{directory}{name}" if directory.endswith("/") else f"{directory}/{name}"
+
+
+def place_of(start: int, start_path: str, path: str) -> bytes:
+    """Sorts as a search finds: by its starts, then names compared one by one, by code points."""
+    inner = path[len(start_path) :].strip("/").replace("/", "\0")
+    return bytes([start]) + inner.encode("utf-8", "surrogatepass")
+
+
+def missing(root: str) -> Finding:
+    return _note(root, "root-missing", "is no directory")
+
+
+def too_many(directory: str, limit: int) -> Finding:
+    return _note(directory, "scan-directories", f"the search ends here, after {limit} directories")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    hidden = entry.name.startswith(".") and entry.name not in SHELVES
+    if hidden or is_excluded(entry.name):
+        return False
     try:
-        found = directory.stat()
+        return entry.is_dir()
     except OSError:
         return False
-    if len(visited) >= limits.directories:
-        if not any(finding.rule == "scan-directories" for finding in result.findings):
-            message = f"the search ends here, after {limits.directories} directories"
-            _note(result, directory, "scan-directories", message)
-        return False
-    identity = (found.st_dev, found.st_ino)
-    fresh = identity not in visited
-    visited.add(identity)
-    return fresh
 
 
-def _is_folder(directory: Path, name: str) -> bool:
-    hidden = name.startswith(".") and name not in SHELVES
-    return not hidden and not is_excluded(name) and (directory / name).is_dir()
-
-
-def _note(result: Scan, directory: Path, rule: str, message: str) -> None:
-    result.findings.append(Finding("warning", shown(str(directory)), 0, rule, message))
+def _note(directory: str, rule: str, message: str) -> Finding:
+    return Finding("warning", shown(directory), 0, rule, message)

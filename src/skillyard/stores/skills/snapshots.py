@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from skillyard.stores.skills.tree import Tree, TreeFile
@@ -66,14 +66,24 @@ class Snapshots:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # somebody else made the same one
                 raise
 
+    def names(self) -> set[str]:
+        """What lies there: the digests of snapshots, and what a crash left."""
+        try:
+            with os.scandir(self._directory) as entries:
+                return {entry.name for entry in entries}
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Of :meth:`names`."""
+        for name in names:
+            remove_tree(self._directory / name)
+            self._trusted.discard(name)
+
     def sweep(self, keep: Collection[str]) -> int:
         """Remove every snapshot whose digest is not in ``keep``, and what a crash left; how many went."""
-        if not self._directory.is_dir():
-            return 0
-        unused = [path for path in self._directory.iterdir() if path.name not in keep]
-        for path in unused:
-            remove_tree(path)
-            self._trusted.discard(path.name)
+        unused = self.names() - set(keep)
+        self.remove(unused)
         return len(unused)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from skillyard.domain.bundle import is_excluded
@@ -26,8 +27,9 @@ def stamp(path: str, follow: bool) -> Stamp | None:
     return (found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def changed(watched: Watched) -> bool:
-    return any(stamp(path, follow) != seen for (path, follow), seen in watched.items())
+def signature(stamps: Iterable[Stamp | None]) -> bytes:
+    """16 bytes that differ when any of the stamps does; never the empty string, which stands for nothing that holds."""
+    return hashlib.blake2b(repr(list(stamps)).encode(), digest_size=16).digest()
 
 
 def bundle_stamps(directory: Path, caps: Caps) -> Watched:
@@ -54,8 +56,8 @@ def _entries(directory: str, depth: int) -> Iterator[tuple[str, bool]]:
             yield from _entries(entry.path, depth - 1)
 
 
-def is_settled(watched: Watched, since_ns: int) -> bool:
+def is_settled(stamps: Iterable[Stamp | None], since_ns: int) -> bool:
     """Whether nothing was written just before ``since_ns``, when the reading began: then equal stamps mean equal
     bytes. Times in the future come from another clock and say nothing."""
-    newest = max((max(seen[3], seen[4]) for seen in watched.values() if seen), default=0)
+    newest = max((max(seen[3], seen[4]) for seen in stamps if seen), default=0)
     return not since_ns - TICK_NS <= newest <= since_ns + 40 * TICK_NS

@@ -1,0 +1,5 @@
+"""The catalogue: skills of directories and published ones, at any number, from an index on disk."""
+
+from skillyard.stores.skills.catalogue.catalogue import Catalogue
+
+__all__ = ["Catalogue"]

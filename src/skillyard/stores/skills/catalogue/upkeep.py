@@ -1,0 +1,188 @@
+"""The catalogue's work off the event loop: the index, and what keeps it true. All of it blocks.
+
+Methods may be called from any thread; one works at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from skillyard.domain.skill import Finding
+from skillyard.stores.skills.catalogue.arrangement import Arrangement
+from skillyard.stores.skills.catalogue.forest import Tree
+from skillyard.stores.skills.catalogue.index.index import Index
+from skillyard.stores.skills.catalogue.index.mark import mark_of
+from skillyard.stores.skills.catalogue.index.reads import Reads
+from skillyard.stores.skills.catalogue.loading import Loader
+from skillyard.stores.skills.catalogue.published import Published, Said
+from skillyard.stores.skills.catalogue.update import Search, Updater
+from skillyard.stores.skills.catalogue.work import Place
+
+SLICE = 500
+"""Bundles whose stamps are looked at in one go: about 5 ms."""
+AWAITED = 5000
+"""Paths that a caller waits for: about 20 ms."""
+GENTLE = 20
+"""Bundles that are read in one go while others wait for the interpreter: about 20 ms."""
+PROGRESS_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """The catalogue is being closed."""
+
+
+class Upkeep:
+    """``tell`` is called in the working thread with the names whose skills may have changed."""
+
+    def __init__(self, path: Path, loader: Loader, search: Search, tell: Callable[[Collection[str]], None]) -> None:
+        """Opens the index. Raises StoreFault, sqlite3.Error."""
+        self._loader = loader
+        self._search = search
+        self._tell = tell
+        self._stop = threading.Event()
+        self._one = threading.RLock()
+        self._index = Index(path, mark_of(loader.caps, lenient=loader.lenient))
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._arrangement = Arrangement(self._index, self._tell)
+        self._updater = Updater(self._index, self._loader, self._search, self._arrangement)
+        self._published = Published(self._index, self._loader, self._arrangement)
+
+    @property
+    def near(self) -> Reads:
+        """For the event loop's thread."""
+        return self._index.near
+
+    @property
+    def revision(self) -> str:
+        return f"{self._arrangement.revision:032x}"
+
+    @property
+    def paths(self) -> int:
+        """How many a full check looks at."""
+        return self._arrangement.paths + sum(len(tree.folders) for tree in self._updater.trees)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether looking at everything takes longer than a caller should wait."""
+        return self.paths > AWAITED
+
+    @property
+    def notes(self) -> Sequence[Finding]:
+        return self._updater.notes
+
+    @property
+    def trees(self) -> Sequence[Tree]:
+        return self._updater.trees
+
+    @property
+    def number(self) -> int:
+        with self._one:
+            return self._published.number
+
+    def renew(self) -> None:
+        """Begin again with an empty index."""
+        with self._one:
+            logger.warning("the catalogue's index is damaged: every skill is read again")
+            self._index.renew()
+            self._prepare()
+
+    def is_stale(self) -> bool:
+        """Whether anything on disk differs from the index; for few paths, on the loop's thread."""
+        return self._updater.is_stale() or bool(self._updater.survey(self.near, 0, SLICE)[0])
+
+    def begin(self) -> None:
+        """Find every bundle, and read those that the index does not know; says now and then how far it is."""
+        say_at = time.monotonic() + PROGRESS_S
+        with self._one:
+            busy = self._updater.look()
+            everything = self._updater.left
+            while busy:
+                self._check_stop()
+                busy = self._updater.step()
+                if busy and time.monotonic() >= say_at:
+                    say_at = time.monotonic() + PROGRESS_S
+                    logger.info("the catalogue has read %d of %d bundles", everything - self._updater.left, everything)
+
+    def check(self) -> None:
+        """Look at everything, and read what changed."""
+        with self._one:
+            self.walk()
+            after: int | None = 0
+            while after is not None:
+                after = self.survey(after)
+
+    def walk(self) -> None:
+        """Look at the directories, and read what is new in them; when that is much, with rests for others."""
+        with self._one:
+            busy = self._updater.look()
+        while busy:
+            self._check_stop()
+            started = time.monotonic()
+            with self._one:
+                busy = self._updater.step(GENTLE)
+            if self._updater.left > GENTLE:
+                self._stop.wait(time.monotonic() - started)
+
+    def survey(self, after: int) -> int | None:
+        """Look at the next bundles, and read those that changed; where to go on."""
+        with self._one:
+            changed, then = self._updater.survey(self._index.reads, after, SLICE)
+        for first in range(0, len(changed), GENTLE):
+            self._check_stop()
+            self.read_again(changed[first : first + GENTLE])
+        return then
+
+    def read_again(self, places: Sequence[Place]) -> None:
+        """Bundles that seem to have changed."""
+        with self._one:
+            self._updater.read_again(places)
+        if self._updater.left:
+            self.walk()
+
+    def look_at(self, places: Sequence[Place]) -> None:
+        """Bundles that are asked for, and the directories."""
+        with self._one:
+            self._updater.read_again(places)
+        self.walk()
+
+    def serve(self, said: Sequence[Said], number: int | None = None, *, again: bool = False) -> None:
+        """As :meth:`Published.serve`."""
+        with self._one:
+            self._published.serve(said, number, again=again)
+
+    def published_names(self) -> set[str]:
+        with self._one:
+            return self._published.names()
+
+    def broken_names(self) -> set[str]:
+        with self._one:
+            return self._published.broken()
+
+    def unused(self, keep: Iterable[str]) -> set[str]:
+        """Snapshots of nothing that the index knows, and what a crash left."""
+        with self._one:
+            found = self._loader.snapshots.names().difference(keep)
+            if found:
+                for digest in self._index.reads.digests():
+                    found.discard(digest)
+            return found
+
+    def stop(self) -> None:
+        """Let what works end soon, with Stopped."""
+        self._stop.set()
+
+    def close(self) -> None:
+        with self._one:
+            self._index.close()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
