@@ -322,6 +322,19 @@ async def test_what_the_operator_and_the_request_take_away(rig: Rig) -> None:
     assert rows(await needs_of(rig, run))[0] == ("network", "api.x.com:443", "", "the request asked for none")
 
 
+async def test_why_a_run_was_refused_stands_with_what_it_asked_for(rig: Rig) -> None:
+    rig.with_network(rules=rules("x.com"))
+    rig.skills.add(a_skill("a.b", needs=Needs(network=("*", "y.com", "x.com"), secrets=(SecretNeed("KEY"),))))
+    run = await rig.call("execute_skill", name="a.b")
+    assert run["error"]["type"] == "PolicyRefused"
+    assert rows(await needs_of(rig, run)) == [
+        ("network", "*", "", "the operator has not consented to every host (network.open)"),
+        ("network", "y.com", "", "no operator rule allows it"),
+        ("network", "x.com", "", "the run was refused"),
+        ("secret", "KEY", "", "the run was refused"),
+    ]
+
+
 async def test_a_secret_at_the_gate(rig: Rig) -> None:
     rig.with_network()
     rig.secrets.values = {"KEY": "value-value"}
@@ -334,9 +347,16 @@ async def test_a_secret_at_the_gate(rig: Rig) -> None:
 def test_packages_and_an_environment() -> None:
     skill = a_skill("a.b", needs=Needs(dependencies=("Ruamel.YAML[x]>=0.1; python_version > '3'",)), environment="data")
     assert declares(skill)
-    [row] = package_rows(skill, {"ruamel-yaml": "0.18.6"})
-    assert row == Row("package", skill.needs.dependencies[0], "ruamel-yaml 0.18.6")
-    assert [row.why for row in package_rows(skill, {}, "refused")] == ["refused"]
+    config, [text] = PackagesConfig(), skill.needs.dependencies
+    assert list(package_rows(skill, NOBODY, config, {"ruamel-yaml": "0.18.6"})) == [
+        Row("package", text, "ruamel-yaml 0.18.6")
+    ]
+    assert list(package_rows(skill, IN_DIRECTORY, config, {}, "refused")) == [Row("package", text, why="refused")]
+    assert list(package_rows(skill, IN_DIRECTORY, config, {})) == [Row("package", text, "ruamel-yaml")]
+    why = "packages.run_code does not admit it"
+    assert list(package_rows(skill, NOBODY, config, {}, "refused")) == [Row("package", text, why=why)]
+    config = PackagesConfig(allow=("!ruamel-*", "*"))
+    assert [row.why for row in package_rows(skill, IN_DIRECTORY, config, {})] == ["packages.allow does not admit it"]
     assert list(environment_rows(skill, "data")) == [Row("environment", "data", "data")]
     assert list(environment_rows(skill, "base")) == [Row("environment", "data", "base", "the request names it")]
     assert list(environment_rows(a_skill("plain"), "base")) == []

@@ -6,16 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.approval import Approval
-from skillyard.domain.egress.policy import OPERATOR, Layer, is_open
+from skillyard.domain.approval import Approval, Standing
+from skillyard.domain.egress.policy import OPERATOR, Layer
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shape
-from skillyard.domain.package_names import admits
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill import Skill
 from skillyard.domain.unicode import check_unicode
 from skillyard.engine import cursor as cursors
 from skillyard.engine import need_rows
-from skillyard.engine.asked_packages import required_name
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.method import (
@@ -48,6 +46,8 @@ MOST_NOTE = 1000
 _LONGEST = 1000
 """Characters of one text: nothing of what is approved is left out."""
 _PLACE = "approvals"
+ALLOWED = Standing(True, "operator")
+"""Of what is about to be approved."""
 
 
 async def show_needs(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
@@ -132,25 +132,15 @@ async def _needs_view(engine: Engine, skill: Skill) -> dict[str, Any]:
 
 def _rows(config: EngineConfig, skill: Skill) -> Iterable[Row]:
     """What it asks for, and what the operator's policy leaves of it once it is approved."""
-    yield from _network_rows(config, skill)
+    yield from need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)], config.network.open)
     declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
     yield from need_rows.secret_rows(skill, declared)
     family = config.limits
     limits = family.resolve(capped(skill.needs.limits, family.maxima))
     yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
     yield from need_rows.requires_rows(skill, {})
-    for text in skill.needs.dependencies:
-        here = admits(config.packages.allow, required_name(text))
-        yield Row(need_rows.PACKAGE, text, text if here else "", "" if here else "packages.allow does not admit it")
+    yield from need_rows.package_rows(skill, ALLOWED, config.packages, {})
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
-
-
-def _network_rows(config: EngineConfig, skill: Skill) -> Iterable[Row]:
-    for row in need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)]):
-        if is_open(need_rows.rules_of(row)) and not config.network.open:
-            yield Row(row.need, row.asked, "", "the operator has not consented to every host (network.open)")
-        else:
-            yield row
 
 
 def _view(approval: Approval) -> dict[str, Any]:

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.egress.extent import Extent, left_of
-from skillyard.domain.egress.policy import Layer, parse_rules
-from skillyard.domain.egress.rule import Rule
+from skillyard.domain.approval import Standing
+from skillyard.domain.egress.extent import Extent, Left, left_of
+from skillyard.domain.egress.policy import Layer, is_open, parse_rules
 from skillyard.domain.limits import Limits
+from skillyard.domain.package_names import admits
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import RuntimeSpec, SecretNeed, Skill
 from skillyard.engine.asked_packages import required_name
+from skillyard.engine.needs import packages_allowed
+from skillyard.engine.packages_config import PackagesConfig
 
 NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT = (
     "network",
@@ -23,6 +26,7 @@ NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT = (
     "environment",
 )
 IN_PART = "in part"
+_UNCONSENTED = Left(Extent.NONE, "the operator has not consented to every host (network.open)")
 _USUAL = RuntimeSpec("", "", "").environment
 
 
@@ -53,22 +57,20 @@ def environment_of(skill: Skill) -> str:
     return skill.runtime.environment if skill.runtime else ""
 
 
-def network_rows(skill: Skill, others: Sequence[Layer], against: str = "") -> Iterable[Row]:
-    """``others`` are the layers that bound what it declares; ``against`` what speaks against all of it."""
+def network_rows(skill: Skill, others: Sequence[Layer], consent: bool, against: str = "") -> Iterable[Row]:
+    """``others`` are the layers that bound what it declares, ``consent`` is the operator's to every host; ``against``
+    says what speaks against what is left."""
     for rule in parse_rules(skill.needs.network):
         if rule.deny:
             continue
-        if against:
-            yield Row(NETWORK, rule.text, why=against)
-            continue
         left = left_of(rule, others)
+        if is_open([rule]) and not consent:
+            left = _UNCONSENTED
         granted = {Extent.WHOLE: rule.text, Extent.PART: IN_PART, Extent.NONE: ""}[left.extent]
-        yield Row(NETWORK, rule.text, granted, left.why)
-
-
-def rules_of(row: Row) -> tuple[Rule, ...]:
-    """The rule of a row of :func:`network_rows`."""
-    return parse_rules([row.asked])
+        if against and granted:
+            yield Row(NETWORK, rule.text, why=against)
+        else:
+            yield Row(NETWORK, rule.text, granted, left.why)
 
 
 def secret_rows(skill: Skill, given: Mapping[str, str], against: str = "", absent: str = "") -> Iterable[Row]:
@@ -106,12 +108,19 @@ def requires_rows(skill: Skill, chosen: Mapping[str, str]) -> Iterable[Row]:
         yield Row(REQUIRES, text, f"{name} {chosen[name]}" if name in chosen else "")
 
 
-def package_rows(skill: Skill, installed: Mapping[str, str], against: str = "") -> Iterable[Row]:
+def package_rows(
+    skill: Skill, standing: Standing, config: PackagesConfig, installed: Mapping[str, str], against: str = ""
+) -> Iterable[Row]:
     """``installed`` are the versions by normalized name."""
     for text in skill.needs.dependencies:
         name = required_name(text)
-        version = "" if against else installed.get(name, "")
-        yield Row(PACKAGE, text, f"{name} {version}" if version else "", against)
+        if version := installed.get(name):
+            yield Row(PACKAGE, text, f"{name} {version}")
+        elif not packages_allowed(standing, [name], config):
+            setting = "run_code" if admits(config.allow, name) else "allow"
+            yield Row(PACKAGE, text, why=f"packages.{setting} does not admit it")
+        else:
+            yield Row(PACKAGE, text, "" if against else name, against)
 
 
 def environment_rows(skill: Skill, used: str, against: str = "") -> Iterable[Row]:

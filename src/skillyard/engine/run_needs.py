@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.egress.policy import Layer, Policy
+from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill import Skill
 from skillyard.engine import need_rows
 from skillyard.engine.config import EngineConfig
@@ -73,7 +73,8 @@ def _told(plan: Plan, skill: Skill, rows: list[dict[str, str]]) -> dict[str, Any
 
 def _rows(config: EngineConfig, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]:
     refused = REFUSED if given.refused else ""
-    yield from need_rows.network_rows(skill, _bounds(given.policy), _against_network(config, plan, given, skill))
+    against = _against_network(config, plan, given, skill)
+    yield from need_rows.network_rows(skill, _bounds(config, plan, given), config.network.open, against)
     secrets = {s.name: need_rows.delivery(s.delivery, [rule.text for rule in s.hosts]) for s in given.secrets}
     code = config.run_code_secrets == "mounted"
     yield from need_rows.secret_rows(skill, secrets, _beside(plan, skill, code) or _least(plan) or refused, _ABSENT)
@@ -81,7 +82,8 @@ def _rows(config: EngineConfig, plan: Plan, given: Given, skill: Skill) -> Itera
     others = "" if skill is plan.skill else _BESIDE if plan.skill else _NOT_TO_CODE
     yield from need_rows.limit_rows(skill, plan.limits, plan.request.limits, cap, others)
     yield from need_rows.requires_rows(skill, {mounted.name: mounted.version for mounted in plan.skills})
-    yield from need_rows.package_rows(skill, given.installed, refused)
+    standing = plan.trust.standings[skill.name]
+    yield from need_rows.package_rows(skill, standing, config.packages, given.installed, refused)
     yield from need_rows.environment_rows(skill, plan.environment, refused)
 
 
@@ -102,9 +104,11 @@ def _least(plan: Plan) -> str:
     return UNAPPROVED if plan.trust.least else ""
 
 
-def _bounds(policy: Policy | None) -> list[Layer]:
-    """The layers beside that of what is declared."""
-    return [layer for layer in policy.layers if layer.name not in (SKILL, CODE)] if policy else []
+def _bounds(config: EngineConfig, plan: Plan, given: Given) -> list[Layer]:
+    """The layers beside that of what is declared; those that a refused run would have had."""
+    if given.policy is not None:
+        return [layer for layer in given.policy.layers if layer.name not in (SKILL, CODE)]
+    return [Layer(OPERATOR, config.network.rules)] if given.refused and not plan.trust.least else []
 
 
 def _kept(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:
