@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from skillyard.domain.rules import archives, dependencies, examples, files, manifest, review, skill_md
+from skillyard.domain.rules import archives, dependencies, examples, files, manifest, review, skill_md, sources
 from skillyard.domain.rules.rule import Rule
 
 __all__ = ["RULES", "SECTIONS", "Rule", "mend_of"]
@@ -17,6 +17,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Review": review.RULES,
     "Packages": dependencies.RULES,
     "Archives": archives.RULES,
+    "Sources": sources.RULES,
 }
 """The rules by what they are about, in the order of the documentation."""
 

@@ -10,6 +10,7 @@ from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
 from skillyard.faces.cli.skill_diff import diff
+from skillyard.faces.cli.skill_install import install
 from skillyard.faces.cli.skill_new import new
 from skillyard.faces.cli.skill_problems import problems
 from skillyard.faces.cli.skill_publish import export, publish
@@ -36,6 +37,7 @@ for command in (
     diff,
     problems,
     publish,
+    install,
     export,
     withdraw,
     restore,

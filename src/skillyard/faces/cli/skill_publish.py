@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import click
 
 from skillyard.client.errors import RpcError
 from skillyard.domain.errors import SkillyardError
-from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.named_version import maybe
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.progress import transfer, working
+from skillyard.faces.cli.published import explained, named, print_published, published_facts
 from skillyard.faces.cli.render import calm, emit_json, size
 from skillyard.faces.cli.skill_trust import approve_seen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skillyard.client.bundles import ArchiveFormat, PublishedSkill
+    from skillyard.client.bundles import ArchiveFormat
     from skillyard.faces.cli.target import Where
 
 _FORMS = ("tar.gz", "zip")
@@ -42,25 +41,12 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
             with transfer(source, quiet=as_json) as progress:
                 done = target.publish_skill(body, progress=progress)
         except (RpcError, SkillyardError) as error:
-            raise _explained(error, source, as_json=as_json) from None
+            raise explained(error, source, as_json=as_json) from None
         if not as_json:
-            _print_published(source, done)
-        approved = approve_seen(target, _named(done), "", quiet=as_json) if approve else {}
+            print_published(source, done)
+        approved = approve_seen(target, named(done), "", quiet=as_json) if approve else {}
     if as_json:
-        facts = ("name", "version", "digest", "size_bytes", "files", "created")
-        told = {**{name: getattr(done, name) for name in facts}, "findings": list(done.findings)}
-        emit_json({**told, **{name: approved[name] for name in ("needs", "approval") if approved}})
-
-
-def _named(done: PublishedSkill) -> dict[str, Any]:
-    return {"name": done.name, "version": done.version}
-
-
-def _print_published(source: str, done: PublishedSkill) -> None:
-    _print_findings(source, done.findings)
-    click.echo(calm(f"{done.name}@{done.version}"))
-    how = "published" if done.created else "was published before, with the same content"
-    click.echo(calm(f"{how}: {done.files} files, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
+        emit_json({**published_facts(done), **{name: approved[name] for name in ("needs", "approval") if approved}})
 
 
 @click.command()
@@ -103,28 +89,3 @@ def _sink(out: Path | None, name: str) -> Path | IO[bytes]:
             raise Failure(f"{name!r} can be no file's name", "choose one with --out")
         return (out or Path()) / name
     return out
-
-
-def _explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
-    """The error to be raised, once its findings were shown."""
-    data: dict[str, Any] = error.data if isinstance(error, RpcError) else error.details
-    findings = data.get("findings")
-    if not isinstance(findings, list):
-        return error
-    found = [finding for finding in findings if isinstance(finding, dict)]
-    if as_json:
-        emit_json({"error": {"type": error.type, "message": error.message, "findings": found}})
-    else:
-        _print_findings(source, found)
-    count = sum(finding.get("level") == "error" for finding in found)
-    errors = "1 error" if count == 1 else f"{count} errors"
-    return Failure(f"{source}: not published, it has {errors}", code=Exit.BAD_INPUT)
-
-
-def _print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
-    for finding in findings:
-        file, line = finding.get("file"), finding.get("line")
-        where = f"{source}/{file}" + (f":{line}" if line else "")
-        text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"
-        mend = f"\n    {finding['mend']}" if finding.get("mend") else ""
-        click.echo(calm(text + mend), err=True)

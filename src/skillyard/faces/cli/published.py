@@ -1,0 +1,60 @@
+"""What ``skill publish`` and ``skill install`` tell of a version, or of why there is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.client.errors import RpcError
+from skillyard.domain.errors import SkillyardError
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.render import calm, emit_json, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skillyard.client.bundles import PublishedSkill
+
+_FACTS = ("name", "version", "digest", "size_bytes", "files", "created")
+
+
+def published_facts(done: PublishedSkill) -> dict[str, Any]:
+    """As JSON has it."""
+    return {**{name: getattr(done, name) for name in _FACTS}, "findings": list(done.findings)}
+
+
+def named(done: PublishedSkill) -> dict[str, Any]:
+    return {"name": done.name, "version": done.version}
+
+
+def print_published(source: str, done: PublishedSkill) -> None:
+    print_findings(source, done.findings)
+    click.echo(calm(f"{done.name}@{done.version}"))
+    how = "published" if done.created else "was published before, with the same content"
+    click.echo(calm(f"{how}: {done.files} files, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
+
+
+def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
+    """The error to be raised, once its findings were shown."""
+    data: dict[str, Any] = error.data if isinstance(error, RpcError) else error.details
+    findings = data.get("findings")
+    if not isinstance(findings, list):
+        return error
+    found = [finding for finding in findings if isinstance(finding, dict)]
+    if as_json:
+        emit_json({"error": {"type": error.type, "message": error.message, "findings": found}})
+    else:
+        print_findings(source, found)
+    count = sum(finding.get("level") == "error" for finding in found)
+    errors = "1 error" if count == 1 else f"{count} errors"
+    return Failure(f"{source}: not published, it has {errors}", code=Exit.BAD_INPUT)
+
+
+def print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
+    for finding in findings:
+        file, line = finding.get("file"), finding.get("line")
+        where = f"{source}/{file}" + (f":{line}" if line else "")
+        text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"
+        mend = f"\n    {finding['mend']}" if finding.get("mend") else ""
+        click.echo(calm(text + mend), err=True)
