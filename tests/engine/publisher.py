@@ -64,6 +64,8 @@ async def publisher(rig: Rig, limits: PublicationLimits | None = None, **bundles
     store = LocalBundles(Snapshots(snapshots), rig.home / "uploads", **bundles)
     store.prepare()
     publications = SqlitePublications(rig.database, limits)
+    if isinstance(rig.skills, Catalogue):
+        await rig.skills.close()
     skills = Catalogue([directory], snapshots, publications=publications, guide=None, check_every_s=0)
     await skills.start()
     rig.skills = skills  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +24,14 @@ NAME = "acme.words.say"
 
 
 @pytest.fixture
-async def yard(rig: Rig) -> Publisher:
+async def yard(rig: Rig) -> AsyncIterator[Publisher]:
     """With three versions of one name."""
     made = await publisher(rig)
     for version in ("1.0.0", "1.1.0", "2.0.0-rc.1"):
         await made.publish(a_skill(version=version))
     rig.events.clear()
-    return made
+    yield made
+    await rig.skills.close()  # type: ignore[attr-defined]
 
 
 async def test_a_withdrawn_version_is_nowhere_and_says_why(yard: Publisher) -> None:

@@ -32,8 +32,9 @@ NAME = "acme.words.say"
 
 
 @pytest.fixture
-async def yard(rig: Rig) -> Publisher:
-    return await publisher(rig)
+async def yard(rig: Rig) -> AsyncIterator[Publisher]:
+    yield await publisher(rig)
+    await rig.skills.close()  # type: ignore[attr-defined]
 
 
 async def test_what_is_published_is_served_at_once(yard: Publisher) -> None:
