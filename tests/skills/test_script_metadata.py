@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.script_metadata import MAX_BLOCK, MAX_DEPENDENCIES, read_script_metadata
+from skillyard.domain.script_metadata import MAX_BLOCK, MAX_DEPENDENCIES, MAX_OPENED, read_script_metadata
+from skillyard.domain.toml_keys import MOST_PARTS, long_key
 from skillyard.domain.version_bounds import within
+from skillyard.stores.skills.toml_file import TomlRefused, read_toml
 
 ORDINARY = """#!/usr/bin/env python3
 # /// script
@@ -72,6 +74,8 @@ def test_a_block_ends_at_the_last_closing_line_of_its_comments() -> None:
         (block("# a = " + "[" * 5000), 1, "script-toml"),
         (block("# a = " + "9" * 5000), 1, "script-toml"),
         (block("# x = 1", '# dependencies = "numpy"'), 3, "script-type"),
+        (block("# x = 1", "# " + "a." * 30_000 + "a = 1"), 3, "script-toml"),
+        (block("# [" + '"b" . ' * 8_000 + "a]"), 2, "script-toml"),
         (block("# dependencies = [1]"), 2, "script-type"),
         (block("# requires-python = 3.11"), 2, "script-type"),
         (block('# requires-python = "newest"'), 2, "requires-python"),
@@ -101,6 +105,25 @@ def test_an_unclosed_block_has_no_effect_and_is_told() -> None:
     assert found is not None
     assert found.dependencies == ()
     assert [(p.line, p.rule, p.harmless) for p in found.problems] == [(1, "script-unclosed", True)]
+
+
+def test_keys_of_many_parts_are_found_before_they_are_parsed() -> None:
+    """tomllib takes time with the square of the parts of a key: minutes for one that fills a skill.toml."""
+    part = "a."
+    assert long_key("x = 1\n" + part * MOST_PARTS + "a = 1") == 2
+    assert long_key(part * (MOST_PARTS - 1) + "a = 1") == 0
+    assert long_key("x = [" + "0.5, " * 1000 + "]") == 0
+    assert long_key('x = "' + "One sentence. Another one follows it here. " * 100 + '"') == 0
+    with pytest.raises(TomlRefused, match="more than 32 parts") as refused:
+        read_toml(b"x = 1\n[" + b"a." * 100_000 + b"a]")
+    assert refused.value.line == 2
+
+
+def test_what_comes_after_many_openings_is_not_looked_at() -> None:
+    text = "# /// script\nx\n" * MAX_OPENED + block("# dependencies = ['a']")
+    found = read_script_metadata(text)
+    assert found is not None
+    assert (found.dependencies, found.problems[0].rule) == ((), "script-unclosed")
 
 
 @given(st.lists(st.sampled_from(["# /// script", "# ///", "#", "# a = 1", "# dependencies = ['b']", "x", "", "# [t]"])))

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from skillyard.domain.manifest_needs import is_requirement
+from skillyard.domain.toml_keys import MOST_PARTS, long_key
 from skillyard.domain.version_bounds import within
 
 MAX_BLOCK = 64 * 1024
-"""Characters of one block."""
+"""Characters of one block, with the comment signs."""
 MAX_DEPENDENCIES = 256
+MAX_OPENED = 100
+"""Opening lines that are looked at."""
 
 _WHERE = re.compile(r"\(at line (\d+), column \d+\)")
 _OPEN, _CLOSE = "# /// script", "# ///"
+_RUN = re.compile(rf"^{_OPEN}(?:\n|\Z)((?:#(?: [^\n]*+)?(?:\n|\Z))*+)", re.MULTILINE)
+"""An opening line, and every comment line that follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,98 +54,94 @@ class ScriptMetadata:
 
 
 def read_script_metadata(source: str) -> ScriptMetadata | None:
-    """The metadata of a script, None when it has none."""
+    """The metadata of a script, None when it has none. Takes time in proportion to the source."""
     if _OPEN not in source:
         return None
-    lines = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    blocks = list(_blocks(lines))
+    text = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    runs = list(islice(_RUN.finditer(text), MAX_OPENED))
+    blocks = [(_line(text, run), content) for run in runs if (content := _content(run[1]))]
     if not blocks:
-        return _unclosed(lines)
-    start, end = blocks[0]
+        return _unclosed(_line(text, runs[0])) if runs else None
+    line, content = blocks[0]
     if len(blocks) > 1:
-        wrong = ScriptProblem(blocks[1][0] + 1, "script-twice", "must not be a second block of script metadata")
-        return ScriptMetadata(start + 1, problems=(wrong,))
-    return _Block(start + 2, [line[2:] for line in lines[start + 1 : end]]).read()
+        wrong = ScriptProblem(blocks[1][0], "script-twice", "must not be a second block of script metadata")
+        return ScriptMetadata(line, problems=(wrong,))
+    return _Block(line, content).read()
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """First and last line of each block, from 0. A block ends at the last closing line of its run of comments."""
-    at = 0
-    while at < len(lines):
-        if lines[at] != _OPEN:
-            at += 1
-            continue
-        start, end = at, 0
-        at += 1
-        while at < len(lines) and (lines[at] == "#" or lines[at].startswith("# ")):
-            end = at if lines[at] == _CLOSE else end
-            at += 1
-        if end > start + 1:
-            yield start, end
-            at = end + 1
+def _line(text: str, run: re.Match[str]) -> int:
+    return text.count("\n", 0, run.start()) + 1
 
 
-def _unclosed(lines: Sequence[str]) -> ScriptMetadata | None:
-    if _OPEN not in lines:
-        return None
-    line = lines.index(_OPEN) + 1
+def _content(comments: str) -> str:
+    """The comment lines before the last closing one among them; empty when there is none."""
+    return comments[: max(0, f"\n{comments}\n".rfind(f"\n{_CLOSE}\n"))]
+
+
+def _unclosed(line: int) -> ScriptMetadata:
     message = "is never closed by a line '# ///' and has no effect"
     return ScriptMetadata(line, problems=(ScriptProblem(line, "script-unclosed", message, harmless=True),))
 
 
 class _Block:
-    """The TOML of one block; ``first`` is the line of its first line in the script."""
+    """The TOML of one block that begins on ``line``, from its comment lines."""
 
-    def __init__(self, first: int, lines: Sequence[str]) -> None:
-        self._first = first
-        self._lines = lines
+    def __init__(self, line: int, comments: str) -> None:
+        self._line = line
+        self._text = "" if len(comments) > MAX_BLOCK else "\n".join(text[2:] for text in comments.split("\n"))
         self._problems: list[ScriptProblem] = []
+        if not self._text:
+            self._problem("script-size", f"must have at most {MAX_BLOCK} characters")
 
     def read(self) -> ScriptMetadata:
         table = self._table()
         dependencies, python = self._dependencies(table), self._requires_python(table)
-        return ScriptMetadata(self._first - 1, dependencies, python, tuple(self._problems))
+        return ScriptMetadata(self._line, dependencies, python, tuple(self._problems))
 
     def _table(self) -> dict[str, Any]:
-        text = "\n".join(self._lines)
-        if len(text) > MAX_BLOCK:
-            self._problem("", "script-size", f"must have at most {MAX_BLOCK} characters")
+        if line := long_key(self._text):
+            self._problem("script-toml", f"must not have keys of more than {MOST_PARTS} parts", line)
             return {}
         try:
-            return tomllib.loads(text)
+            return tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             where = _WHERE.search(str(error))
-            at = int(where[1]) - 1 if where else len(self._lines) - 1  # otherwise it says "at end of document"
-            message = _WHERE.sub("", str(error)).strip()
-            self._problems.append(ScriptProblem(self._first + at, "script-toml", f"is no TOML: {message}"))
+            line = int(where[1]) if where else self._text.rstrip("\n").count("\n") + 1  # "at end of document"
+            self._problem("script-toml", f"is no TOML: {_WHERE.sub('', str(error)).strip()}", line)
         except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
-            self._problem("", "script-toml", f"is no TOML that can be read: {error}")
+            self._problem("script-toml", f"is no TOML that can be read: {error}")
         return {}
 
     def _dependencies(self, table: dict[str, Any]) -> tuple[str, ...]:
         value = table.get("dependencies", [])
+        line = self._at("dependencies")
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self._problem("dependencies", "script-type", "dependencies: must be a list of strings")
+            self._problem("script-type", "dependencies: must be a list of strings", line)
             return ()
         if len(value) > MAX_DEPENDENCIES:
-            self._problem("dependencies", "script-size", f"dependencies: must be at most {MAX_DEPENDENCIES}")
+            self._problem("script-size", f"dependencies: must be at most {MAX_DEPENDENCIES}", line)
             return ()
         for text in value:
             if not is_requirement(text):
                 rule = "must be a requirement such as 'numpy>=2,<3'; URLs, paths and options are not honoured"
-                self._problem(text, "requirement", f"dependencies: {rule}")
+                self._problem("requirement", f"dependencies: {rule}", self._at(text))
         return tuple(" ".join(text.split()) for text in value)
 
     def _requires_python(self, table: dict[str, Any]) -> str:
         value = table.get("requires-python", "")
+        line = self._at("requires-python")
         if not isinstance(value, str):
-            self._problem("requires-python", "script-type", "requires-python: must be a string")
+            self._problem("script-type", "requires-python: must be a string", line)
             return ""
         if within("3", value) is None:
-            self._problem("requires-python", "requires-python", "requires-python: must be bounds such as '>=3.11'")
+            self._problem("requires-python", "requires-python: must be bounds such as '>=3.11'", line)
         return value.strip()
 
-    def _problem(self, near: str, rule: str, message: str) -> None:
-        """At the first line that holds ``near``."""
-        at = next((number for number, line in enumerate(self._lines) if near and near in line), -1)
-        self._problems.append(ScriptProblem(self._first + at, rule, message))
+    def _at(self, text: str) -> int:
+        """The first line of the TOML that holds ``text``, from 1; 0 when none does."""
+        at = self._text.find(text)
+        return self._text.count("\n", 0, at) + 1 if at >= 0 else 0
+
+    def _problem(self, rule: str, message: str, line: int = 0) -> None:
+        """``line`` of the TOML; 0 for where the block begins."""
+        self._problems.append(ScriptProblem(self._line + line, rule, message))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.domain.manifest_report import Path
+from skillyard.domain.toml_keys import MOST_PARTS, long_key
 from skillyard.stores.skills.toml_lines import toml_lines
 
 MAX_BYTES = 256 * 1024
@@ -36,9 +37,12 @@ def read_toml(raw: bytes) -> TomlFile:
         raise TomlRefused(f"must have at most {MAX_BYTES} bytes", 0)
     try:
         text = raw.decode("utf-8")
-        return TomlFile(tomllib.loads(text), toml_lines(text))
     except UnicodeDecodeError as error:
         raise TomlRefused("must be UTF-8", raw.count(b"\n", 0, error.start) + 1) from None
+    if line := long_key(text):
+        raise TomlRefused(f"must not have keys of more than {MOST_PARTS} parts", line)
+    try:
+        return TomlFile(tomllib.loads(text), toml_lines(text))
     except tomllib.TOMLDecodeError as error:
         where = _WHERE.search(str(error))
         message = _WHERE.sub("", str(error)).strip()
