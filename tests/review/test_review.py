@@ -38,7 +38,7 @@ def test_what_is_found(case: Case) -> None:
 def test_every_rule_of_a_review_is_found_somewhere() -> None:
     """Two more are tried below: what is left out, and what a host is steered by."""
     rules = {rule.id for rule in SECTIONS["Review"]}
-    assert {case.rule for case in CASES.values()} | {"review-partial", "front-matter"} == rules
+    assert {case.rule for case in CASES.values()} | {"review-partial", "steering"} == rules
 
 
 def test_levels_are_those_of_the_documentation() -> None:
@@ -157,7 +157,7 @@ def test_an_invalid_bundle_is_reviewed_too() -> None:
 def test_a_plain_agent_skill(tmp_path: Path) -> None:
     text = "---\nname: pdf\ndescription: x\ndisable-model-invocation: true\nallowed-tools: [Read, 'Bash(git:*)']\n---\n"
     found = reviewed({"SKILL.md": (text.encode(), False)}, "pdf")
-    assert [(f.rule, f.line) for f in found.findings] == [("allowed-tools", 5), ("front-matter", 4)]
+    assert [(f.rule, f.line) for f in found.findings] == [("allowed-tools", 5), ("steering", 4)]
     assert found.needs["allowed_tools"] == ["Read", "Bash(git:*)"]
 
 

@@ -66,7 +66,7 @@ def check_front_matter(skill: Skill, files: Mapping[str, File], notes: Notes) ->
         message = "asks hosts to run commands by themselves; skillyard takes no regard of it"
         notes.danger(SKILL_MD, line("hooks"), "runs-by-itself", message)
     if skill.format is SkillFormat.AGENT_SKILLS and skill.frontmatter.get("disable-model-invocation") is True:
-        notes.note(SKILL_MD, line("disable-model-invocation"), "front-matter", "is for people to call, not for models")
+        notes.note(SKILL_MD, line("disable-model-invocation"), "steering", "is for people to call, not for models")
 
 
 def _secret(need: SecretNeed, line: int, notes: Notes) -> None:

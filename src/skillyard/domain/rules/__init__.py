@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from skillyard.domain.rules import archives, dependencies, examples, files, manifest, review, skill_md, sources
+from skillyard.domain.rules import (
+    archives,
+    catalogue,
+    dependencies,
+    examples,
+    files,
+    manifest,
+    review,
+    skill_md,
+    sources,
+)
 from skillyard.domain.rules.rule import Rule
 
 __all__ = ["RULES", "SECTIONS", "Rule", "mend_of"]
@@ -18,6 +28,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Packages": dependencies.RULES,
     "Archives": archives.RULES,
     "Sources": sources.RULES,
+    "Catalogue": catalogue.RULES,
 }
 """The rules by what they are about, in the order of the documentation."""
 

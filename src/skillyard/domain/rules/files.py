@@ -32,43 +32,4 @@ RULES: tuple[Rule, ...] = (
     always("tree-depth", "Directories are nested too deep.", "move the files nearer to the root"),
     always("tree-files", "The skill has too many files.", "remove what is not needed, or pack data into one file"),
     always("tree-bytes", "The skill has too many bytes.", "take large data out of the bundle and pass it as a blob"),
-    Rule(
-        "root-missing",
-        "",
-        "warning",
-        "A directory of the settings is not there.",
-        "create it, or take it out of skills_dirs",
-    ),
-    Rule(
-        "scan-project",
-        "",
-        "note",
-        "The directory is a project: only the places of its skills are searched.",
-        "name a directory of skills itself to have all of it searched",
-    ),
-    Rule(
-        "scan-depth",
-        "",
-        "warning",
-        "Skills may lie deeper than is searched.",
-        "move them nearer to the directory in skills_dirs",
-    ),
-    Rule(
-        "scan-directories",
-        "",
-        "warning",
-        "The search ended before it saw every directory.",
-        "keep skills in a directory of their own",
-    ),
-    Rule(
-        "snapshot", "", "error", "The skill cannot be stored.", "look at the space and the rights of the data directory"
-    ),
-    Rule(
-        "duplicate-version",
-        "",
-        "warning or error",
-        "The same name and version lies in two places; one of them is served.",
-        "remove one of them, or raise its version",
-    ),
-    Rule("guide-reserved", "", "error", "The name is the built-in guide's.", "choose another name"),
 )

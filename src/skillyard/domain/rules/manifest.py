@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from skillyard.domain.rules.rule import Rule, advice, always, form
 
+
+def _mixed(id: str, meaning: str, mend: str) -> Rule:
+    """An error; lenient only warns where it does not keep the skill from being served."""
+    return Rule(id, "error", "error or warning", meaning, mend)
+
+
 RULES: tuple[Rule, ...] = (
-    always("toml", "skill.toml is no TOML.", "mend the line named; strings stand in quotes"),
+    _mixed("toml", "skill.toml is no TOML.", "mend the line named; strings stand in quotes"),
     always("depth", "Tables are nested too deep.", "flatten them"),
-    always("required", "Something required is missing.", "add it"),
+    _mixed("required", "Something required is missing.", "add it"),
     Rule(
         "type",
         "error",
@@ -15,7 +21,7 @@ RULES: tuple[Rule, ...] = (
         "A value is of the wrong type.",
         "write it in the form that the message names",
     ),
-    always("empty", "A value is empty.", "give it a value, or take the key away"),
+    _mixed("empty", "A value is empty.", "give it a value, or take the key away"),
     always("number", "A number is infinite or none at all.", "give a finite number"),
     advice(
         "unknown-key",
@@ -63,8 +69,8 @@ RULES: tuple[Rule, ...] = (
     always("export-missing", "The entrypoint does not define the export.", "add def main(args): at its top level"),
     always("export-signature", "The export cannot be called with one argument.", "write def main(args):"),
     always("environment", "The environment's name breaks the rules.", "use lowercase letters, digits and '._-'"),
-    always("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
-    always("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),
+    _mixed("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
+    _mixed("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),
     always("dependency", "A dependency is no plain requirement.", "write a name with versions, such as numpy>=2,<3"),
     always("requires", "An entry of requires is no skill with versions.", "write it like 'acme.text.count >=1.2,<2'"),
     always("requires-duplicate", "A skill is required twice.", "keep one entry with both ranges"),
@@ -72,7 +78,7 @@ RULES: tuple[Rule, ...] = (
     always("network-port", "A network rule has an impossible port.", "ports are from 1 to 65535"),
     always("network-many", "There are too many network rules.", "use patterns such as *.example.com"),
     advice("network-open", "The skill asks for every host.", "name the hosts that it needs"),
-    always("secret-name", "A secret's name is no variable's name, or one that steers programs.", "choose another"),
+    _mixed("secret-name", "A secret's name is no variable's name, or one that steers programs.", "choose another"),
     always("secret-duplicate", "A secret is named twice.", "keep one entry"),
     always("secret-delivery", "The delivery of a secret is unknown.", 'write "env" or "gate"'),
     always("secret-host", "A secret is bound to no host that it could be sent to.", "write it like api.example.com"),
@@ -81,7 +87,7 @@ RULES: tuple[Rule, ...] = (
     always("schema-json", "A schema file holds no JSON object.", "mend the line named"),
     always("schema-depth", "A schema is nested too deep.", "describe less of the depth"),
     always("schema-dialect", "A schema is not JSON Schema 2020-12.", "take $schema away, and adapt older keywords"),
-    always("schema", "A schema breaks the rules of JSON Schema 2020-12.", "mend the keyword that the message names"),
+    _mixed("schema", "A schema breaks the rules of JSON Schema 2020-12.", "mend the keyword that the message names"),
     always("schema-type", "A schema describes no object.", 'write type = "object": args and outputs are objects'),
     advice("schema-keyword", "A word in a schema is no keyword.", "put the fields of args below 'properties'"),
     always("schema-reference", "A schema refers to another document.", "copy it below $defs and refer to '#/$defs/…'"),

@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
         "remove it unless it is needed; read it",
     ),
     seen("allowed-tools", "warning", "The front matter grants itself tools.", "decide it in your host's own settings"),
-    seen("front-matter", "note", "The front matter steers hosts.", "know it"),
+    seen("steering", "note", "The front matter steers hosts.", "know it"),
     seen("url", "note", "A host that is pointed to.", "know it"),
     seen("odd-host", "warning", "A host that hides who it is.", "name the host itself"),
     seen("url-account", "warning", "A URL with an account before the host.", "take it away: it hides or gives away"),
