@@ -27,14 +27,14 @@ class Case:
     directory: str = NAME
 
 
-def toml(text: str, head: str = HEAD, **more: str | bytes) -> Files:
+def toml(text: str, head: str = HEAD, *, more: Files | None = None) -> Files:
     """An action skill whose manifest ends with ``text``."""
-    return {"skill.toml": f"{head}{RUNTIME}{text}", "SKILL.md": SKILL_MD, "code/main.py": MAIN, **more}
+    return {"skill.toml": f"{head}{RUNTIME}{text}", "SKILL.md": SKILL_MD, "code/main.py": MAIN, **(more or {})}
 
 
-def head(text: str, **more: str | bytes) -> Files:
+def head(text: str, more: Files | None = None) -> Files:
     """``text`` stands before the tables."""
-    return toml("", f"{HEAD}{text}\n", **more)
+    return toml("", f"{HEAD}{text}\n", more=more)
 
 
 def named(key: str, value: str) -> Files:
@@ -42,9 +42,8 @@ def named(key: str, value: str) -> Files:
     return toml("", "\n".join([*lines, f"{key} = {value}", ""]))
 
 
-def runtime(old: str, new: str, **more: str | bytes) -> Files:
-    text = {"skill.toml": f"{HEAD}{RUNTIME}".replace(old, new), "SKILL.md": SKILL_MD, "code/main.py": MAIN}
-    return {**text, **more}
+def runtime(old: str, new: str) -> Files:
+    return {"skill.toml": f"{HEAD}{RUNTIME}".replace(old, new), "SKILL.md": SKILL_MD, "code/main.py": MAIN}
 
 
 def front(lines: str, body: str = "Do this.\n") -> Files:
@@ -56,22 +55,22 @@ def agent(rule: str, lines: str, lenient: str = "warning", directory: str = "pdf
 
 
 def examples(text: str) -> Files:
-    return toml("", **{"tests/examples.toml": f'[[example]]\nname = "a"\n{text}\n'})
+    return toml("", more={"tests/examples.toml": f'[[example]]\nname = "a"\n{text}\n'})
 
 
 CASES = (
     # Files
-    Case("file-name", toml("", **{"a\nb": "x"})),
-    Case("tree-depth", toml("", **{"/".join("a" * 20) + "/x": "x"})),
-    Case("tree-files", toml("", **{f"f{number}": "" for number in range(520)})),
-    Case("tree-bytes", toml("", **{"big": bytes(17 * 1024 * 1024)})),
+    Case("file-name", toml("", more={"a\nb": "x"})),
+    Case("tree-depth", toml("", more={"/".join("a" * 20) + "/x": "x"})),
+    Case("tree-files", toml("", more={f"f{number}": "" for number in range(520)})),
+    Case("tree-bytes", toml("", more={"big": bytes(17 * 1024 * 1024)})),
     # skill.toml
     Case("toml", {"skill.toml": "x = ", "SKILL.md": SKILL_MD}),
-    Case("toml", toml("", **{"tests/examples.toml": "x = "}), "error", "warning"),
+    Case("toml", toml("", more={"tests/examples.toml": "x = "}), "error", "warning"),
     Case("depth", toml("x-a = " + "[" * 70 + "]" * 70 + "\n")),
     Case("required", {**toml(""), "skill.toml": RUNTIME}),
     Case("required", {"skill.toml": f"{HEAD}{RUNTIME}"}),
-    Case("required", toml("", **{"tests/examples.toml": "[[example]]\n"}), "error", "warning"),
+    Case("required", toml("", more={"tests/examples.toml": "[[example]]\n"}), "error", "warning"),
     agent("required", "description: x\n"),
     Case("type", head("tags = 1")),
     agent("type", f"{FINE}license: [MIT]\n"),
@@ -99,12 +98,12 @@ CASES = (
     Case("language", runtime('"python"', '"ruby"')),
     Case("entrypoint-file", runtime("code/main.py", "code/main.sh")),
     Case("entrypoint-missing", runtime("code/main.py", "code/other.py")),
-    Case("entrypoint-size", toml("", **{"code/main.py": MAIN + "#" * 1024 * 1024})),
-    Case("entrypoint-syntax", toml("", **{"code/main.py": "def main(:\n"})),
-    Case("entrypoint-syntax", toml("", **{"code/main.py": f"{MAIN}x = {'(' * 250}{')' * 250}\n"})),
+    Case("entrypoint-size", toml("", more={"code/main.py": MAIN + "#" * 1024 * 1024})),
+    Case("entrypoint-syntax", toml("", more={"code/main.py": "def main(:\n"})),
+    Case("entrypoint-syntax", toml("", more={"code/main.py": f"{MAIN}x = {'(' * 250}{')' * 250}\n"})),
     Case("export", runtime('export = "main"', 'export = "a b"')),
     Case("export-missing", runtime('export = "main"', 'export = "other"')),
-    Case("export-signature", toml("", **{"code/main.py": "def main(a, b): ...\n"})),
+    Case("export-signature", toml("", more={"code/main.py": "def main(a, b): ...\n"})),
     Case("environment", toml("environment = 'A B'\n")),
     Case("path", runtime("code/main.py", "../main.py")),
     Case("path", examples('script = "../x"'), "error", "warning"),
@@ -122,9 +121,9 @@ CASES = (
     Case("secret-duplicate", toml('[permissions]\nsecrets = ["A", "A"]\n')),
     Case("secret-delivery", toml('[permissions]\nsecrets = [{ name = "A", delivery = "x" }]\n')),
     Case("secret-host", toml('[permissions]\nsecrets = [{ name = "A", hosts = ["/"] }]\n')),
-    Case("schema-twice", toml("[inputs]\n", f'{HEAD}inputs_schema = "a.json"\n', **{"a.json": "{}"})),
+    Case("schema-twice", toml("[inputs]\n", f'{HEAD}inputs_schema = "a.json"\n', more={"a.json": "{}"})),
     Case("schema-missing", head('inputs_schema = "a.json"')),
-    Case("schema-json", head('inputs_schema = "a.json"', **{"a.json": "["})),
+    Case("schema-json", head('inputs_schema = "a.json"', more={"a.json": "["})),
     Case("schema-depth", toml(f"[inputs]\nproperties = {'{ a = { properties = ' * 20}{{}}{' } }' * 20}\n")),
     Case("schema-dialect", toml('[inputs]\n"$schema" = "http://json-schema.org/draft-07/schema#"\n')),
     Case("schema", toml('[inputs]\ntype = "objekt"\n')),
@@ -136,7 +135,7 @@ CASES = (
     # SKILL.md
     Case("encoding", {"SKILL.md": f"---\n{FINE}---\n".encode() + b"\xff"}, "error", "warning", "pdf"),
     Case("front-matter", {"SKILL.md": "# Title\n"}, directory="pdf"),
-    Case("front-matter", toml("", **{"SKILL.md": "# Title\n"}), "error", "warning"),
+    Case("front-matter", toml("", more={"SKILL.md": "# Title\n"}), "error", "warning"),
     agent("yaml", f"{FINE}license: &a x\n", "error"),
     agent("yaml", "name: pdf\ndescription: use when: always\n"),
     Case("name-unusable", front("name: a/b\ndescription: x\n"), directory="my tools"),
@@ -145,7 +144,9 @@ CASES = (
     Case("hooks", front(f"{FINE}hooks: {{}}\n"), "warning", "warning", "pdf"),
     Case("body-length", front(FINE, "x\n" * 501), "warning", "warning", "pdf"),
     Case("invisible", front(FINE, "a\u200bb\n"), "warning", "warning", "pdf"),
-    Case("front-matter-name", toml("", **{"SKILL.md": SKILL_MD.replace("name: count", "name: Count")}), "warning", ""),
+    Case(
+        "front-matter-name", toml("", more={"SKILL.md": SKILL_MD.replace("name: count", "name: Count")}), "warning", ""
+    ),
     # Examples
     Case("example-many", examples("[[example]]\n" * 101), "error", "warning"),
     Case("example-duplicate", examples('[[example]]\nname = "a"'), "error", "warning"),
@@ -156,6 +157,6 @@ CASES = (
     ),
     Case("example-bytes", examples('expect = { blobs = [{ bytes = "x" }] }'), "error", "warning"),
     # Packages
-    Case("requirement", toml("", **{"code/requirements.txt": "-r other.txt\n"}), "error", "warning"),
-    Case("requirements-size", toml("", **{"code/requirements.txt": "a\n" * 200_000})),
+    Case("requirement", toml("", more={"code/requirements.txt": "-r other.txt\n"}), "error", "warning"),
+    Case("requirements-size", toml("", more={"code/requirements.txt": "a\n" * 200_000})),
 )
