@@ -136,6 +136,28 @@ async def test_bytes_that_changed_since_they_were_looked_at(yard: Publisher) -> 
     assert not row["served"]
 
 
+async def test_what_it_requires_is_looked_at_too(yard: Publisher) -> None:
+    more = 'requires = ["acme.lib >=1"]\n'
+    top = skill_files("acme.top")
+    files = {**top, "skill.toml": top["skill.toml"].replace(b"[runtime]", more.encode() + b"[runtime]")}
+    await yard.publish(tar(files))
+
+    async def row() -> dict[str, str]:
+        [found] = (await yard.call("needs", ROOT, name="acme.top"))["needs"]
+        assert isinstance(found, dict)
+        return {key: found.get(key, "") for key in ("asked", "granted", "why")}
+
+    asked = "acme.lib >=1.0.0"
+    why = f"'acme.top' 1.0.0 requires '{asked}', which is not available"
+    assert await row() == {"asked": asked, "granted": "", "why": why}
+    await yard.publish(tar(skill_files("acme.lib")))
+    lacks = "'acme.lib' 1.0.0 is not approved: `skillyard skill approve acme.lib@1.0.0`"
+    assert await row() == {"asked": asked, "granted": "acme.lib 1.0.0", "why": lacks}
+    await yard.call("approve", ROOT, name="acme.lib")
+    await yard.publish(tar(skill_files("acme.lib", "1.1.0")))
+    assert await row() == {"asked": asked, "granted": "acme.lib 1.0.0", "why": ""}, "as once it is approved"
+
+
 async def test_a_restored_version_has_to_be_approved_again(yard: Publisher) -> None:
     await yard.publish(bundle(more='[permissions]\nsecrets = ["KEY"]'))
     await yard.call("approve", ROOT, name=NAME)

@@ -33,9 +33,10 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.need_rows import Row
-from skillyard.engine.needs import standing_of
+from skillyard.engine.needs import standing_of, trust_of
 from skillyard.engine.observer import ApprovalChanged
 from skillyard.engine.plan import capped
+from skillyard.engine.requires import mounted_skills
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -52,7 +53,7 @@ ALLOWED = Standing(True, "operator")
 
 async def show_needs(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
     skill = await find_skill(engine, principal, params["name"], params.get("version"))
-    return await _needs_view(engine, skill)
+    return await _needs_view(engine, principal, skill)
 
 
 async def approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
@@ -64,7 +65,7 @@ async def approve(engine: Engine, principal: Principal, params: Params) -> dict[
     made = Approval(skill.name, skill.version, skill.digest, engine.clock.now(), principal.name, params["note"])
     await engine.approvals.approve(made)
     engine.emit(ApprovalChanged("approved", made.name, made.version, made.digest, principal.name, made.note))
-    return {**await _needs_view(engine, skill), "approval": _view(made)}
+    return {**await _needs_view(engine, principal, skill), "approval": _view(made)}
 
 
 async def revoke(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
@@ -116,8 +117,9 @@ async def _is_served(engine: Engine, approval: Approval) -> bool:
         return False
 
 
-async def _needs_view(engine: Engine, skill: Skill) -> dict[str, Any]:
+async def _needs_view(engine: Engine, principal: Principal, skill: Skill) -> dict[str, Any]:
     standing = await standing_of(engine, skill)
+    rows = [*_rows(engine.config, skill), *await _requires_rows(engine, principal, skill)]
     return {
         "name": skill.name,
         "version": skill.version,
@@ -126,7 +128,7 @@ async def _needs_view(engine: Engine, skill: Skill) -> dict[str, Any]:
         "approved": standing.approved,
         "by": standing.by,
         "because": standing.because,
-        "needs": [row.as_dict(_LONGEST) for row in _rows(engine.config, skill)],
+        "needs": [row.as_dict(_LONGEST) for row in rows],
     }
 
 
@@ -138,9 +140,22 @@ def _rows(config: EngineConfig, skill: Skill) -> Iterable[Row]:
     family = config.limits
     limits = family.resolve(capped(skill.needs.limits, family.maxima))
     yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
-    yield from need_rows.requires_rows(skill, {})
     yield from need_rows.package_rows(skill, ALLOWED, config.packages, {})
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
+
+
+async def _requires_rows(engine: Engine, principal: Principal, skill: Skill) -> list[Row]:
+    """What it would be mounted with, and whether that is approved, too."""
+    if not skill.needs.requires:
+        return []
+    try:
+        mounted = await mounted_skills(engine, principal, skill, (), as_approved=True)
+    except InvalidInput as error:
+        return [Row(row.need, row.asked, "", error.rule) for row in need_rows.requires_rows(skill, {})]
+    others = [other for other in mounted if other is not skill]
+    rows = list(need_rows.requires_rows(skill, {other.name: other.version for other in others}))
+    least = (await trust_of(engine, others)).least
+    return [Row(row.need, row.asked, row.granted, least) for row in rows]
 
 
 def _view(approval: Approval) -> dict[str, Any]:

@@ -33,25 +33,26 @@ Blame = frozenset[str]
 
 
 async def mounted_skills(
-    engine: Engine, principal: Principal, target: Skill | None, names: Sequence[str]
+    engine: Engine, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
 ) -> tuple[Skill, ...]:
-    """``target`` first, then ``names``, then what they require. Raises SkillNotFound, InvalidInput."""
+    """``target`` first, then ``names``, then what they require; ``as_approved`` as if these were approved. Raises
+    SkillNotFound, InvalidInput."""
     roots = [target] if target is not None else []
     for index, name in enumerate(names):
         if target is None or name != target.name:
             roots.append(await find_skill(engine, principal, name, field=f"mount_skills[{index}]"))
     found = roots
     if any(skill.needs.requires for skill in roots):
-        found = await _resolved(engine, principal, target, roots)
+        approved = as_approved or not (await trust_of(engine, roots)).least
+        found = await _resolved(_Shelf(engine, principal), target, roots, approved=approved)
     if len(found) > MOST_SKILLS:
         raise InvalidInput("mount_skills", f"a run mounts at most {MOST_SKILLS} skills")
     _check_import_names(found)
     return tuple(found)
 
 
-async def _resolved(engine: Engine, principal: Principal, target: Skill | None, roots: Sequence[Skill]) -> list[Skill]:
-    shelf = _Shelf(engine, principal)
-    if not (await trust_of(engine, roots)).least:
+async def _resolved(shelf: _Shelf, target: Skill | None, roots: Sequence[Skill], *, approved: bool) -> list[Skill]:
+    if approved:
         try:
             return await _Search(shelf, target, roots, approved_only=True).solve()
         except InvalidInput:
@@ -172,7 +173,7 @@ class _Search:
             raise InvalidInput("requires", f"no fitting versions among {MOST_TRIES} that were tried: narrow the ranges")
         root = self._roots.get(name)
         skill = root if root is not None and root.version == version else await self._shelf.skill(name, version)
-        if skill is None or (self._approved_only and not await self._shelf.is_approved(skill)):
+        if skill is None or (self._approved_only and skill is not root and not await self._shelf.is_approved(skill)):
             self._problem = self._problem or _absent(Requirement(name))
             return None
         return skill
