@@ -115,6 +115,16 @@ def test_a_snapshot_is_written_file_by_file_and_only_as_it_was_stored(tmp_path: 
         b"".join(tar_gz(packed_files(home, files)))
 
 
+def test_what_macos_puts_into_archives_is_left_out() -> None:
+    files = {"my-skill/SKILL.md": b"x", "my-skill/._SKILL.md": b"y", "__MACOSX/my-skill/._SKILL.md": b"y"}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for path, data in files.items():
+            archive.writestr(path, data)
+    unpacked = read(out.getvalue())
+    assert (list(unpacked.tree.files), unpacked.stripped) == (["SKILL.md"], "my-skill")
+
+
 TOOLS = {
     "tar, a directory": ("tar czf out my-skill", "my-skill"),
     "tar, its content": ("tar cf out -C my-skill .", ""),

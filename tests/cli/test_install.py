@@ -66,6 +66,12 @@ def test_what_is_refused_is_said_by_name_and_leaves_nothing(bare: Cli, tmp_path:
     assert (missing.exit_code, "No such file" in missing.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("command", ["publish", "install"])
+def test_a_directory_with_much_emptiness_is_no_bomb(bare: Cli, tmp_path: Path, command: str) -> None:
+    done = bare("skill", command, str(directory(tmp_path / "a", model=bytes(10_000_000))))
+    assert done.exit_code == 0, done.stderr
+
+
 def test_diff_of_what_was_installed(bare: Cli, tmp_path: Path) -> None:
     more = b'\n[permissions]\nnetwork = ["api.example.com"]\n'
     manifest = skill_files(version="1.1.0")["skill.toml"] + more

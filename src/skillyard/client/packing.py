@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import stat
@@ -16,6 +17,8 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 4096
 MAX_DEPTH = 32
 """More than any server takes: reading on would be for nothing."""
+MOST_RATIO = 100
+"""Servers take what unpacks to much more than this for a bomb: it is sent uncompressed."""
 
 
 def pack_directory(root: Path) -> bytes:
@@ -29,7 +32,10 @@ def pack_directory(root: Path) -> bytes:
                     raise BadArgument(f"{root}: holds more than {MAX_BYTES} bytes: is it a skill's directory?")
     except OSError as error:
         raise BadArgument(f"{error.filename or root}: {error.strerror}") from error
-    return out.getvalue()
+    packed = out.getvalue()
+    if archive.offset > MOST_RATIO * len(packed):
+        return gzip.compress(gzip.decompress(packed), 0)
+    return packed
 
 
 def _found(root: Path) -> Iterator[tuple[str, Path]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 EXCLUDED = frozenset(
     {
         *(".git", ".hg", ".svn", ".jj", ".DS_Store", ".env", ".venv", "node_modules", "__pycache__"),
+        "__MACOSX",
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".idea", ".vscode"),
     }
 )
-"""Version control, caches, and what holds its author's secrets."""
+"""Version control, caches, what macOS puts into archives, and what holds its author's secrets."""
 
 
 def is_excluded(name: str) -> bool:
-    return name in EXCLUDED or name.endswith((".pyc", ".pyo"))
+    """Files that begin with ``._`` are macOS' own: attributes of the file with the name that follows (RFC 1740)."""
+    return name in EXCLUDED or name.endswith((".pyc", ".pyo")) or name.startswith("._")
