@@ -133,6 +133,7 @@ async def test_show_is_the_operators(rig: Rig) -> None:
     assert (found["rules"], found["run_code"], found["open"]) == (["*.x.com"], "mounted", False)
     assert found["hosts"] == {"a": ["::1"]}
     assert found["limits"]["connections"] == 128
+    assert found["trust"] == {"directories": True, "approve": []}
     assert found["isolations"] == [{"isolation": "fake", "egress": "kernel", "by": "a fake", "why": "", "mend": ""}]
     with pytest.raises(Forbidden):
         await rig.call("policy.show", Principal("alice", ALL_SCOPES - {Scope.ADMIN}))

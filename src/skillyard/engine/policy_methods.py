@@ -112,7 +112,7 @@ async def _explained(policy: Policy, target: Target, resolving: bool) -> dict[st
 
 
 async def show_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    config = engine.config.network
+    config, trust = engine.config.network, engine.config.trust
     run_code = config.run_code if isinstance(config.run_code, str) else [rule.text for rule in config.run_code]
     return {
         "rules": [rule.text for rule in config.rules],
@@ -120,6 +120,7 @@ async def show_policy(engine: Engine, principal: Principal, params: Mapping[str,
         "run_code": run_code,
         "hosts": {name: list(map(str, addresses)) for name, addresses in config.hosts.items()},
         "limits": asdict(config.limits),
+        "trust": {"directories": trust.directories, "approve": [rule.text for rule in trust.approve]},
         "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
     }
 
@@ -171,7 +172,7 @@ TABLE = (
     ),
     Method(
         name="policy.show",
-        doc="What the operator lets runs reach, and which isolations can give a network.",
+        doc="What the operator lets runs reach, which skills are approved by rule, which isolations can give a network.",
         params=obj({}),
         result=answer(
             {
@@ -180,6 +181,7 @@ TABLE = (
                 "run_code": described({"type": ["string", "array"]}, "'mounted', or the list of rules"),
                 "hosts": OBJECT,
                 "limits": OBJECT,
+                "trust": described(OBJECT, "which skills are approved without a word for each version"),
                 "isolations": ARRAY,
             },
             "rules",

@@ -72,7 +72,7 @@ def explain(
 @json_option
 @server_options
 def show(as_json: bool, where: Where) -> None:
-    """What the operator lets runs reach, and which isolations can give a network."""
+    """What the operator lets runs reach, which skills are approved by rule, which isolations can give a network."""
     with where.open() as target:
         answer = target.call("policy.show")
     if as_json:
@@ -86,6 +86,7 @@ def show(as_json: bool, where: Where) -> None:
             "run_code": code if isinstance(code, str) else " ".join(code) or "nothing",
             **{f"host {name}": " ".join(found) for name, found in answer["hosts"].items()},
             **{f"limit {name}": value for name, value in answer["limits"].items()},
+            **_trust(answer.get("trust")),
         }
     )
     click.echo("")
@@ -94,6 +95,13 @@ def show(as_json: bool, where: Where) -> None:
         for a in answer["isolations"]
     ]
     emit_table(("isolation", "network", "by, or why not"), rows)
+
+
+def _trust(trust: Mapping[str, Any] | None) -> dict[str, str]:
+    if trust is None:
+        return {}
+    here = "skills in directories of the operator's, " if trust["directories"] else ""
+    return {"approved": f"{here}{', '.join(trust['approve'])}".rstrip(", ") or "no skill by rule"}
 
 
 def _show(answer: Mapping[str, Any]) -> None:

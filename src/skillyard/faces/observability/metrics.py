@@ -18,6 +18,7 @@ from prometheus_client import (
 
 from skillyard._version import __version__
 from skillyard.engine.observer import (
+    ApprovalChanged,
     CatalogueChanged,
     EnvironmentFailed,
     EnvironmentInstalled,
@@ -80,7 +81,10 @@ class Metrics:
             "skillyard_environment_installs", "Environments installed.", ["result"], registry=registry
         )
         self._catalogue = Counter(
-            "skillyard_catalogue_changes", "Versions published, withdrawn, pinned …", ["act"], registry=registry
+            "skillyard_catalogue_changes",
+            "Versions published, withdrawn, pinned, approved …",
+            ["act"],
+            registry=registry,
         )
         self._faults = Counter("skillyard_faults", "Faults of our own machinery.", registry=registry)
         self._lost = Counter("skillyard_lost_runs", "Runs that a dead server left unfinished.", registry=registry)
@@ -127,7 +131,7 @@ class Metrics:
                 self._environments.labels("installed").inc()
             case EnvironmentFailed():
                 self._environments.labels("failed").inc()
-            case CatalogueChanged():
+            case CatalogueChanged() | ApprovalChanged():
                 self._catalogue.labels(event.act).inc()
             case Recovered():
                 self._lost.inc(event.lost_runs)
