@@ -6,7 +6,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -170,6 +173,26 @@ def wheels_of(yard: Yard, example: Example, directory: Path) -> Path:
     return directory
 
 
+def own_examples(yard: Yard, example: Example) -> str:
+    """What ``skillyard skill test`` says of the published version, on that server."""
+    command = [
+        sys.executable,
+        "-m",
+        "skillyard",
+        "skill",
+        "test",
+        str(EXAMPLES / example.name),
+        "--url",
+        yard.server.url,
+    ]
+    token = (yard.server.data_dir / "token").read_text().strip()
+    tested = subprocess.run(
+        command, env={**os.environ, "SKILLYARD_TOKEN": token}, capture_output=True, text=True, timeout=300
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    return tested.stderr
+
+
 @pytest.mark.parametrize(
     "example",
     [SHEET, pytest.param(GIF, marks=pytest.mark.long), pytest.param(MODEL, marks=pytest.mark.long)],
@@ -183,6 +206,8 @@ def test_the_whole_story(example: Example, online: Yard, tmp_path: Path, told: C
     later = [online.run(example) for _ in range(AGAIN)]
     assert {run.made for run in later} == {first.made} or example is SHEET  # a workbook says when it was made
     assert all(run.output == first.output for run in later)
+
+    assert own_examples(online, example).endswith(", 0 failed\n")
 
     online.client.export_skill(example.name, tmp_path / "bundle.tar.gz", version="1.0.0")
     wheels = wheels_of(online, example, tmp_path / "wheels")
