@@ -16,7 +16,7 @@ from skillyard.data_dir import DataDir
 from skillyard.settings import load_settings
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs.clients import PACKAGES
-from tests.engine.real_index import real_index
+from tests.packages import real_index
 
 ENVIRONMENT = "net"
 TIMEOUT_MS = 60_000
@@ -100,9 +100,11 @@ class Yard:
 def install(home: Path) -> str:
     """Build the environment of the clients into a data directory, whose own runtime may have no way to an index; why it
     cannot be had, or nothing."""
+    if why := real_index.why_not():
+        return why
     building = home.with_name(f"{home.name}-building")
     settings = load_settings(
-        data_dir=building, environments={ENVIRONMENT: {"packages": PACKAGES}}, packages=real_index()
+        data_dir=building, environments={ENVIRONMENT: {"packages": PACKAGES}}, packages=real_index.packages()
     )
     with SyncRuntime(settings=settings) as runtime:
         built = runtime.call("environments.build", {"environment": ENVIRONMENT})["environment"]
