@@ -172,7 +172,7 @@ TABLE = (
     ),
     Method(
         name="policy.show",
-        doc="What the operator lets runs reach, which skills are approved by rule, which isolations can give a network.",
+        doc="What the operator lets runs reach, which skills rules approve, and which isolations can give a network.",
         params=obj({}),
         result=answer(
             {

@@ -72,7 +72,7 @@ def explain(
 @json_option
 @server_options
 def show(as_json: bool, where: Where) -> None:
-    """What the operator lets runs reach, which skills are approved by rule, which isolations can give a network."""
+    """What the operator lets runs reach, which skills rules approve, and which isolations can give a network."""
     with where.open() as target:
         answer = target.call("policy.show")
     if as_json:
