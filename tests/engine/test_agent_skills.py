@@ -3,6 +3,8 @@ run, with the packages that they ask for."""
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,26 @@ def test_what_cannot_be_served_is_listed_with_the_reason(tmp_path: Path) -> None
         assert all(problem["mend"] for problem in rules.values())
         assert len(runtime.call("catalogue.problems", {"limit": 1})["problems"]) == 1
         assert "Another." in runtime.describe_skill("pdf-tools")["skill"]["skill_md"]
+
+
+def test_a_directory_may_become_a_project_and_end_as_one(tmp_path: Path) -> None:
+    agent_skill(tmp_path / "project", "plain")
+    with SyncRuntime(tmp_path / "data", skills_dirs=[tmp_path / "project"]) as runtime:
+        assert served(runtime, "plain")
+        agent_skill(tmp_path / "project/.agents/skills", "mail-merge")
+        assert served(runtime, "mail-merge")
+        agent_skill(tmp_path / "project/.claude/skills", "pdf-tools")
+        assert served(runtime, "mail-merge", "pdf-tools")
+        shutil.rmtree(tmp_path / "project/.agents")
+        shutil.rmtree(tmp_path / "project/.claude")
+        assert served(runtime, "plain")
+
+
+def served(runtime: SyncRuntime, *names: str) -> bool:
+    """Whether these and the guide are listed, within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if [row["name"] for row in runtime.list_skills()["skills"]] == sorted([*names, "skills.protocol.guide"]):
+            return True
+        time.sleep(0.05)
+    return False

@@ -12,6 +12,8 @@ from skillyard.assembly import Runtime
 from skillyard.bundled import EXAMPLES
 from skillyard.settings import load_settings
 from skillyard.stores.skills import validate
+from skillyard.stores.skills.catalogue.forest import walk
+from skillyard.stores.skills.layout import ScanLimits
 from tests.wild.conftest import Open
 from tests.wild.skills import checkouts, skills_of
 
@@ -54,6 +56,13 @@ async def size_of(runtime: Any, name: str, file: str) -> int:
 def test_its_python_is_python(path: Path) -> None:
     for script in path.rglob("*.py"):
         ast.parse(script.read_bytes(), str(script))
+
+
+@pytest.mark.parametrize("checkout", checkouts(), ids=lambda path: path.name)
+async def test_they_are_found_where_their_repository_has_them(checkout: Path) -> None:
+    """Only names of directories are read here, whatever else the checkout holds."""
+    [tree] = walk([str(checkout)], ScanLimits(), [])
+    assert set(map(str, skills_of(checkout))) <= set(tree.bundles())
 
 
 async def test_nothing_of_a_checkout_is_a_problem(shelf: dict[str, Path], wild: Open) -> None:
