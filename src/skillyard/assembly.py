@@ -33,6 +33,7 @@ from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.environments import LocalEnvironments
+from skillyard.stores.preloads import FilePreloads
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.tokens import FileTokens
@@ -152,6 +153,7 @@ class Runtime(ProtocolMethods):
             clock=self.clock,
             ids=ids,
             environments=LocalEnvironments(places.environments, self.clock),
+            preloads=FilePreloads(places.preloads),
             gate=gate,
             secret_readers=readers,
         )

@@ -154,7 +154,7 @@ class NativeSettings(_Section):
     many processes and threads all runs of one principal may have together (0: 256 for each processor, at least
     512); with more, the largest ends as ``processes``. A warm interpreter that imports packages ahead may hold
     ``preload_mb`` MiB and take ``preload_s`` seconds for each of them; of all together, those that were used
-    longest ago are closed above ``zygotes_mb`` MiB."""
+    longest ago are closed above ``zygotes_mb`` MiB. With ``preload_mb`` 0 nothing is imported ahead."""
 
     ready: int = Field(default=4, ge=0, le=4096)
     uid_base: int = Field(default=1_900_000_000, ge=65_536)
@@ -277,6 +277,7 @@ class Settings(BaseSettings):
             kernel_only=BOUNDED_BY_KERNEL if policy.require == "kernel" else frozenset(),
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,
+            preload=self.native.preload_mb > 0,
             network=self.network.config(),
             trust=self.trust.config(),
             packages=self.packages.config(),

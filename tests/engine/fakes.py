@@ -19,6 +19,7 @@ from skillyard.domain.sandbox import (
     Entry,
     Guest,
     Held,
+    Prepared,
     Program,
     SandboxSpec,
     Stream,
@@ -173,6 +174,9 @@ class FakeBackend:
         self.faults: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.ready = True
+        self.prepared: list[SandboxSpec] = []
+        self.faulty: dict[str, str] = {}
+        """Modules that cannot be imported ahead, and why."""
         self._numbers = itertools.count(1)
 
     async def probe(self) -> Probe:
@@ -212,8 +216,11 @@ class FakeBackend:
             await asyncio.gather(*sandbox.tasks, return_exceptions=True)
         return Usage()
 
-    async def prepare(self, spec: SandboxSpec) -> None:
-        return
+    async def prepare(self, spec: SandboxSpec) -> Prepared | None:
+        self.prepared.append(spec)
+        asked = spec.environment.preload
+        faults = {name: self.faulty[name] for name in asked if name in self.faulty}
+        return Prepared(tuple(name for name in asked if name not in faults), faults, 1 << 20)
 
     async def close(self) -> None:
         for handle in list(self.held):

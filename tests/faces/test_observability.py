@@ -44,6 +44,7 @@ EVENTS: list[observer.Event] = [
     observer.EnvironmentInstalling("d", ("numpy",)),
     observer.EnvironmentInstalled("d", 3.0),
     observer.EnvironmentFailed("d", "no network"),
+    observer.ModulesAhead("data", "d", ("numpy",), {"x": "it starts threads"}, 30 << 20),
     observer.ApprovalChanged("approved", "a.b", "1.0.0", "d", "root", "read it"),
     observer.CatalogueChanged("withdrawn", "a.b", "1.0.0", "d", "root", "crm"),
     observer.Recovered(2, 1),

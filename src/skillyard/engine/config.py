@@ -79,6 +79,7 @@ class EngineConfig:
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
     separate_principals: bool = False
+    preload: bool = True
     network: NetworkConfig = NetworkConfig()
     trust: Trust = field(default_factory=Trust)
     packages: PackagesConfig = field(default_factory=PackagesConfig)

@@ -29,6 +29,7 @@ from skillyard.engine.idempotency import Keys
 from skillyard.engine.large import LargeReads
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
+from skillyard.engine.preloads import Preloads
 from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
@@ -43,6 +44,7 @@ from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
+from skillyard.ports.preloads import PreloadStore
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
@@ -69,6 +71,8 @@ class Ports:
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
+    preloads: PreloadStore | None = None
+    """Without one, what runs import is learnt anew by each process."""
 
 
 class Engine:
@@ -103,6 +107,7 @@ class Engine:
         self.reviews = Reviews()
         self.schemas = SchemaChecks()
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
+        self.preloads = Preloads(ports.preloads, ports.clock, emit, enabled=self.config.preload)
         self.environments = make_environments(self, ports.environments, builder)
         self._keys = Keys(ports.records)
         self._background = Tasks()
@@ -224,5 +229,6 @@ class Engine:
         if endings:
             await asyncio.wait(endings)
         await self.environments.close()
+        await self.preloads.close()
         await self.tasks.drain()
         await self._background.close()

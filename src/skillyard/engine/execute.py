@@ -76,13 +76,19 @@ class Execution:
                 first = replace(first, network=await self._network.so_far())
             await self._engine.records.insert(first)
             self._final = await self._conclude(await self._attempt())
-            return await self._close(self._final)
+            final = await self._close(self._final)
+            self._teach()
+            return final
         except asyncio.CancelledError:
             await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
             raise
         except BaseException as error:
             await self._engine.tasks.shielded(self._fail(error), f"fail {self._plan.run_id}")
             raise
+
+    def _teach(self) -> None:
+        if self._grant.lesson is not None:
+            self._engine.preloads.learn(self._grant.lesson, self._spec, self._channel.imports)
 
     async def _attempt(self) -> Failure | None:
         """Run the program in a sandbox of its own; why it failed, if it did."""

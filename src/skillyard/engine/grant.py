@@ -23,9 +23,11 @@ from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import Skill
 from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig
+from skillyard.engine.environments import Environment
 from skillyard.engine.network import check_offer, granted, layers_of
 from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.plan import Plan
+from skillyard.engine.preloads import Lesson, may_preload
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.refused import Refused
 from skillyard.engine.run_environment import run_environment
@@ -52,6 +54,7 @@ class Grant:
     limits: FrameLimits
     network: NetworkGrant | None = None
     needs: dict[str, Any] | None = None
+    lesson: Lesson | None = None
 
 
 async def make_grant(engine: Engine, plan: Plan) -> Grant:
@@ -59,13 +62,14 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     await _check_inputs(engine, plan)
     policy = _network(engine, plan)
     environment = await run_environment(engine, plan)
+    ref, lesson = await _ahead(engine, plan, environment)
     given = await secrets_for_run(engine, plan)
     _tell(engine, plan, given)
     env, gated = _delivered(given)
     prefix = engine.ids.blob() + "-"
     limits = engine.frame_limits
     return Grant(
-        spec=_spec(engine.config, plan, environment.ref),
+        spec=_spec(engine.config, plan, ref),
         guest=_call(plan, prefix, env, limits).request(),
         digests=_digests(plan, environment.ref, policy, given),
         redaction=Redaction(secret.value for secret in given) if given else NOTHING,
@@ -73,7 +77,16 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
         limits=limits,
         network=_network_grant(engine, policy, given, gated),
         needs=run_needs(engine.config, plan, Given(policy, given, environment.distributions)),
+        lesson=lesson,
     )
+
+
+async def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Lesson | None]:
+    """The environment with what is imported ahead, where that may be."""
+    if environment.built is None:
+        return environment.ref, None
+    allowed = may_preload(plan, environment, engine.environments.is_named(environment))
+    return await engine.preloads.chosen(plan.offer.backend, environment, _group(engine.config, plan), allowed=allowed)
 
 
 async def _check_inputs(engine: Engine, plan: Plan) -> None:
@@ -147,8 +160,12 @@ def make_spec(
 
 def _spec(config: EngineConfig, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
     mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
-    group = plan.principal.name if config.separate_principals else ""
+    group = _group(config, plan)
     return make_spec(plan.offer, plan.limits, environment, mounts, group, plan.principal.name)
+
+
+def _group(config: EngineConfig, plan: Plan) -> str:
+    return plan.principal.name if config.separate_principals else ""
 
 
 def _skill_mount(skill: Skill) -> Mount:

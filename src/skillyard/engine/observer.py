@@ -5,6 +5,7 @@ Events are plain values and are emitted on the event loop's thread; an observer 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +107,18 @@ class EnvironmentFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ModulesAhead:
+    """Runs of an environment begin with these ``modules`` imported; ``faults`` say why others are not. ``digest`` is of
+    its lock."""
+
+    environment: str
+    digest: str
+    modules: tuple[str, ...]
+    faults: Mapping[str, str]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CatalogueChanged:
     """Somebody published, withdrew, restored, pinned or unpinned (``act``) a version, for ``project``, which the name
     belongs to. ``digest`` says which bytes."""
@@ -169,6 +182,7 @@ Event = (
     | EnvironmentInstalling
     | EnvironmentInstalled
     | EnvironmentFailed
+    | ModulesAhead
     | CatalogueChanged
     | ApprovalChanged
     | Recovered

@@ -51,6 +51,10 @@ class Environments:
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._definitions))
 
+    def is_named(self, environment: Environment) -> bool:
+        """Whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
+        return not environment.ref.name.startswith(UNNAMED) and environment.built is not None
+
     def definition(self, name: str) -> EnvironmentDefinition:
         """Raises InvalidInput."""
         found = self._definitions.get(name)

@@ -28,7 +28,7 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     kernel.install_filter(bytes.fromhex(large))
     be_plain(packages)
     import_watched(sock, preload)
-    guest.prepare()
+    guest.prepare(packages)
     gc.collect()
     gc.freeze()
     gc.disable()
