@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skillyard.domain.bundle import is_excluded
 from skillyard.domain.skill import Finding
-from skillyard.stores.skills.stamps import is_settled, signature, stamp
+from skillyard.stores.skills.stamps import Stamp, is_settled, signature, stamp
 from skillyard.stores.skills.tree import shown
 
 MARKS = ("skill.toml", "SKILL.md")
@@ -39,14 +39,14 @@ class ScanLimits:
 @dataclass(frozen=True, slots=True)
 class Folder:
     """A directory that is no bundle. ``stamp`` is its signature, empty when an equal one would say nothing;
-    ``folders`` and ``bundles`` are names in it; ``served`` are those bundles to which no path before leads;
-    ``linked``: one of its directories is a link."""
+    ``folders`` and ``bundles`` are names in it, ``served`` those bundles to which no path before leads, ``links``
+    what may lead elsewhere."""
 
     stamp: bytes
     folders: tuple[str, ...] = ()
     bundles: tuple[str, ...] = ()
     served: tuple[str, ...] = ()
-    linked: bool = False
+    links: tuple[str, ...] = ()
     note: Finding | None = None
 
 
@@ -66,29 +66,45 @@ def look(directory: str, *, before: Collection[str] = (), deepest: bool = False)
     were last looked at, and whose own stamps tell when that changes. Below the ``deepest`` nothing is searched."""
     now = time.time_ns()
     seen = stamp(directory, True)
-    stamped = signature([seen]) if is_settled([seen], now) else b""
     try:
         with os.scandir(directory) as entries:
             found = list(entries)
     except OSError as error:
+        stamped = signature([seen]) if is_settled([seen], now) else b""
         return Folder(stamped, note=_note(directory, "unreadable", f"cannot be read: {error.strerror}"))
     if any(entry.name in MARKS for entry in found):
         return None
+    links = tuple(sorted(entry.name for entry in found if entry.is_symlink()))
+    stamps = [seen, *_stamps(directory, links)]
+    stamped = signature(stamps) if is_settled(stamps, now) else b""
     children = sorted((entry for entry in found if _is_folder(entry)), key=lambda entry: entry.name)
     if deepest:
         note = "lies as deep as is searched: what is below it is not"
-        return Folder(stamped, note=_note(directory, "scan-depth", note) if children else None)
-    return _sorted_out(children, before, stamped)
+        return Folder(stamped, links=links, note=_note(directory, "scan-depth", note) if children else None)
+    folders, bundles = _sorted_out(children, before)
+    return Folder(stamped, folders, bundles, bundles, links)
 
 
-def _sorted_out(children: Sequence[os.DirEntry[str]], before: Collection[str], stamped: bytes) -> Folder:
+def folder_signature(directory: str, links: Sequence[str]) -> bytes:
+    """What the stamp of a folder with these links is as long as nothing in it changes."""
+    return signature([stamp(directory, True), *_stamps(directory, links)])
+
+
+def _stamps(directory: str, links: Sequence[str]) -> list[Stamp | None]:
+    """Of what links lead to: it comes and goes without a change of the folder."""
+    return [stamp(below(directory, link), True) for link in links]
+
+
+def _sorted_out(
+    children: Sequence[os.DirEntry[str]], before: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Folders and bundles."""
     folders: list[str] = []
     bundles: list[str] = []
     for entry in children:
         known = entry.name in before and not entry.is_symlink()
         (bundles if known or is_bundle(entry.path) else folders).append(sys.intern(entry.name))
-    found = tuple(bundles)
-    return Folder(stamped, tuple(folders), found, found, any(entry.is_symlink() for entry in children))
+    return tuple(folders), tuple(bundles)
 
 
 def is_bundle(directory: str) -> bool:

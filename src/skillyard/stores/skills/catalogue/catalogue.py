@@ -20,8 +20,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill import Finding, Skill, SkillLine
 from skillyard.ports.publications import PublicationStore
 from skillyard.stores.skills.catalogue.finder import Finder
-from skillyard.stores.skills.catalogue.index.file import is_damage
-from skillyard.stores.skills.catalogue.index.seal import Damaged
+from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
 from skillyard.stores.skills.catalogue.loading import Loader
 from skillyard.stores.skills.catalogue.missing import missing
 from skillyard.stores.skills.catalogue.patrol import Patrol
@@ -180,11 +179,11 @@ class Catalogue:
         """The answer, from a new index when this one turns out to be damaged. Raises StoreFault."""
         try:
             return await ask(await self._current())
-        except (sqlite3.Error, Damaged) as error:
+        except BROKEN as error:
             await self._mend(error)
         try:
             return await ask(await self._current())
-        except (sqlite3.Error, Damaged) as error:
+        except BROKEN as error:
             raise self._fault(error) from error
 
     async def _current(self) -> Upkeep:
@@ -219,12 +218,18 @@ class Catalogue:
         except sqlite3.Error as error:
             raise self._fault(error) from error
         try:
-            await self._begin(upkeep)
+            await self._begin_somehow(upkeep)
         except BaseException:
             upkeep.stop()
             await asyncio.shield(asyncio.to_thread(upkeep.close))
             raise
         return upkeep
+
+    async def _begin_somehow(self, upkeep: Upkeep) -> None:
+        try:
+            await self._begin(upkeep)
+        except BROKEN as error:
+            await self._begin_again(upkeep, error)
 
     async def _begin(self, upkeep: Upkeep) -> None:
         await asyncio.to_thread(upkeep.begin)
@@ -262,15 +267,19 @@ class Catalogue:
 
     async def _mend(self, error: Exception) -> None:
         """Begin with a new index. Raises StoreFault when that would not help."""
+        async with self._lock:
+            if self._upkeep is None:
+                raise self._fault(error) from error
+            await self._begin_again(self._upkeep, error)
+
+    async def _begin_again(self, upkeep: Upkeep, error: Exception) -> None:
         if self._is_closed or not is_damage(error):
             raise self._fault(error) from error
-        async with self._lock:
-            if self._upkeep is not None:
-                try:
-                    await asyncio.to_thread(self._upkeep.renew)
-                    await self._begin(self._upkeep)
-                except (sqlite3.Error, Damaged, OSError) as again:
-                    raise self._fault(again) from again
+        try:
+            await asyncio.to_thread(upkeep.renew)
+            await self._begin(upkeep)
+        except (*BROKEN, OSError) as again:
+            raise self._fault(again) from again
 
     def _fault(self, error: Exception) -> StoreFault:
         if isinstance(error, sqlite3.Error):
@@ -292,7 +301,7 @@ class Catalogue:
             return await asyncio.to_thread(work, upkeep)
         except Stopped:
             return None
-        except (sqlite3.Error, Damaged) as error:
+        except BROKEN as error:
             try:
                 await self._mend(error)
             except StoreFault as fault:

@@ -16,12 +16,13 @@ from skillyard.stores.skills.catalogue.missing import missing
 from skillyard.stores.skills.catalogue.upkeep import Upkeep
 from skillyard.stores.skills.catalogue.watch import is_unchanged
 from skillyard.stores.skills.catalogue.work import Place
-from skillyard.stores.skills.stamps import signature, stamp
+from skillyard.stores.skills.layout import Folder, folder_signature
+from skillyard.stores.skills.stamps import signature
 
 ATTEMPTS = 5
 
-Above = Sequence[tuple[str, bytes]]
-"""Directories and their signatures."""
+Above = Sequence[tuple[str, Folder]]
+"""Directories, as they were."""
 
 
 class Finder:
@@ -134,18 +135,18 @@ def _above(upkeep: Upkeep, entry: Entry) -> Above:
     if not FIRST_ROOT <= entry.rank < PUBLISHED:
         return ()
     tree = upkeep.trees[entry.rank - FIRST_ROOT]
-    return [(folder, tree.folders[folder].stamp) for folder in tree.leads_to(entry.location)]
+    return [(folder, tree.folders[folder]) for folder in tree.leads_to(entry.location)]
 
 
 def _starts(upkeep: Upkeep) -> Above:
     """A root that is missing changes when it is there."""
     found = []
     for tree in upkeep.trees:
-        found += [(start, tree.folders[start].stamp) for start in tree.starts if start in tree.folders]
+        found += [(start, tree.folders[start]) for start in tree.starts if start in tree.folders]
         if not tree.starts:
-            found.append((tree.root, signature([None])))
+            found.append((tree.root, Folder(signature([None]))))
     return found
 
 
 def _are_same(directories: Above) -> bool:
-    return all(signature([stamp(path, True)]) == seen for path, seen in directories)
+    return all(folder_signature(path, folder.links) == folder.stamp for path, folder in directories)

@@ -12,13 +12,13 @@ from skillyard.stores.skills.layout import (
     Folder,
     ScanLimits,
     below,
+    folder_signature,
     look,
     missing,
     place_of,
     starts_of,
     too_many,
 )
-from skillyard.stores.skills.stamps import signature, stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Search:
             path, depth = stack.pop()
             folder = self._folder(path, depth)
             count += 1 if folder is None else 1 + len(folder.bundles)
-            if count > self._limits.directories or (folder and folder.linked):
+            if count > self._limits.directories or (folder and folder.links):
                 raise _Careful
             if folder is None:
                 self._promote(path)
@@ -164,7 +164,7 @@ class _Search:
     def _folder(self, path: str, depth: int) -> Folder | None:
         """None for a bundle."""
         before = self._before.get(path)
-        if before and before.stamp and before.stamp == signature([stamp(path, True)]):
+        if before and before.stamp and before.stamp == folder_signature(path, before.links):
             return before
         return look(path, before=before.bundles if before else (), deepest=depth == self._limits.depth)
 

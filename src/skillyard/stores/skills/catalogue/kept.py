@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from skillyard.domain.skill import Skill
 from skillyard.stores.skills.catalogue.index.rows import Entry
+from skillyard.stores.skills.layout import Folder
 
 MAX_COUNT = 1024
 MAX_BYTES = 24 * 1024 * 1024
@@ -20,12 +21,12 @@ Key = tuple[str, str | None]
 
 @dataclass(slots=True)
 class Kept:
-    """A skill, the bundle it was read from, and the signatures of the directories above that. It holds without
-    another look until ``until``, of a monotonic clock."""
+    """A skill, the bundle it was read from, and the directories above that. It holds without another look until
+    ``until``, of a monotonic clock."""
 
     skill: Skill
     entry: Entry
-    above: Sequence[tuple[str, bytes]]
+    above: Sequence[tuple[str, Folder]]
     until: float
 
 

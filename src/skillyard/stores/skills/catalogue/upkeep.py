@@ -14,6 +14,7 @@ from pathlib import Path
 from skillyard.domain.skill import Finding
 from skillyard.stores.skills.catalogue.arrangement import Arrangement
 from skillyard.stores.skills.catalogue.forest import Tree
+from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
 from skillyard.stores.skills.catalogue.index.index import Index
 from skillyard.stores.skills.catalogue.index.mark import mark_of
 from skillyard.stores.skills.catalogue.index.reads import Reads
@@ -48,7 +49,13 @@ class Upkeep:
         self._stop = threading.Event()
         self._one = threading.RLock()
         self._index = Index(path, mark_of(loader.caps, lenient=loader.lenient))
-        self._prepare()
+        try:
+            self._prepare()
+        except BROKEN as error:
+            if not is_damage(error):
+                self._index.close()
+                raise
+            self.renew()
 
     def _prepare(self) -> None:
         self._arrangement = Arrangement(self._index, self._tell)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.skills.catalogue.index.schema import SCHEMA, SCHEMA_VERSION
-from skillyard.stores.skills.catalogue.index.seal import Damaged
+from skillyard.stores.skills.catalogue.index.seal import Damaged, sealed
 from skillyard.stores.sqlite_faults import as_fault, primary_code
 from skillyard.stores.state_file import give_to_owner
 
@@ -33,9 +33,13 @@ _OF_THE_HOST = frozenset(
 )
 
 
+BROKEN = (sqlite3.Error, Damaged, UnicodeDecodeError)
+"""What is raised by an index that is damaged; the last by Python's own module, for names that are no text."""
+
+
 def is_damage(error: Exception) -> bool:
     """Whether a new file may help: the host's faults stay whatever the file is."""
-    return isinstance(error, Damaged) or primary_code(error) not in _OF_THE_HOST  # type: ignore[arg-type]
+    return not isinstance(error, sqlite3.Error) or primary_code(error) not in _OF_THE_HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ def _existing(path: Path, mark: str) -> IndexFile | None:
         far = _connect(path, opened)
         _check(far, mark)
         return IndexFile(_connect(path, opened, reads_only=True), far)
-    except (sqlite3.Error, Damaged) as error:
+    except BROKEN as error:
         for connection in opened:
             connection.close()
         if not is_damage(error):
@@ -88,7 +92,7 @@ def _check(connection: sqlite3.Connection, mark: str) -> None:
     kind = (_pragma(connection, "application_id"), _pragma(connection, "user_version"))
     if kind != (APPLICATION_ID, SCHEMA_VERSION):
         raise Damaged("another kind of file")
-    if connection.execute("SELECT value FROM facts WHERE key = 'mark'").fetchall() != [(mark,)]:
+    if connection.execute("SELECT key, value, seal FROM facts WHERE key = 'mark'").fetchall() != [_mark_row(mark)]:
         raise Damaged("made with other rules")
     if _pragma(connection, "quick_check(1)") != "ok":
         raise Damaged("its pages do not fit together")
@@ -107,7 +111,7 @@ def _made(path: Path, mark: str) -> IndexFile:
         far.execute("BEGIN IMMEDIATE")
         for statement in SCHEMA:
             far.execute(statement)
-        far.execute("INSERT INTO facts (key, value) VALUES ('mark', ?)", (mark,))
+        far.execute("INSERT INTO facts (key, value, seal) VALUES (?, ?, ?)", _mark_row(mark))
         far.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         far.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         far.execute("COMMIT")
@@ -128,6 +132,10 @@ def _connect(path: Path, opened: list[sqlite3.Connection], *, reads_only: bool =
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute(f"PRAGMA query_only = {'ON' if reads_only else 'OFF'}")
     return connection
+
+
+def _mark_row(mark: str) -> tuple[object, ...]:
+    return sealed(("mark", mark))
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 from skillyard.domain.skill import Finding, SkillLine
 from skillyard.stores.skills.catalogue.index.rows import PUBLISHED, Entry, Name, findings_of, folder_of, line_of
-from skillyard.stores.skills.catalogue.index.seal import Damaged
+from skillyard.stores.skills.catalogue.index.seal import Damaged, opened
 from skillyard.stores.skills.layout import Folder
 
 COLUMNS = ", ".join((*(field.name for field in fields(Entry)), "seal"))
@@ -42,8 +42,8 @@ class Reads:
         self._connection = connection
 
     def fact(self, key: str) -> str | None:
-        row = self._connection.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        return str(row[0]) if row else None
+        row = self._connection.execute("SELECT key, value, seal FROM facts WHERE key = ?", (key,)).fetchone()
+        return str(opened(row)[1]) if row else None
 
     def name(self, name: str) -> Name | None:
         row = self._connection.execute(_NAME, (name,)).fetchone()

@@ -114,18 +114,18 @@ def line_of(row: Sequence[object]) -> SkillLine:
 def folder_row(root: int, path: str, folder: Folder) -> tuple[object, ...]:
     served = None if folder.served == folder.bundles else folder.served
     note = findings_text([folder.note] if folder.note else [])
-    listing = json.dumps([folder.folders, folder.bundles, served, folder.linked, note])
+    listing = json.dumps([folder.folders, folder.bundles, served, folder.links, note])
     return sealed((root, os.fsencode(path), folder.stamp, listing))
 
 
 def folder_of(row: Sequence[object]) -> tuple[str, Folder]:
     """The path and what it is. Raises Damaged."""
     _, path, stamp, listing = opened(row)
-    folders, bundles, served, linked, note = json.loads(str(listing))
+    folders, bundles, served, links, note = json.loads(str(listing))
     found = tuple(map(sys.intern, bundles))
     shown = found if served is None else tuple(served)
     noted = next(iter(findings_of(note)), None)
-    folder = Folder(cast("bytes", stamp), tuple(map(sys.intern, folders)), found, shown, linked, noted)
+    folder = Folder(cast("bytes", stamp), tuple(map(sys.intern, folders)), found, shown, tuple(links), noted)
     return os.fsdecode(cast("bytes", path)), folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 SCHEMA_VERSION = 1
 
 SCHEMA = (
-    "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
+    "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal BLOB NOT NULL) STRICT, WITHOUT ROWID",
     # A directory that was searched: what it looked like, and which of its entries are searched on or are bundles.
     """
     CREATE TABLE folders (

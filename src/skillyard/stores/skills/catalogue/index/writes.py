@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 from skillyard.stores.skills.catalogue.index.reads import COLUMNS, Reads, Withdrawal
 from skillyard.stores.skills.catalogue.index.rows import PUBLISHED, UNPLACED, Entry, Name, folder_row, key_of, name_of
+from skillyard.stores.skills.catalogue.index.seal import sealed
 from skillyard.stores.skills.layout import Folder
 
 _NEW = ", ".join(f"{field.name} = excluded.{field.name}" for field in fields(Entry) if field.name != "path")
@@ -37,7 +38,9 @@ class Writes:
             raise
 
     def put_fact(self, key: str, value: str) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
+        self._connection.execute(
+            "INSERT OR REPLACE INTO facts (key, value, seal) VALUES (?, ?, ?)", sealed((key, value))
+        )
 
     def put(self, entry: Entry) -> None:
         """In the place of what is at its path. What is served has to be arranged again."""
