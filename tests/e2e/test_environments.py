@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from base64 import b64encode
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from skillyard.server_process import ServerProcess
 from skillyard.settings import load_settings
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs.authority import Authority
+from tests.engine.fake_builder import pack
 from tests.packages.index import Index
 from tests.packages.wheels import info_of, installed, make_wheel, wheel_name
 
@@ -160,6 +162,14 @@ def test_no_code_of_a_package_runs_before_it_is_imported(runtime: SyncRuntime, i
     assert run(runtime, "eager", start=True)["files"] == ["pth", "site"]
 
 
+def test_what_the_operator_names_is_built_from_source(home: Path, index: Index) -> None:
+    """Its build backend lies in it; others are taken as wheels all the same."""
+    index.put("sourced-1.0.tar.gz", _sdist("sourced"))
+    with opened(home / "sourced", index=index.url, source=["sourced"]) as runtime:
+        assert run(runtime, "sourced", "beta")["versions"] == {"sourced": "1.0", "beta": "2.0"}
+        assert "only wheels are taken" in why(runtime, "unbuilt")
+
+
 def test_offline_from_the_wheels_of_another_server(runtime: SyncRuntime, index: Index, home: Path) -> None:
     run(runtime, "alpha")
     digest = runtime.call("environments.show", {"packages": ["alpha"]})["environment"]["digest"]
@@ -248,6 +258,24 @@ def test_the_command_line_builds_shows_and_removes(home: Path, index: Index, mon
         assert (removed.exit_code, removed.stderr) == (0, f"removed {digest}\n")
         assert skillyard("environment", "show", digest).exit_code == 2
         assert skillyard("environment", "build").exit_code == 2
+
+
+def _sdist(name: str) -> bytes:
+    backend = f"""
+import os
+WHEEL = {make_wheel(name)!r}
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    with open(os.path.join(directory, "{wheel_name(name)}"), "wb") as file:
+        file.write(WHEEL)
+    return "{wheel_name(name)}"
+"""
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        f'[project]\nname = "{name}"\nversion = "1.0"\n',
+        "backend.py": backend,
+    }
+    return gzip.compress(pack({f"{name}-1.0/{path}": text.encode() for path, text in files.items()}))
 
 
 def _record(name: str) -> bytes:

@@ -16,7 +16,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.lock_text import BadLock, Pin, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.environments import LocalEnvironments
+from skillyard.stores.environments import LocalEnvironments, locks
 from tests.engine.fake_builder import pack
 from tests.packages.wheels import info_of, installed, record_digest
 
@@ -195,6 +195,14 @@ async def test_locks_belong_to_requirements_platform_and_index(store: LocalEnvir
     assert await store.lock(wanted, Origin(PLATFORM, ORIGIN.index, ("alpha",))) is None
     assert await store.forget_lock(LOCK.digest) == 1
     assert await store.lock(wanted, ORIGIN) is None
+
+
+async def test_the_oldest_locks_give_way(store: LocalEnvironments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "MOST_LOCKS", 10)
+    for number in range(12):
+        await store.keep_lock(Wanted.of([f"p{number}"]), ORIGIN, LOCK)
+    assert await store.lock(Wanted.of(["p0"]), ORIGIN) is None
+    assert await store.lock(Wanted.of(["p11"]), ORIGIN) is not None
 
 
 async def test_a_damaged_lock_is_named(store: LocalEnvironments) -> None:

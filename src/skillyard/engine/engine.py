@@ -214,8 +214,10 @@ class Engine:
         active.wake()
 
     def close_admission(self) -> None:
-        """Refuse new runs, and those that wait, with Busy; those at work go on."""
+        """Refuse new runs, and those that wait, with Busy; those at work go on. Builds end, since what they are for
+        would not be admitted."""
         self.admission.close()
+        self.environments.building.stop()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Take no more runs, let those at work end for ``grace_s`` seconds, cancel the rest, and wait until

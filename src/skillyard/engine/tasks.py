@@ -34,8 +34,12 @@ class Tasks:
         while self._running:
             await asyncio.wait(self._running)
 
-    async def close(self) -> None:
-        """Cancel what is left and wait for it."""
+    def cancel(self) -> None:
+        """Ask what is left to end."""
         for task in self._running:
             task.cancel()
+
+    async def close(self) -> None:
+        """Cancel what is left and wait for it."""
+        self.cancel()
         await self.drain()

@@ -99,10 +99,15 @@ class Building:
         """A tar archive of the wheels of ``lock``. It has to be closed. Raises BuildFailed."""
         return self._builder.fetch(lock, tags, log)
 
-    async def close(self) -> None:
-        """End what is at work; whoever waits is told, and nothing half-made is left."""
+    def stop(self) -> None:
+        """Begin nothing more, and end what is at work; whoever waits is told."""
         self._closed = True
-        await self._tasks.close()
+        self._tasks.cancel()
+
+    async def close(self) -> None:
+        """:meth:`stop`, and wait until nothing half-made is left."""
+        self.stop()
+        await self._tasks.drain()
 
     def _failure(self, wanted: str) -> Build | None:
         at, build = self._failed.get(wanted, (0.0, None))

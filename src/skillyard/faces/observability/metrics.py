@@ -138,6 +138,7 @@ class Metrics:
             case Swept():
                 self._swept.labels("blobs").inc(event.blobs)
                 self._swept.labels("records").inc(event.records)
+                self._swept.labels("environments").inc(event.environments)
             case Fault():
                 self._faults.inc()
 

@@ -13,6 +13,8 @@ from skillyard.domain.errors import StoreFault
 from skillyard.ports.environments import Origin, StoredLock
 from skillyard.stores.environments.small_file import read_json, write_json
 
+MOST_LOCKS = 5000
+
 
 class Locks:
     """Its methods block for as long as a small file takes."""
@@ -26,6 +28,7 @@ class Locks:
 
     def keep(self, wanted: Wanted, origin: Origin, lock: Lock, now: float) -> None:
         """Raises StoreFault."""
+        self._trim()
         stored = StoredLock(lock, wanted.requirements, origin.index, now)
         write_json(self._file(wanted, origin), asdict(stored))
 
@@ -35,6 +38,15 @@ class Locks:
             stored = _read(file)
             if stored is not None and stored.lock.digest == digest:
                 yield file
+
+    def _trim(self) -> None:
+        """Whoever may ask for packages may ask for ever new sets: the oldest give way."""
+        files = list(self._directory.iterdir()) if self._directory.is_dir() else []
+        if len(files) < MOST_LOCKS:
+            return
+        files.sort(key=lambda file: file.lstat().st_mtime)
+        for file in files[: MOST_LOCKS // 10]:
+            file.unlink(missing_ok=True)
 
     def _file(self, wanted: Wanted, origin: Origin) -> Path:
         parts = json.dumps([wanted.requirements, origin.platform, origin.index, sorted(origin.source)])
