@@ -53,3 +53,9 @@ DATA = Job(
     'def main(args): return {"sum": int(pandas.Series(numpy.array(args["xs"], dtype="int64")).sum())}',
     environment="data",
 )
+LEARNT = Job(
+    "numpy",
+    'import numpy\ndef main(args): return {"sum": int(numpy.array(args["xs"], dtype="int64").sum())}',
+    environment="learnt",
+)
+"""Nobody says that numpy is to be imported ahead: that is learnt from the first run."""

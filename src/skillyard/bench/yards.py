@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.assembly import Runtime
-from skillyard.bench.job import DATA, SUM, Job
+from skillyard.bench.job import DATA, LEARNT, SUM, Job
 from skillyard.bench.subject import Awaited, Blocking, Skipped, Subject
 from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
 from skillyard.domain.errors import SkillyardError
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.server_process import ServerProcess
-from skillyard.settings import load_settings
+from skillyard.settings import Settings, load_settings
 
 _SETTLE_S = 0.04
 """Longer than what the keeper leaves between a short run and the refilling of its pool."""
@@ -62,10 +62,12 @@ class Yards:
         for subject in found:
             for _ in range(_WARM_UP):
                 await subject.doing.once()
+                await self.ready.engine.preloads.settled()
         return found, skipped
 
     def _data_subjects(self, walls: str) -> list[Subject]:
         return [
+            Subject("learnt", "skillyard, ready", walls, LEARNT, _in_process(self.ready, LEARNT), self._settled, 4),
             Subject("data", "skillyard, ready", walls, DATA, _in_process(self.ready, DATA), self._settled, 3),
             Subject("data_on_demand", "skillyard, on demand", walls, DATA, _in_process(self.demand, DATA)),
             Subject("http_data", "skillyard over HTTP, ready", walls, DATA, _http(self.ready_client, DATA), _pause, 3),
@@ -80,6 +82,7 @@ class Yards:
     async def _install_data(self) -> str:
         """Why it cannot be had, or nothing."""
         try:
+            await self.ready.engine.environments.get(LEARNT.environment)
             environment = await self.ready.engine.environments.get(DATA.environment)
         except SkillyardError as error:
             return error.message
@@ -125,7 +128,7 @@ async def open_yards(home: Path) -> AsyncIterator[Yards]:
     """Four data directories below ``home``. Nothing is left running."""
     async with AsyncExitStack() as stack:
         runtimes = [
-            await stack.enter_async_context(Runtime(settings=load_settings(data_dir=made, native={"ready": ready})))
+            await stack.enter_async_context(Runtime(settings=_settings(made, ready)))
             for made, ready in ((home / "ready", 4), (home / "demand", 0))
         ]
         servers = [
@@ -134,6 +137,11 @@ async def open_yards(home: Path) -> AsyncIterator[Yards]:
         ]
         clients = [stack.enter_context(SyncClient(data_dir=server.data_dir)) for server in servers]
         yield Yards(runtimes[0], runtimes[1], servers[0], servers[1], clients[0], clients[1])
+
+
+def _settings(data_dir: Path, ready: int) -> Settings:
+    learnt = {LEARNT.environment: {"packages": ["numpy"]}}
+    return load_settings(data_dir=data_dir, native={"ready": ready}, environments=learnt)
 
 
 def _in_process(runtime: Runtime, job: Job) -> Awaited:
