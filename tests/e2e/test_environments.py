@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import stat
+import zipfile
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +148,17 @@ def test_a_failure_is_explained(runtime: SyncRuntime, packages: list[str], said:
     shown = runtime.call("environments.show", {"packages": packages})["environment"]
     assert shown["state"] == "failed"
     assert said in shown["error"]
+
+
+def test_a_link_in_a_wheel_is_no_link(runtime: SyncRuntime, index: Index) -> None:
+    packed = io.BytesIO(make_wheel("linked"))
+    with zipfile.ZipFile(packed, "a") as archive:
+        entry = zipfile.ZipInfo("linked/passwd")
+        entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(entry, "/etc/passwd")
+    index.put(wheel_name("linked"), packed.getvalue())
+    runtime.call("environments.build", {"packages": ["linked"]})
+    assert not [path for path in (runtime.settings.data_dir / "environments").rglob("*") if path.is_symlink()]
 
 
 def test_a_wheel_cannot_climb_out(runtime: SyncRuntime) -> None:

@@ -6,18 +6,22 @@ import asyncio
 import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skillyard.domain.environment import Wanted
-from skillyard.domain.errors import Busy, InvalidInput, SkillyardError
+from skillyard.domain.errors import Busy, Forbidden, InvalidInput, SkillyardError
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill import Needs
 from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.environments import BuildFailed, Environment, Environments
+from skillyard.engine.environments import BuildFailed, Environment, Environments, building
 from skillyard.engine.environments.building import RETRY_S
 from skillyard.engine.environments.environments import JUST_USED_S
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
 from skillyard.engine.packages_config import PackagesConfig
 from tests.engine.conftest import Rig
+from tests.engine.fakes import a_skill
 
 pytestmark = pytest.mark.anyio
 
@@ -177,6 +181,65 @@ async def test_only_so_many_build_at_once(rig: Rig) -> None:
     assert states == ["installing", "waiting"]
     rig.builder.gate.set()
     await asyncio.gather(*tasks)
+
+
+async def test_only_so_many_wait_for_one_owner_and_in_all(
+    environments: Environments, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "MOST_EACH", 2)
+    monkeypatch.setattr(building, "MOST_BUILDS", 3)
+    rig.builder.gate = asyncio.Event()
+    for owner, name in (("one", "a"), ("one", "b"), ("two", "c")):
+        environments.begin(Wanted.of([name]), owner, refresh=False)
+    environments.begin(Wanted.of(["a"]), "one", refresh=False)  # that one waits already
+    for owner in ("one", "three"):
+        with pytest.raises(Busy, match="too many environments"):
+            environments.begin(Wanted.of(["d"]), owner, refresh=False)
+
+
+async def test_a_builder_that_no_longer_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "PATIENCE_S", 0.01)
+    rig.configure(environments=MINE, packages=PackagesConfig(timeout_s=0.01))
+    rig.builder.gate = asyncio.Event()
+    with pytest.raises(BuildFailed, match="no longer answers"):
+        await rig.engine.environments.get("mine")
+    assert kept(rig) == []
+
+
+async def test_who_may_ask_for_what(environments: Environments, rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(run_code=("b",)))
+    executes = Principal("e", frozenset({Scope.EXECUTE}))
+    codes = Principal("c", frozenset({Scope.RUN_CODE}))
+
+    async def state(principal: Principal, **params: Any) -> str:
+        return str((await rig.call("environments.build", principal, **params))["environment"]["state"])
+
+    assert await state(codes, packages=["b"]) == "ready"
+    assert await state(executes, environment="mine") == "ready"
+    with pytest.raises(Forbidden, match=r"packages\.run_code does not admit"):
+        await state(codes, packages=["a-pkg"])
+    with pytest.raises(Forbidden, match="lacks the scope 'run_code'"):
+        await state(executes, packages=["b"])
+    with pytest.raises(Forbidden, match="admin"):
+        await state(codes, packages=["b"], refresh=True)
+    with pytest.raises(InvalidInput, match="must be a requirement"):
+        await state(codes, packages=["b @ https://x"])
+    with pytest.raises(InvalidInput, match="exactly one of"):
+        await state(codes, packages=["b"], environment="mine")
+    for method in ("environments.list", "environments.remove"):
+        with pytest.raises(Forbidden):
+            await rig.call(method, codes, **({"environment": "mine"} if method.endswith("remove") else {}))
+
+
+async def test_a_skill_names_the_environment_that_its_run_gets(environments: Environments, rig: Rig) -> None:
+    rig.skills.add(a_skill("a.b", environment="mine", needs=Needs(dependencies=("rich",))))
+    shown = (await rig.call("environments.show", skill="a.b"))["environment"]
+    assert (shown["state"], shown["name"]) == ("absent", "a.b@1.0.0")
+    assert shown["requirements"] == ["a-pkg", "b", "rich"]
+    built = (await rig.call("environments.build", skill="a.b"))["environment"]
+    run = await rig.call("execute_skill", name="a.b")
+    assert (await rig.record(run)).digests["environment"] == built["digest"]
+    assert len(rig.builder.installed) == 1
 
 
 async def test_progress_is_shown(environments: Environments, rig: Rig) -> None:

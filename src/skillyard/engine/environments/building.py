@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 
 from skillyard.domain.environment import BuildState, BuiltEnvironment, Lock, Wanted
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import Busy, SkillyardError
 from skillyard.engine.environments.build import Build
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.builder import Builder
@@ -31,6 +31,10 @@ KeepLog = Callable[[str, bytes], Awaitable[str]]
 RETRY_S = 30.0
 """How long a failed build is not tried again, unless somebody asks for just that."""
 MOST_FAILURES = 256
+MOST_BUILDS, MOST_EACH = 128, 16
+"""Builds that work or wait, in all and for one owner."""
+PATIENCE_S = 120.0
+"""What the two steps of a build may take beyond their own limits, which their sandboxes keep."""
 _MIB = 1024 * 1024
 CLOSING = "the server is shutting down"
 
@@ -81,7 +85,7 @@ class Building:
     def begin(self, wanted: Wanted, owner: str, *, refresh: bool = False, retry: bool = False) -> Build:
         """The build of these requirements that is at work, or one that begins. ``refresh`` resolves anew, ``retry``
         does not heed that it failed a moment ago; without them one that did is given again. Raises BuildFailed when
-        the server is closing."""
+        the server is closing, Busy when too many wait."""
         build = self._at_work.get(wanted.digest)
         if build is not None:
             return build
@@ -90,6 +94,7 @@ class Building:
         failed = self._failure(wanted.digest)
         if failed is not None and not (refresh or retry):
             return failed
+        self._check_room(owner)
         self._failed.pop(wanted.digest, None)
         build = self._at_work[wanted.digest] = Build(wanted, owner, self._clock.now())
         self._tasks.spawn(self._perform(build, refresh), f"environment {wanted.digest}")
@@ -109,6 +114,11 @@ class Building:
         self.stop()
         await self._tasks.drain()
 
+    def _check_room(self, owner: str) -> None:
+        mine = sum(build.owner == owner for build in self._at_work.values())
+        if len(self._at_work) >= MOST_BUILDS or mine >= MOST_EACH:
+            raise Busy("too many environments wait to be built; come again later", retry_after_ms=10_000)
+
     def _failure(self, wanted: str) -> Build | None:
         at, build = self._failed.get(wanted, (0.0, None))
         if build is not None and self._clock.monotonic() - at > RETRY_S:
@@ -120,7 +130,7 @@ class Building:
         """The outcome is in ``build``, whatever happens."""
         wanted, began = build.wanted, self._clock.monotonic()
         try:
-            async with self._room:
+            async with self._room, asyncio.timeout(2 * self._config.timeout_s + PATIENCE_S):
                 self._emit(EnvironmentInstalling(wanted.digest, wanted.requirements))
                 built, mine = await self._made(build, refresh)
             seconds = self._clock.monotonic() - began
@@ -134,6 +144,8 @@ class Building:
         except asyncio.CancelledError:
             build.fail(BuildFailed(CLOSING))
             raise
+        except TimeoutError:
+            await self._broke(build, BuildFailed("the build's sandbox no longer answers"))
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told
             await self._broke(build, error)
         finally:

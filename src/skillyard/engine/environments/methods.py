@@ -212,7 +212,7 @@ TABLE = (
         result=answer({"environment": _ENVIRONMENT}, "environment"),
         scope=Scope.EXECUTE,
         also=_EITHER,
-        errors=(EnvironmentNotFound, SkillNotFound),
+        errors=(EnvironmentNotFound, SkillNotFound, Busy),
         surface="operator",
         handler=build_environment,
     ),

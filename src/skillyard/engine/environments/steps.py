@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import lru_cache
 from importlib.resources import files
 from secrets import token_hex
@@ -63,8 +63,9 @@ class Steps:
         key = PREFIX + token_hex(8)
         self.at_work.add(key)
         try:
-            async for chunk in self._output(key, asked, log, most_bytes):
-                yield chunk
+            async with aclosing(self._output(key, asked, log, most_bytes)) as output:
+                async for chunk in output:
+                    yield chunk
         except BuildFailed:
             raise
         except SkillyardError as error:

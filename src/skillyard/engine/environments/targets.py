@@ -86,5 +86,12 @@ def _of_packages(engine: Engine, principal: Principal, packages: list[str]) -> T
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
             raise InvalidInput(f"packages[{index}]", rule, shape(text))
     wanted = Wanted.of(packages)
-    refusal = "" if Scope.ADMIN in principal.scopes else why_refused(wanted.requirements, engine.config.packages)
-    return Target("packages", wanted, refusal=refusal)
+    return Target("packages", wanted, refusal=_why_not(engine, principal, wanted))
+
+
+def _why_not(engine: Engine, principal: Principal, wanted: Wanted) -> str:
+    if Scope.ADMIN in principal.scopes:
+        return ""
+    if Scope.RUN_CODE not in principal.scopes:
+        return "packages are for code, and this token lacks the scope 'run_code'"
+    return why_refused(wanted.requirements, engine.config.packages)
