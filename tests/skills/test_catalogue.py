@@ -341,9 +341,7 @@ async def test_a_disk_without_room_for_a_snapshot_refuses_the_use_of_a_skill(yar
     action(yard.root)
     (yard.home / "snapshots").write_text("no directory")
     assert await yard.names() == ("acme.text.count",)
-    with pytest.raises(
-        StoreFault, match=r"snapshot of the skill acme.text.count 1.0.0 cannot be stored: File exists"
-    ):
+    with pytest.raises(StoreFault, match=r"snapshot of the skill acme.text.count 1.0.0 cannot be stored: File exists"):
         await yard.skills.get("acme.text.count")
     (yard.home / "snapshots").unlink()
     assert (await yard.skills.get("acme.text.count")).root.is_dir()

@@ -205,9 +205,18 @@ class Catalogue:
             if upkeep is None:
                 upkeep = self._upkeep = await self._opened()
             elif self._monotonic() >= self._check_at and await self._is_stale(upkeep):
-                await asyncio.to_thread(upkeep.check)
+                await self._check(upkeep)
             self._check_at = self._monotonic() + self._check_every_s
             return upkeep
+
+    async def _check(self, upkeep: Upkeep) -> None:
+        """What was served goes on being served where nothing can be written."""
+        try:
+            await asyncio.to_thread(upkeep.check)
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise
+            logger.warning("the catalogue cannot be brought up to date: %s", self._fault(error))
 
     async def _is_stale(self, upkeep: Upkeep) -> bool:
         return upkeep.is_stale() if upkeep.paths <= CHECKED_INLINE else True

@@ -63,8 +63,9 @@ class Updater:
         return len(self._work.places)
 
     def is_stale(self) -> bool:
-        """Whether directories differ from what they were; for few of them."""
-        return bool(difference(self._trees, walk(self._search.roots, self._search.limits, self._trees)))
+        """Whether directories differ from what they were, or something is left to do; for few of them."""
+        seen = walk(self._search.roots, self._search.limits, self._trees)
+        return bool(self._work) or bool(difference(self._trees, seen))
 
     def look(self) -> bool:
         """Look at the directories. Whether there is anything to do."""
