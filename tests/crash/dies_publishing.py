@@ -60,8 +60,11 @@ async def yard(data_dir: Path) -> AsyncIterator[Yard]:
             stores = await make_skill_stores(load_settings(data_dir=data_dir), places, database)
             tasks = Tasks()
             registry = Registry(stores.publications, stores.bundles, stores.skills, SystemClock(), tasks, ignore)
-            yield Yard(stores, registry)
-            await tasks.drain()
+            try:
+                yield Yard(stores, registry)
+                await tasks.drain()
+            finally:
+                await stores.skills.close()
         finally:
             await database.close()
 
