@@ -99,7 +99,7 @@ _STREAMED = [
 
 @pytest.mark.parametrize("attack", _STREAMED, ids=lambda attack: attack.name)
 def test_attacks_are_refused_and_leave_nothing_outside(attack: Attack, home: Path) -> None:
-    assert refusal(home, attack.make(), ReceiverLimits(depth=17)) == attack.rule
+    assert refusal(home, attack.make(), ReceiverLimits(depth=16)) == attack.rule
     assert os.listdir(home.parent) == ["staging"]
 
 

@@ -38,7 +38,7 @@ def read_checkout(
         if not tracked:
             raise ArchiveRefused("git-empty", subdirectory, "holds no file that git tracks")
         notes = list(_notes(tracked))
-        with _walked(os.open(root, _DIRECTORY), [part for part in subdirectory.split("/") if part]) as home:
+        with _walked(os.open(root, _DIRECTORY), _parts(subdirectory) if subdirectory else []) as home:
             missing = _collect(home, tracked, collected)
         unpacked, findings = collected.unpacked()
         return unpacked, [*findings, *notes, *_missing_note(missing)] if unpacked else findings
@@ -132,7 +132,7 @@ def _led_to(home: int, path: str, tracked: Mapping[str, Tracked]) -> dict[str, s
 def _link_text(home: int, path: str) -> str:
     directory, _, name = path.rpartition("/")
     try:
-        with _walked(os.dup(home), directory.split("/") if directory else []) as parent:
+        with _walked(os.dup(home), _parts(directory) if directory else []) as parent:
             return os.readlink(name, dir_fd=parent)
     except OSError:
         raise ArchiveRefused("git-link", path, "is tracked as a link, and is none in the work tree") from None
@@ -140,7 +140,7 @@ def _link_text(home: int, path: str) -> str:
 
 @contextmanager
 def _opened(home: int, path: str) -> Iterator[int]:
-    *directories, name = path.split("/")
+    *directories, name = _parts(path)
     with _walked(os.dup(home), directories) as parent:
         handle = os.open(name, _FILE, dir_fd=parent)
     try:
@@ -149,13 +149,18 @@ def _opened(home: int, path: str) -> Iterator[int]:
         os.close(handle)
 
 
+def _parts(path: str) -> list[str]:
+    parts = path.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
+        raise ArchiveRefused("archive-traversal", path, "goes up, or nowhere")
+    return parts
+
+
 @contextmanager
 def _walked(handle: int, parts: list[str]) -> Iterator[int]:
     """The directory below ``handle``, which is closed with it."""
     try:
         for part in parts:
-            if part in ("", ".", ".."):
-                raise ArchiveRefused("archive-traversal", "/".join(parts), "goes up, or nowhere")
             inner = os.open(part, _DIRECTORY, dir_fd=handle)
             os.close(handle)
             handle = inner
