@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from skillyard import Runtime
 from skillyard.client import Client, SyncClient
 from skillyard.client.errors import BadArgument, BundleRefused, Forbidden, SkillNotFound, VersionTaken
 from skillyard.domain import errors as domain_errors
+from skillyard.engine.catalogue.transfers import uploads
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.crash.server import Server
 
@@ -157,6 +159,26 @@ def test_errors_of_the_client(client: SyncClient, tmp_path: Path) -> None:
 
 TOKENS = {"usual": (), "publisher": ("--scopes", "discover,publish", "--project", "crm")}
 """The scopes that a token has by default do not publish."""
+
+
+def test_of_many_who_publish_one_version_at_once_one_wins(server: Server) -> None:
+    name = "acme.at.once"
+
+    def send(number: int) -> str | None:
+        try:
+            with server.client() as mine:
+                return mine.publish_skill(tar(skill_files(name, word=f"word {number}"))).digest
+        except VersionTaken:
+            return None
+
+    with ThreadPoolExecutor(uploads().each) as pool:
+        digests = list(pool.map(send, range(12)))
+    (won,) = set(filter(None, digests))
+    assert digests.count(won) == 1
+    with server.client() as client:
+        (version,) = client.skill_versions(name)["versions"]
+        assert version["digest"] == won
+        assert client.execute_skill(name, {}).output == {"said": f"word {digests.index(won)}"}
 
 
 def test_a_token_publishes_for_its_project_only_with_the_scope(server: Server, client: SyncClient) -> None:

@@ -141,8 +141,17 @@ async def test_a_pin_is_the_latest_until_it_is_taken_away(yard: Publisher) -> No
     assert unpacked_version(await yard.export(NAME)) == "1.0.0"
     again = await yard.restarted()
     assert (await again.skills.get(NAME)).version == "1.0.0"
-    assert await again.call("unpin", name=NAME) == {"name": NAME, "unpinned": "1.0.0", "latest": "3.0.0"}
+    told = await again.call("unpin", name=NAME)
+    assert (told["unpinned"], told["unpinned_by"], told["latest"]) == ("1.0.0", "ann", "3.0.0")
     assert (await again.call("unpin", name=NAME))["unpinned"] is None
+
+
+async def test_pinning_twice_is_pinning_once(yard: Publisher) -> None:
+    first = await yard.call("pin", BOB, name=NAME, version="1.0.0")
+    again = await yard.call("pin", ANN, name=NAME, version="1.0.0")
+    assert first["changed"]
+    assert again == {**first, "changed": False}
+    assert [event.act for event in yard.rig.of(CatalogueChanged)] == ["pinned"]
 
 
 async def test_what_is_not_served_cannot_be_pinned(yard: Publisher) -> None:

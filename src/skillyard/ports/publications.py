@@ -65,9 +65,10 @@ class PublicationStore(Protocol):
         """The version, served again. None when there is no such version."""
         ...
 
-    async def pin(self, pin: Pin) -> None:
-        """Which version ``latest`` means. Raises InvalidInput for a version that is withdrawn; whether one that was
-        never published exists elsewhere is for the caller to know."""
+    async def pin(self, pin: Pin) -> Pin:
+        """Which version ``latest`` means: the stored pin, the earlier one when it is to the same version. Raises
+        InvalidInput for a version that is withdrawn; whether one that was never published exists elsewhere is for the
+        caller to know."""
         ...
 
     async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:

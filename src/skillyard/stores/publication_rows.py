@@ -118,13 +118,17 @@ def restore(connection: sqlite3.Connection, name: str, version: str, at: float, 
     return back
 
 
-def pin(connection: sqlite3.Connection, wanted: Pin) -> InvalidInput | None:
+def pin(connection: sqlite3.Connection, wanted: Pin) -> Pin | InvalidInput:
+    """The stored one, or what speaks against it."""
     stored = find(connection, wanted.name, wanted.version)
     if stored is not None and stored.withdrawn:
         return pin_refusal(stored)
+    before = pinned(connection, wanted.name)
+    if before is not None and before.version == wanted.version:
+        return before
     connection.execute(_PIN, astuple(wanted))
     _note_pin(connection, PublicationAct.PINNED, wanted, wanted.pinned_at, wanted.pinned_by)
-    return None
+    return wanted
 
 
 def unpin(connection: sqlite3.Connection, name: str, at: float, by: str) -> Pin | None:

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.paging import check_page
 from skillyard.domain.publication import Pin, Publication, PublicationEvent, PublicationLimits, place_of
 from skillyard.domain.semver import newest_first
@@ -68,11 +68,12 @@ class SqlitePublications:
         place_of(version)
         return await self._database.write(lambda connection: rows.restore(connection, name, version, at, by))
 
-    async def pin(self, pin: Pin) -> None:
+    async def pin(self, pin: Pin) -> Pin:
         place_of(pin.version)
-        refusal = await self._database.write(lambda connection: rows.pin(connection, pin))
-        if refusal is not None:
-            raise refusal
+        stored = await self._database.write(lambda connection: rows.pin(connection, pin))
+        if isinstance(stored, InvalidInput):
+            raise stored
+        return stored
 
     async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
         return await self._database.write(lambda connection: rows.unpin(connection, name, at, by))

@@ -93,12 +93,16 @@ class MemoryPublications:
         self._note(PublicationAct.RESTORED, back, at, by)
         return back
 
-    async def pin(self, pin: Pin) -> None:
+    async def pin(self, pin: Pin) -> Pin:
         stored = await self.find(pin.name, pin.version)
         if stored is not None and stored.withdrawn:
             raise pin_refusal(stored)
+        before = self._pins.get(pin.name)
+        if before is not None and before.version == pin.version:
+            return before
         self._pins[pin.name] = pin
         await self._note_pin(PublicationAct.PINNED, pin, pin.pinned_at, pin.pinned_by)
+        return pin
 
     async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
         gone = self._pins.pop(name, None)

@@ -159,8 +159,10 @@ async def pins(make: Maker) -> None:
         for version in ("1.0.0", "2.0.0"):
             await store.insert(published(version))
         first, second = Pin("a.b", "1.0.0", 5.0, "ann"), Pin("a.b", "2.0.0", 6.0, "bob")
-        await store.pin(first)
-        await store.pin(second)
+        expect(await store.pin(first) == first and await store.pin(second) == second, "the stored one")
+        again = Pin("a.b", "2.0.0", 6.5, "cid")
+        expect(await store.pin(again) == second, "to the same version it is the earlier one")
+        expect(len(await store.history("a.b")) == 4, "and nothing happened")
         expect(await store.pinned("a.b") == second and await store.pins() == {"a.b": "2.0.0"}, "one a name, the last")
         expect(await store.unpin("a.b", at=7.0, by="ann") == second, "the pin that went")
         expect(await store.unpin("a.b", at=8.0, by="ann") is None and await store.pins() == {}, "once is enough")

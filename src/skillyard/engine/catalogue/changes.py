@@ -73,25 +73,26 @@ async def _pin(registry: Registry, principal: Principal, params: Params) -> dict
     name = params["name"]
     await check_claim(registry, principal, name)
     skill = await registry.skills.get(name, params["version"])
-    made = Pin(name, skill.version, registry.clock.now(), principal.name)
-    await registry.publications.pin(made)
-    owner = await registry.publications.owner(name) or principal.project
-    await registry.changed(PublicationAct.PINNED, principal, name, skill.version, skill.digest, owner)
-    return {"name": name, "version": skill.version, "digest": skill.digest, **_pin_facts(made)}
+    wanted = Pin(name, skill.version, registry.clock.now(), principal.name)
+    stored = await registry.publications.pin(wanted)
+    if stored is wanted:
+        owner = await registry.publications.owner(name) or principal.project
+        await registry.changed(PublicationAct.PINNED, principal, name, skill.version, skill.digest, owner)
+    facts = {"pinned_at": stored.pinned_at, "pinned_by": stored.pinned_by, "changed": stored is wanted}
+    return {"name": name, "version": skill.version, "digest": skill.digest, **facts}
 
 
 async def _unpin(registry: Registry, principal: Principal, params: Params) -> dict[str, Any]:
     name = params["name"]
     await check_claim(registry, principal, name)
-    gone = await registry.publications.unpin(name, at=registry.clock.now(), by=principal.name)
+    now = registry.clock.now()
+    gone = await registry.publications.unpin(name, at=now, by=principal.name)
     if gone is not None:
         owner = await registry.publications.owner(name) or principal.project
         await registry.changed(PublicationAct.UNPINNED, principal, name, gone.version, "", owner)
-    return {"name": name, "unpinned": None if gone is None else gone.version, "latest": await _latest(registry, name)}
-
-
-def _pin_facts(pin: Pin) -> dict[str, Any]:
-    return {"pinned_at": pin.pinned_at, "pinned_by": pin.pinned_by}
+    facts = {} if gone is None else {"unpinned_at": now, "unpinned_by": principal.name}
+    told = {"name": name, "unpinned": None if gone is None else gone.version, **facts}
+    return {**told, "latest": await _latest(registry, name)}
 
 
 async def _latest(registry: Registry, name: str) -> str | None:

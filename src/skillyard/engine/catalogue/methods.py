@@ -139,10 +139,18 @@ TABLE = (
         "Choose which version a skill's name alone means, until it is unpinned or withdrawn.",
         obj({"name": SKILL_NAME, "version": _EXACT}, "name", "version"),
         answer(
-            {"name": STRING, "version": STRING, "digest": STRING, "pinned_at": NUMBER, "pinned_by": STRING},
+            {
+                "name": STRING,
+                "version": STRING,
+                "digest": STRING,
+                "pinned_at": NUMBER,
+                "pinned_by": STRING,
+                "changed": described(BOOLEAN, "false when it was pinned to that version before"),
+            },
             "name",
             "version",
             "digest",
+            "changed",
         ),
         changes.pin,
     ),
@@ -154,6 +162,8 @@ TABLE = (
             {
                 "name": STRING,
                 "unpinned": described(_TEXT_OR_NULL, "the version that was pinned; null when none was"),
+                "unpinned_at": NUMBER,
+                "unpinned_by": STRING,
                 "latest": _TEXT_OR_NULL,
             },
             "name",
