@@ -99,6 +99,7 @@ CASES = (
     Case("entrypoint-file", runtime("code/main.py", "code/main.sh")),
     Case("entrypoint-missing", runtime("code/main.py", "code/other.py")),
     Case("entrypoint-size", toml("", more={"code/main.py": MAIN + "#" * 1024 * 1024})),
+    Case("entrypoint-size", toml("", more={"code/main.py": MAIN + "a;" * 200_000})),
     Case("entrypoint-syntax", toml("", more={"code/main.py": "def main(:\n"})),
     Case("entrypoint-syntax", toml("", more={"code/main.py": f"{MAIN}x = {'(' * 250}{')' * 250}\n"})),
     Case("export", runtime('export = "main"', 'export = "a b"')),

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
+from itertools import islice
 
 MAX_BYTES = 1024 * 1024
+MAX_WORDS = 150_000
+"""Names, numbers and marks: each becomes up to a kilobyte of a syntax tree, in the process that reads."""
+
+_WORD = re.compile(rb"\w+|[^\w\s]")
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -15,6 +21,8 @@ def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
     called with one positional argument; None when it does."""
     if len(source) > MAX_BYTES:
         return 0, "entrypoint-size", f"must have at most {MAX_BYTES} bytes"
+    if _has_more_words(source):
+        return 0, "entrypoint-size", f"must have at most {MAX_WORDS} words and marks"
     try:
         module = _parsed(source)
     except SyntaxError as error:
@@ -25,6 +33,10 @@ def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
     if not functions:
         return 0, "export-missing", f"must define the function '{export}' at its top level"
     return _signature(functions[-1])
+
+
+def _has_more_words(source: bytes) -> bool:
+    return len(source) > MAX_WORDS and next(islice(_WORD.finditer(source), MAX_WORDS, None), None) is not None
 
 
 def _parsed(source: bytes) -> ast.Module:
