@@ -134,8 +134,9 @@ def test_lines_of_keys() -> None:
         (b"x = '\xff'\ndef main(args): ...", "entrypoint-syntax", 1),
         ("x = " + "(" * 5000, "entrypoint-syntax", None),
         ("x = " + "-" * 100_000 + "1", "entrypoint-syntax", None),
-        ("x = 1" + "+1" * 100_000 + "\ndef main(args): ...", "entrypoint-syntax", None),
-        ("x = a" + ".a" * 100_000 + "\ndef main(args): ...", "entrypoint-syntax", None),
+        ("x = 1" + "+1" * 70_000 + "\ndef main(args): ...", "entrypoint-syntax", None),
+        ("x = a" + ".a" * 70_000 + "\ndef main(args): ...", "entrypoint-syntax", None),
+        ("x = a" + ".a" * 100_000 + "\ndef main(args): ...", "entrypoint-size", None),
         ("#" * 1_100_000, "entrypoint-size", 0),
     ],
 )
