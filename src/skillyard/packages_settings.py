@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ class PackagesSettings(BaseModel):
     """``index`` is a simple index (PEP 503, PEP 691). ``network`` is what builds may reach, by default the index's host
     (and PyPI's file host for PyPI). ``secret`` names the stored secret that the index wants: a token, or user:password;
     it stays at the gate. ``wheels`` is a directory of wheels that builds see; ``offline`` builds see nothing else.
-    ``source`` are packages to build from source; all others are taken as wheels. ``memory_mb``, ``disk_mb`` and
-    ``timeout_s`` are a build's limits, ``at_once`` how many work at a time. ``max_bytes``, ``max_age_s`` (0: ever)
+    ``source`` are packages to build from source; all others are taken as wheels. ``memory_mb`` (by default 2048),
+    ``disk_mb`` (6144, each at most half of the host's memory) and ``timeout_s`` are a build's limits, ``at_once`` how
+    many work at a time. ``max_bytes``, ``max_age_s`` (0: ever)
     say when unused environments go. ``allow`` are patterns of names that anybody may have, ``run_code`` of those that
     code and unapproved skills may have; ``!`` denies."""
 
@@ -38,8 +40,8 @@ class PackagesSettings(BaseModel):
     wheels: Path | None = None
     offline: bool = False
     source: tuple[str, ...] = ()
-    memory_mb: int = Field(default=_USUAL.memory_mb, ge=MINIMUM.memory_mb)
-    disk_mb: int = Field(default=_USUAL.disk_mb, ge=MINIMUM.disk_mb)
+    memory_mb: int | None = Field(default=None, ge=MINIMUM.memory_mb)
+    disk_mb: int | None = Field(default=None, ge=MINIMUM.disk_mb)
     timeout_s: float = Field(default=_USUAL.timeout_s, gt=0)
     at_once: int = Field(default=_USUAL.at_once, ge=1, le=64)
     max_bytes: int = Field(default=_USUAL.max_bytes, ge=0)
@@ -98,8 +100,15 @@ class PackagesSettings(BaseModel):
             raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
         if self.secret:
             check_secret_index(self.index)
-        given = self.model_dump(exclude={"network", "max_age_s"})
-        return PackagesConfig(**given, network=self._rules(), max_age_s=self.max_age_s or None)
+        half_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 2
+        given = self.model_dump(exclude={"network", "max_age_s", "memory_mb", "disk_mb"})
+        return PackagesConfig(
+            **given,
+            network=self._rules(),
+            max_age_s=self.max_age_s or None,
+            memory_mb=self.memory_mb or min(_USUAL.memory_mb, half_mb),
+            disk_mb=self.disk_mb or min(_USUAL.disk_mb, half_mb),
+        )
 
     def _rules(self) -> tuple[Rule, ...]:
         if self.network is not None:

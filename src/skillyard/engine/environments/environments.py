@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
+from skillyard.domain.environment import BuiltEnvironment, Wanted
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shape
 from skillyard.domain.sandbox import EnvironmentRef
 from skillyard.engine.config import EnvironmentDefinition
@@ -14,7 +14,7 @@ from skillyard.engine.dependencies import missing
 from skillyard.engine.environments.build import Build
 from skillyard.engine.environments.building import Building
 from skillyard.engine.environments.environment import BuildFailed, Environment
-from skillyard.engine.environments.interpreter import platform_name
+from skillyard.engine.environments.interpreter import standard_library
 from skillyard.engine.environments.wants import Asked, union
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.ports.clock import Clock
@@ -73,7 +73,7 @@ class Environments:
     ) -> Environment:
         """The environment of these requirements, built first when it has to be. Raises BuildFailed."""
         if not wanted:
-            return _plain(name, preload)
+            return Environment(standard_library(name, preload))
         built = await self.ready(wanted)
         if built is None:
             try:
@@ -89,7 +89,7 @@ class Environments:
         definition = self.definition(name)
         wanted = union(definition, ())
         if not wanted:
-            return None if asked else _plain(name, definition.preload)
+            return None if asked else Environment(standard_library(name, definition.preload))
         built = await self.ready(wanted)
         if built is None or any(missing(who.requirements, built.distributions) for who in asked):
             return None
@@ -174,8 +174,3 @@ class Environments:
         told = f"{name}-{removed}" if removed else name
         ref = EnvironmentRef(told, self.store.packages(built.digest), preload, built.digest)
         return Environment(ref, built.distributions, built)
-
-
-def _plain(name: str, preload: Iterable[str]) -> Environment:
-    """The standard library alone."""
-    return Environment(EnvironmentRef(name, None, tuple(preload), Lock("", platform_name()).digest))

@@ -9,6 +9,8 @@ import sysconfig
 from functools import lru_cache
 from pathlib import Path
 
+from skillyard.domain.environment import Lock
+from skillyard.domain.sandbox import EnvironmentRef
 from skillyard.engine.environments.environment import BuildFailed
 
 
@@ -23,6 +25,11 @@ def platform_name() -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     libc = "-".join(filter(None, platform.libc_ver()[:1])) or "libc"
     return f"{sys.implementation.name}-{version}-{sysconfig.get_platform()}-{libc}"
+
+
+def standard_library(name: str, preload: tuple[str, ...] = ()) -> EnvironmentRef:
+    """No packages at all."""
+    return EnvironmentRef(name, None, preload, Lock("", platform_name()).digest)
 
 
 def uv_program() -> Path:

@@ -22,8 +22,9 @@ from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed
 from skillyard.engine.environments.explain import explained
 from skillyard.engine.environments.index_secret import IndexAccess, index_access
-from skillyard.engine.environments.interpreter import uv_program
+from skillyard.engine.environments.interpreter import standard_library, uv_program
 from skillyard.engine.network import ability
+from skillyard.engine.plan import DEFAULT_ENVIRONMENT
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.tasks import Tasks
@@ -141,12 +142,19 @@ class Steps:
             mounts.append(Mount(config.wheels, "/blobs/wheels"))
         return SandboxSpec(
             limits=limits,
-            environment=EnvironmentRef(),
+            environment=self._environment(),
             mounts=tuple(mounts),
             single=True,
             kernel_only=offer.demand.kernel_only,
             allow_degraded=offer.demand.allow_degraded,
         )
+
+    def _environment(self) -> EnvironmentRef:
+        """That of most runs, so that its warm interpreter serves here too, where it has no packages."""
+        usual = self._engine.config.environments.get(DEFAULT_ENVIRONMENT)
+        if usual is None or usual.packages:
+            return standard_library("build")
+        return standard_library(DEFAULT_ENVIRONMENT, usual.preload)
 
     def _network(self, key: str, access: IndexAccess) -> RunNetwork | None:
         gate = self._engine.gate
