@@ -117,6 +117,18 @@ async def test_zygotes_that_were_used_longest_ago_are_closed_and_leave_nothing(t
         await backend.close()
 
 
+async def test_zygotes_that_nobody_needs_are_closed(tmp_path: Path) -> None:
+    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0, retire_s=0.5))
+    yard = Yard(backend, write_packages(tmp_path / "packages"))
+    try:
+        await need(yard)
+        await yard.warm("good")
+        assert await becomes(lambda: _zygotes(backend), 1)
+        assert await yard.imported("good") == ["good"]
+    finally:
+        await backend.close()
+
+
 async def becomes(look: Callable[[], Awaitable[int]], wanted: int, bound_s: float = 10) -> bool:
     with anyio.move_on_after(bound_s):
         while await look() != wanted:

@@ -92,7 +92,7 @@ class Moorings:
     def pids(self) -> Sequence[int]:
         return ()
 
-    def memory_mb(self) -> int:
+    def weigh(self) -> int:
         return 0
 
     def warm(self, then: Callable[[Warmth], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from skillyard.sandbox.native.keeper.zygotes import Order, Warmth
 
 MOST = 32
 """Zygotes at once, whatever they hold."""
+
+_LOOK_S = 10.0
 
 Key = tuple[str, str]
 """What sandboxes of one zygote have in common: environment and group."""
@@ -31,7 +34,9 @@ class Maker(Protocol):
     @property
     def pids(self) -> Sequence[int]: ...
 
-    def memory_mb(self) -> int: ...
+    def weigh(self) -> int:
+        """MiB that it holds; what holds more than it may is ended."""
+        ...
 
     def order(self, order: Order) -> None: ...
 
@@ -42,24 +47,27 @@ class Maker(Protocol):
 
 class WarmHouse:
     """``make`` makes what is not there; ``stays`` says which one is never closed; ``closed`` hears of those that
-    were. All together hold at most ``total_mb`` MiB when nothing is at work."""
+    were. All together hold at most ``total_mb`` MiB when nothing is at work, and none stays for ``idle_s`` unused."""
 
     def __init__(
         self,
         loop: Loop,
         total_mb: int,
+        idle_s: float,
         make: Callable[[Key], Maker],
         stays: Callable[[Key], bool],
         closed: Callable[[Key], None],
     ) -> None:
         self._loop = loop
         self._total_mb = total_mb
+        self._idle_s = idle_s
         self._make = make
         self._stays = stays
         self._closed = closed
         self._makers: dict[Key, Maker] = {}
         """The one that was needed last is the last."""
-        self._trimming = False
+        self._needed_at: dict[Key, float] = {}
+        self._trimming = self._aging = False
 
     def __contains__(self, key: Key) -> bool:
         return key in self._makers
@@ -73,6 +81,8 @@ class WarmHouse:
             maker = self._make(key)
             self.trim_soon()
         self._makers[key] = maker
+        self._needed_at[key] = time.monotonic()
+        self._age_later()
         return maker
 
     def pids(self) -> set[int]:
@@ -91,11 +101,32 @@ class WarmHouse:
     def _trim(self) -> None:
         """Those that were needed longest ago go first."""
         self._trimming = False
-        held = {key: maker.memory_mb() for key, maker in self._makers.items()}
+        held = {key: maker.weigh() for key, maker in self._makers.items()}
         for key in list(held):
             if sum(held.values()) <= self._total_mb and len(held) <= MOST:
                 return
-            if self._makers[key].idle and not self._stays(key):
-                self._makers.pop(key).close()
-                self._closed(key)
+            if self._may_go(key):
+                self._let_go(key)
                 del held[key]
+
+    def _may_go(self, key: Key) -> bool:
+        return self._makers[key].idle and not self._stays(key)
+
+    def _let_go(self, key: Key) -> None:
+        del self._needed_at[key]
+        self._makers.pop(key).close()
+        self._closed(key)
+
+    def _age_later(self) -> None:
+        if not self._aging:
+            self._aging = True
+            self._loop.after(min(_LOOK_S, self._idle_s / 2), self._age)
+
+    def _age(self) -> None:
+        self._aging = False
+        before = time.monotonic() - self._idle_s
+        for key in [key for key, needed in self._needed_at.items() if needed < before and self._may_go(key)]:
+            self._let_go(key)
+        self._trim()
+        if self._makers:
+            self._age_later()

@@ -63,7 +63,9 @@ class Yard:
         self._host = host
         self._target = ready
         self._upkeep = upkeep
-        self._warm = WarmHouse(loop, upkeep.total_mb, self._new_zygote, self._stays, self._zygote_closed)
+        self._warm = WarmHouse(
+            loop, upkeep.total_mb, upkeep.seconds, self._new_zygote, self._stays, self._zygote_closed
+        )
         self._household = Household(self._failed, self._warm.trim_soon, self._lacks, self._ours, self._doom)
         self._environments: dict[str, dict[str, Any]] = {}
         self._ready: dict[Shape, deque[Box]] = {}

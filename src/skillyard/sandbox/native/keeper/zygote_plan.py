@@ -13,8 +13,8 @@ from skillyard.sandbox.native.keeper.pid_space import PidSpace
 @dataclass(frozen=True, slots=True)
 class Upkeep:
     """How zygotes are kept. All forks of one share its address layout and hash seed, so none serves for more than
-    ``runs`` clones or ``seconds``. One that imports modules ahead may take ``import_s`` seconds for each, and
-    may then hold ``preload_mb``; all together ``total_mb``."""
+    ``runs`` clones or ``seconds``, nor waits for longer unused. One that imports modules ahead may take ``import_s``
+    seconds for each, and may then hold ``preload_mb``; all together ``total_mb``."""
 
     runs: int = 2000
     seconds: float = 1800.0

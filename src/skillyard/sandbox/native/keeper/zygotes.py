@@ -72,7 +72,11 @@ class Zygote:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes()]
 
-    def memory_mb(self) -> int:
+    def weigh(self) -> int:
+        """MiB of all its processes. One whose packages took more since it was ready is ended."""
+        for process in self._processes():
+            if process.modules and process.ready and process.measured_mb() > self._upkeep.most_mb:
+                process.disown(f"its packages hold {process.memory_mb} MiB")
         return sum(process.measured_mb() for process in self._processes())
 
     def order(self, order: Order) -> None:
