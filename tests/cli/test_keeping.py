@@ -52,7 +52,10 @@ def test_a_token_is_revoked_once(bare: Cli) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--scopes", "discover,root"), "scopes: must be some of discover, execute, run_code, blobs, admin (got root)"),
+        (
+            ("--scopes", "discover,root"),
+            "scopes: must be some of discover, execute, run_code, blobs, publish, admin (got root)",
+        ),
         (("--scopes", ","), "scopes: must be some of"),
         (("--value", "short"), "24"),
         (("--project", "a/b"), "project: must be"),
