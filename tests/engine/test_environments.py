@@ -13,6 +13,7 @@ import pytest
 from skillyard.domain.environment import Wanted
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.sandbox import Held, Owner
 from skillyard.domain.skill import Needs
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.environments import BuildFailed, Environment, Environments, building
@@ -20,6 +21,7 @@ from skillyard.engine.environments.building import RETRY_S
 from skillyard.engine.environments.environments import JUST_USED_S
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
 from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.recovery import sweep
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 
@@ -338,6 +340,18 @@ async def test_what_a_run_uses_stays(rig: Rig) -> None:
             await environments.remove(digest, forget=False)
     assert await environments.evict(in_use={digest}) == 0
     assert await environments.evict() == 1
+
+
+async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
+    await rig.engine.environments.get("mine")
+    rig.clock.time += JUST_USED_S + 1
+    rig.builder.at_work = frozenset({"build_1"})
+    rig.backend.foreign = [Held("h1", "build_1", Owner.RUN, 500.0), Held("h2", "build_2", Owner.RUN, 500.0)]
+    swept = await sweep(rig.engine)
+    assert (swept.environments, swept.sandboxes) == (1, 1)
+    assert rig.backend.destroyed == ["h2"]
+    assert kept(rig) == []
 
 
 async def test_it_is_written_down_now_and_then_that_one_is_used(environments: Environments, rig: Rig) -> None:

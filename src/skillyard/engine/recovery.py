@@ -78,10 +78,10 @@ async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
     if not expire:
         return Swept(0, 0, strays)
     blobs = await engine.blobs.sweep()
-    environments = await engine.environments.evict(await _environments_in_use(engine))
     records = await engine.records.sweep(now - ttl) if ttl is not None else 0
     if engine.config.secret_audit_ttl_s is not None:
         await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
+    environments = await engine.environments.evict(await _environments_in_use(engine))
     return Swept(blobs, records, strays, environments)
 
 
