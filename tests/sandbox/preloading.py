@@ -55,6 +55,13 @@ SOURCES = {
         "    os.execv('/bin/sh', ['sh', '-c', 'sleep 600; true', 'sleeps-for-a-stray'])\n"
         "os.close(fd)\n"
     ),
+    "writes": (
+        "import os, tempfile\n"
+        "file = tempfile.NamedTemporaryFile(delete=False).name\n"
+        "kept = os.path.expanduser('~/.cache/x')\n"
+        "os.makedirs(kept)\n"
+        "found = [os.path.exists(file), os.path.exists(kept)]\n"
+    ),
     "unwalls": (
         "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.drop_capabilities = lambda: None\n"
     ),

@@ -74,6 +74,13 @@ async def test_one_that_speaks_for_those_after_it_spoils_all(yard: Yard) -> None
     assert sorted(made.faults) == ["fine", "floods", "good"]
 
 
+async def test_what_is_written_while_importing_is_not_there_afterwards(yard: Yard) -> None:
+    assert (await yard.warm("writes")).faults == {}
+    look = "(writes.found, [__import__('os').path.exists(path) for path in (writes.file, writes.kept)])"
+    assert await yard.evaluate(look, "writes") == [[True, True], [False, False]]
+    assert await yard.shell("mount | grep -c scratch", "writes") == "0\n"
+
+
 @pytest.mark.parametrize(
     ("module", "why"),
     [("unwalls", "not all walls"), ("unfilters", "before they are made"), ("lies", "not its own")],

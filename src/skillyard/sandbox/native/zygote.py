@@ -12,11 +12,14 @@ import os
 import site
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import inside, kernel, packets, walls
 from skillyard.sandbox.native.inside_protocol import INTO_CGROUP
 
+_SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Read by numerical libraries when they load: a thread of theirs would not survive the fork."""
 
@@ -27,13 +30,29 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
     be_plain(packages)
-    import_watched(sock, preload)
+    if preload:
+        with _scratch():
+            import_watched(sock, preload)
     guest.prepare(packages)
     gc.collect()
     gc.freeze()
     gc.disable()
     packets.send(sock, {"ready": True})
     _serve(sock, bytes.fromhex(closing))
+
+
+@contextmanager
+def _scratch() -> Iterator[None]:
+    """Places to write where a sandbox has them: packages that look for some while they are imported find them. What
+    they wrote is not there afterwards."""
+    places = tuple(walls.WRITABLE.values())
+    for place in places:
+        kernel.mount("scratch", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
+    os.chdir(walls.WORKSPACE)
+    yield
+    os.chdir("/")
+    for place in places:
+        kernel.umount(place)
 
 
 def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
