@@ -59,14 +59,14 @@ def read_script_metadata(source: str) -> ScriptMetadata | None:
         return None
     text = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     runs = list(islice(_RUN.finditer(text), MAX_OPENED))
-    blocks = [(_line(text, run), content) for run in runs if (content := _content(run[1]))]
+    blocks = [run for run in runs if _content(run[1])]
     if not blocks:
         return _unclosed(_line(text, runs[0])) if runs else None
-    line, content = blocks[0]
+    line = _line(text, blocks[0])
     if len(blocks) > 1:
-        wrong = ScriptProblem(blocks[1][0], "script-twice", "must not be a second block of script metadata")
-        return ScriptMetadata(line, problems=(wrong,))
-    return _Block(line, content).read()
+        rule = "must not be a second block of script metadata"
+        return ScriptMetadata(line, problems=(ScriptProblem(_line(text, blocks[1]), "script-twice", rule),))
+    return _Block(line, _content(blocks[0][1])).read()
 
 
 def _line(text: str, run: re.Match[str]) -> int:
