@@ -236,11 +236,29 @@ class TestArchive:
     def test_a_directory_within(self, tmp_path: Path, prefix: str) -> None:
         source = self.archive(tmp_path, prefix)
         assert files(source, "skills/words") == WORDS
-        assert rules(source, "skills/none") == ["no-directory"]
+        assert rules(source, "skills/none") == ["archive-empty"]
+        assert read(source, "skills/words", ArchiveLimits(Caps(files=4)))[0].tree.files.keys() == WORDS.keys()
         unpacked, findings = read_source(source)
         assert unpacked is None
         assert findings[-1].rule == "source-choice"
         assert "skills/other, skills/words" in findings[-1].message
+
+    def test_a_directory_in_two_places(self, tmp_path: Path) -> None:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as made:
+            for path in ("a/words/SKILL.md", "b/words/SKILL.md"):
+                made.addfile(tarfile.TarInfo(path))
+        (tmp_path / "a.tar").write_bytes(out.getvalue())
+        assert rules(tmp_path / "a.tar", "words") == ["archive-duplicate"]
+        assert list(files(tmp_path / "a.tar", "a/words")) == ["SKILL.md"]
+
+    def test_what_lies_elsewhere_is_checked_all_the_same(self, tmp_path: Path) -> None:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as made:
+            for path in ("words/SKILL.md", "elsewhere/../../evil"):
+                made.addfile(tarfile.TarInfo(path))
+        (tmp_path / "a.tar").write_bytes(out.getvalue())
+        assert rules(tmp_path / "a.tar", "words") == ["archive-traversal"]
 
     def test_a_hostile_one(self, tmp_path: Path) -> None:
         (tmp_path / "a.zip").write_bytes(b"PK\x03\x04")

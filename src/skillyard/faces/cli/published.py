@@ -32,7 +32,8 @@ def print_published(source: str, done: PublishedSkill) -> None:
     print_findings(source, done.findings)
     click.echo(calm(f"{done.name}@{done.version}"))
     how = "published" if done.created else "was published before, with the same content"
-    click.echo(calm(f"{how}: {done.files} files, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    click.echo(calm(f"{how}: {files}, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
 
 
 def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
@@ -54,7 +55,7 @@ def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -
 def print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
     for finding in findings:
         file, line = finding.get("file"), finding.get("line")
-        where = f"{source}/{file}" + (f":{line}" if line else "")
+        where = (source if file == "." else f"{source}/{file}") + (f":{line}" if line else "")
         text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"
         mend = f"\n    {finding['mend']}" if finding.get("mend") else ""
         click.echo(calm(text + mend), err=True)

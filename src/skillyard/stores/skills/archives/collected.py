@@ -34,12 +34,17 @@ class _Name:
 @dataclass(slots=True)
 class Collected:
     """What is wrong with one entry is kept in ``findings`` and the next is looked at; what is wrong with the archive
-    is raised as ArchiveRefused."""
+    is raised as ArchiveRefused.
+
+    With ``below`` only what lies in that directory is wanted, or in that directory of a leading one.
+    """
 
     limits: ArchiveLimits
+    below: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
     _files: dict[str, TreeFile] = field(default_factory=dict)
     _root: dict[str, _Name] = field(default_factory=dict)
+    _leads: set[tuple[str, ...]] = field(default_factory=set)
     _promised: int = 0
     _count: int = 0
     _directories: int = 0
@@ -50,10 +55,14 @@ class Collected:
         """The path under which the ``size`` bytes of a file are wanted; None when they are not: a directory, what is
         never part of a skill, an entry that is refused. Raises ArchiveRefused, Enough."""
         try:
-            parts = parts_of(name, max_depth=self.limits.caps.depth + 1)
+            parts = parts_of(name, max_depth=self.limits.caps.depth + 1 + 2 * len(self.below))
             if any(is_excluded(part) for part in parts):
                 self._drop(parts)
                 return None
+            if self.below:
+                parts = self._within(parts)
+                if not parts:
+                    return None
             check_portable(parts)
             self._place(parts, name, directory)
         except ArchiveRefused as refused:
@@ -117,6 +126,18 @@ class Collected:
         if (known.inner is not None) != directory:
             raise ArchiveRefused("archive-duplicate", name, "is a file in one place and a directory in another")
         return known
+
+    def _within(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """The rest of a path below ``below``; empty when it lies elsewhere."""
+        for lead in (parts[:0], parts[:1]):
+            start = len(lead) + len(self.below)
+            if parts[len(lead) : start] == self.below:
+                self._leads.add(lead)
+                if len(self._leads) > 1:
+                    message = "is a directory in two places of the archive"
+                    raise ArchiveRefused("archive-duplicate", "/".join(self.below), message)
+                return parts[start:]
+        return ()
 
     def _count_file(self, name: bytes, size: int) -> None:
         self._count += 1

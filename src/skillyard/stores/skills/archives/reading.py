@@ -32,13 +32,16 @@ _OTHERS = {
 }
 
 
-def read_archive(archive: BinaryIO, limits: ArchiveLimits | None = None) -> tuple[Unpacked | None, list[Finding]]:
-    """The bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error.
+def read_archive(
+    archive: BinaryIO, limits: ArchiveLimits | None = None, *, below: str = ""
+) -> tuple[Unpacked | None, list[Finding]]:
+    """The bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error. ``below``
+    is the directory in which it lies, if not at the root.
 
     The format is told by the content: zip, tar, gzipped tar. Rules are those of
     :mod:`skillyard.domain.rules.archives`; notes say what was left out. Raises OSError when the file cannot be read.
     """
-    collected = Collected(limits or ArchiveLimits())
+    collected = Collected(limits or ArchiveLimits(), tuple(below.split("/")) if below else ())
     try:
         size = archive.seek(0, os.SEEK_END)
         collected.limits.check_packed(size)

@@ -12,7 +12,7 @@ from skillyard.stores.skills.archives import ArchiveLimits, Unpacked, read_archi
 from skillyard.stores.skills.archives.collected import MARKS, Collected, Enough
 from skillyard.stores.skills.sources.git_checkout import read_checkout, tracked_marks
 from skillyard.stores.skills.sources.git_index import is_checkout
-from skillyard.stores.skills.tree import Tree, digest_of, read_tree
+from skillyard.stores.skills.tree import Tree, read_tree
 
 _NAMED = 12
 
@@ -35,8 +35,8 @@ def read_source(
     source = source.resolve(strict=True)
     if not source.is_dir():
         with source.open("rb") as archive:
-            unpacked, findings = read_archive(archive, limits)
-        return _chosen(unpacked, findings, inner)
+            unpacked, findings = read_archive(archive, limits, below=inner)
+        return _with_choice(unpacked, findings, _skills_in(unpacked.tree) if unpacked and not inner else [])
     if is_checkout(source):
         unpacked, findings = read_checkout(source, inner, limits)
         return _with_choice(unpacked, findings, [] if inner else _skills_of(source))
@@ -63,21 +63,6 @@ def _read_directory(source: Path, inner: str, limits: ArchiveLimits) -> tuple[Un
         return None, collected.findings
 
 
-def _chosen(unpacked: Unpacked | None, findings: list[Finding], inner: str) -> tuple[Unpacked | None, list[Finding]]:
-    """What lies in a directory of an archive's files."""
-    if unpacked is None:
-        return None, findings
-    tops = {path.partition("/")[0] for path in unpacked.tree.files}
-    only = f"{tops.pop()}/" if len(tops) == 1 else ""
-    if not inner:
-        return _with_choice(unpacked, findings, _skills_in(unpacked.tree, only))
-    for prefix in dict.fromkeys((f"{inner}/", f"{only}{inner}/")):
-        files = {p[len(prefix) :]: file for p, file in unpacked.tree.files.items() if p.startswith(prefix)}
-        if files:
-            return Unpacked(Tree(files, digest_of(files)), posixpath.basename(inner)), findings
-    return None, [Finding("error", printable(inner), 0, "no-directory", "is no directory in the archive")]
-
-
 def _with_choice(
     unpacked: Unpacked | None, findings: list[Finding], skills: Sequence[str]
 ) -> tuple[Unpacked | None, list[Finding]]:
@@ -98,6 +83,9 @@ def _skills_of(checkout: Path) -> list[str]:
         return []
 
 
-def _skills_in(tree: Tree, prefix: str) -> list[str]:
+def _skills_in(tree: Tree) -> list[str]:
+    """Relative to the leading directory, when there is one."""
+    tops = {path.partition("/")[0] for path in tree.files}
+    only = f"{tops.pop()}/" if len(tops) == 1 else ""
     found = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in MARKS}
-    return sorted(path[len(prefix) :] if path.startswith(prefix) else path for path in found)
+    return sorted(path.removeprefix(only) for path in found)
