@@ -118,6 +118,20 @@ async def test_other_roots_are_searched_and_known_bundles_are_not_read(yard: Yar
     assert ((await skills.get("x.a")).digest, list(await skills.problems())) == (first, [])
 
 
+async def test_a_bundle_that_goes_to_another_root_stays(yard: Yard) -> None:
+    """A root in a root: what a link makes the outer one find elsewhere is the inner one's from then on."""
+    yard.roots = [yard.roots[0], yard.roots[0] / "team"]
+    action(yard.roots[1], "x.a")
+    skills = await yard.again()
+    assert list(await skills.problems()) == []
+    (yard.roots[0] / "0-first").symlink_to(yard.roots[1])
+    assert await names(skills) == ["x.a"]
+    [problem] = await skills.problems()
+    assert (problem.rule, problem.file) == ("duplicate-version", str(yard.roots[1] / "x.a"))
+    (yard.roots[0] / "0-first").unlink()
+    assert (await names(skills), list(await skills.problems())) == (["x.a"], [])
+
+
 async def test_damage_that_shows_while_it_serves(yard: Yard) -> None:
     """Whatever was cut or garbled, the answer is the right one."""
     for number in range(40):

@@ -122,7 +122,8 @@ class Disk:
 
 ACTS = ("bundle", "bundle", "bundle", "plain", "broken", "edited", "replaced", "removed", "renamed", "unmarked",
         "marked", "linked", "unreadable", "root_gone")  # fmt: skip
-INDEXES = ("kept", "kept", "kept", "closed", "deleted", "cut", "garbled", "empty", "foreign", "other_roots")
+INDEXES = ("kept", "kept", "kept", "closed", "deleted", "cut", "garbled", "empty", "foreign", "other_roots",
+           "other_roots")  # fmt: skip
 
 
 class Pair:
@@ -148,7 +149,8 @@ class Pair:
             return
         await self.kept.close()
         if what == "other_roots":
-            self.roots = choice.choice([self.disk.roots, self.disk.roots[::-1], self.disk.roots[:1]])
+            one, two = self.disk.roots
+            self.roots = choice.choice([[one, two], [two, one], [one], [one, one / "team", two], [one / "team", one]])
         elif self.index.exists():
             self._spoil(what, choice)
         self.kept = self._made(self.index)
