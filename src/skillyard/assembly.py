@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skillyard.backends import make_backends, make_gate
+from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
-from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods, blocking
+from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
 from skillyard.client.sources import Download, Upload
 from skillyard.data_dir import DataDir
 from skillyard.domain.errors import InvalidInput

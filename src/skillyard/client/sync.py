@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from skillyard.client.blocking import BlockingTransport, drive
+from skillyard.client.calling import blocking
 from skillyard.client.client import Client
 from skillyard.client.discovery import Server, ServerUrl
 from skillyard.client.exchange import Transport
-from skillyard.client.methods import SyncProtocolMethods, blocking
+from skillyard.client.methods import SyncProtocolMethods
 
 T = TypeVar("T")
 

@@ -1,0 +1,54 @@
+"""What makes the methods of the server Python methods: one abstract ``call``, awaited or waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Json = dict[str, Any]
+
+
+class Calls:
+    """Whatever can call a method by its name."""
+
+    async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
+        """The result of any method by its name."""
+        raise NotImplementedError
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """For a class with ``_inner`` and ``_wait``: the method of ``_inner`` with this name, waited for."""
+
+    @wraps(method)
+    def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._wait(getattr(self._inner, method.__name__)(*args, **kwargs))
+        return result
+
+    return cast("Callable[Concatenate[Any, P], T]", wait)
+
+
+class Waits:
+    """The same without ``await``. A subclass gives ``_inner`` and ``_wait``."""
+
+    _inner: Calls
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        raise NotImplementedError
+
+    call = blocking(Calls.call)
+
+
+def listed(texts: Sequence[str] | None) -> Sequence[str] | None:
+    """A text is left whole, for the server to refuse: its letters are no list."""
+    return texts if texts is None or isinstance(texts, str) else list(texts)
+
+
+def given(**params: Any) -> Json:
+    """The parameters that were given; None is how a method's signature says left out."""
+    return {name: value for name, value in params.items() if value is not None}

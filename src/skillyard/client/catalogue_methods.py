@@ -1,0 +1,79 @@
+"""The methods ``catalogue.*`` as Python methods."""
+
+from __future__ import annotations
+
+from skillyard.client.calling import Calls, Json, Waits, blocking, given
+
+
+class CatalogueMethods(Calls):
+    """What is published, approved and told of skills' versions."""
+
+    async def skill_versions(self, name: str, *, history: int | None = None) -> Json:
+        """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
+        return await self.call("catalogue.versions", given(name=name, history=history))
+
+    async def diff_skill(self, name: str, old: str, new: str | None = None) -> Json:
+        """What version ``new``, the latest when left out, has that ``old`` had not: ``needs``, what widens first,
+        ``facts`` and ``files`` with unified diffs; ``same`` and ``widens``."""
+        return await self.call("catalogue.diff", {"name": name, "from": old, **given(to=new)})
+
+    async def review_skill(self, name: str, *, version: str | None = None) -> Json:
+        """What a reader should know before trusting it: ``needs``, ``imports``, ``hosts``, and ``findings``, gravest
+        first."""
+        return await self.call("catalogue.review", given(name=name, version=version))
+
+    async def skill_needs(self, name: str, *, version: str | None = None) -> Json:
+        """What a skill declares that it needs: ``needs`` (rows of ``need``, ``asked``, ``granted``, ``why``), the
+        ``digest`` that an approval is bound to, and whether it is ``approved``, ``by`` what and ``because`` of whom."""
+        return await self.call("catalogue.needs", given(name=name, version=version))
+
+    async def approve_skill(
+        self, name: str, *, version: str | None = None, digest: str | None = None, note: str | None = None
+    ) -> Json:
+        """Consent to what a version declares: its needs, and ``approval``. With ``digest``, only to these bytes. Needs
+        ``admin``."""
+        return await self.call("catalogue.approve", given(name=name, version=version, digest=digest, note=note))
+
+    async def revoke_skill(self, name: str, *, version: str | None = None) -> Json:
+        """Take approvals back, of every version when none is given: ``revoked`` counts them, ``still`` says what
+        approves it all the same. Needs ``admin``."""
+        return await self.call("catalogue.revoke", given(name=name, version=version))
+
+    async def list_approvals(
+        self, *, name: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> Json:
+        """One page: ``approvals`` and ``next_cursor``. Needs ``admin``."""
+        return await self.call("catalogue.approvals", given(name=name, limit=limit, cursor=cursor))
+
+    async def withdraw_skill(self, name: str, version: str, *, reason: str | None = None) -> Json:
+        """Serve a published version no longer: its state, ``changed`` and ``unpinned``. Runs at work go on. Needs
+        ``publish``, as those that follow, for the project that the name belongs to."""
+        return await self.call("catalogue.withdraw", given(name=name, version=version, reason=reason))
+
+    async def restore_skill(self, name: str, version: str) -> Json:
+        """Serve a withdrawn version again."""
+        return await self.call("catalogue.restore", {"name": name, "version": version})
+
+    async def pin_skill(self, name: str, version: str) -> Json:
+        """Choose which version the name alone means."""
+        return await self.call("catalogue.pin", {"name": name, "version": version})
+
+    async def unpin_skill(self, name: str) -> Json:
+        """Let the name mean the newest version again: ``unpinned``, ``latest``."""
+        return await self.call("catalogue.unpin", {"name": name})
+
+
+class SyncCatalogueMethods(Waits):
+    """:class:`CatalogueMethods` without ``await``."""
+
+    skill_versions = blocking(CatalogueMethods.skill_versions)
+    diff_skill = blocking(CatalogueMethods.diff_skill)
+    review_skill = blocking(CatalogueMethods.review_skill)
+    skill_needs = blocking(CatalogueMethods.skill_needs)
+    approve_skill = blocking(CatalogueMethods.approve_skill)
+    revoke_skill = blocking(CatalogueMethods.revoke_skill)
+    list_approvals = blocking(CatalogueMethods.list_approvals)
+    withdraw_skill = blocking(CatalogueMethods.withdraw_skill)
+    restore_skill = blocking(CatalogueMethods.restore_skill)
+    pin_skill = blocking(CatalogueMethods.pin_skill)
+    unpin_skill = blocking(CatalogueMethods.unpin_skill)
