@@ -28,6 +28,7 @@ from pydantic_settings import (
 from skillyard.client.discovery import default_data_dir
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
+from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.protection import PROTECTIONS
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
 from skillyard.network_settings import NetworkSettings
@@ -195,6 +196,15 @@ class EnvironmentSettings(_Section):
 
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+
+    @field_validator("packages")
+    @classmethod
+    def _check_packages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not is_requirement(text):
+                rule = "must be requirements such as 'numpy>=2,<3'; no URLs, paths or options"
+                raise InvalidInput("environments.packages", rule, shape(text))
+        return value
 
 
 class Settings(BaseSettings):

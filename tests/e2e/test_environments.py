@@ -36,6 +36,7 @@ def main(args):
         subprocess.run([sys.executable, "-c", "pass"], check=True)
     return {"versions": found, "files": sorted(os.listdir("."))}
 """
+VERSION_OF_BETA = "import beta\ndef main(args): return {'result': beta.VERSION}"
 STARTED = b"import os; open('%s', 'a').close()\n"
 
 
@@ -196,6 +197,26 @@ def test_offline_from_the_wheels_of_another_server(runtime: SyncRuntime, index: 
         assert run(offline, "alpha")["versions"] == {"alpha": "1.0"}
         assert "there is no package 'gamma' in packages.wheels" in why(offline, "gamma")
     assert len(index.asked) == asked
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("isolation", ["gvisor", "landlock"])
+def test_behind_other_isolations(home: Path, index: Index, isolation: str) -> None:
+    """What has no network builds offline, and with an index behind native, where that stands."""
+    wheels = home / f"wheels-of-{isolation}"
+    wheels.mkdir()
+    (wheels / wheel_name("beta")).write_bytes(make_wheel("beta"))
+    policy = {"policy": {"isolation": isolation}}
+    with opened(home / f"{isolation}-off", settings=policy, wheels=str(wheels), offline=True) as runtime:
+        offer = runtime._inner.engine.backends.default
+        if offer is None or offer.refusal is not None:
+            pytest.skip(f"{isolation} does not stand here: {offer and offer.refusal}")
+        assert runtime.run_code(VERSION_OF_BETA, packages=["beta"]).raise_for_status().output == {"result": "1.0"}
+    with opened(home / f"{isolation}-on", settings=policy, index=index.url) as runtime:
+        done = runtime.run_code(VERSION_OF_BETA, packages=["beta"])
+        if done.error is not None and "native does not stand" in done.error["message"]:
+            pytest.skip(done.error["message"])
+        assert done.raise_for_status().output == {"result": "2.0"}
 
 
 def test_credentials_of_a_private_index_stay_at_the_gate(home: Path) -> None:

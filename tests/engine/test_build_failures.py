@@ -153,6 +153,12 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path, packages: dic
         load_settings(data_dir=tmp_path, packages=packages)
 
 
+def test_named_environments_hold_requirements_only(tmp_path: Path) -> None:
+    for text in ("six @ https://x/six.whl", "-r more.txt", "./six"):
+        with pytest.raises(InvalidInput, match=r"environments\.packages: must be requirements"):
+            load_settings(data_dir=tmp_path, environments={"mine": {"packages": [text]}})
+
+
 def test_an_index_opens_its_own_host_and_port_alone(tmp_path: Path) -> None:
     def rules(**packages: Any) -> list[str]:
         return [rule.text for rule in load_settings(data_dir=tmp_path, packages=packages).packages.config().network]
