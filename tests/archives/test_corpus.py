@@ -13,7 +13,8 @@ import pytest
 
 from skillyard.domain.rules import archives
 from skillyard.stores.skills.archives import read_archive
-from tests.archives.corpus import ATTACKS, NAMES, Attack
+from tests.archives.corpus import ATTACKS, Attack
+from tests.archives.corpus_names import NAMES
 
 SHOWN = {"archive-traversal", "archive-absolute", "archive-collision", "archive-duplicate", "archive-link"}
 

@@ -114,3 +114,8 @@ def make_zip(
         "<4s4H2LH", b"PK\x05\x06", told["disk"], 0, *(told[k] for k in ("here", "entries", "size", "offset", "comment"))
     )
     return before + content + gap + directory + last + comment
+
+
+def patched(raw: bytes, mark: bytes, offset: int, value: bytes) -> bytes:
+    at = raw.index(mark) + offset
+    return raw[:at] + value + raw[at + len(value) :]
