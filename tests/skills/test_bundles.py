@@ -1,18 +1,40 @@
-"""Bundles into snapshots: what is synced to the disk, and what a bundle calls itself."""
+"""Bundles as they travel: the port's promises, what is synced to the disk, what a bundle calls itself."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skillyard.ports.bundles import BundleStore
 from skillyard.stores.skills.archives import read_archive
-from skillyard.stores.skills.bundles import own_name
+from skillyard.stores.skills.bundles import LocalBundles, own_name
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Tree
+from skillyard.testing import bundles_suite
 from tests.bundles import note_files, skill_files, tar
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", bundles_suite.CHECKS, ids=lambda check: check.__name__)
+async def test_conformance(check: Any, tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    @asynccontextmanager
+    async def make(max_bytes: int) -> AsyncIterator[BundleStore]:
+        home = tmp_path / str(next(numbers))
+        bundles = LocalBundles(Snapshots(home / "snapshots"), home / "uploads", max_bytes=max_bytes)
+        bundles.prepare()
+        yield bundles
+        assert list((home / "uploads").iterdir()) == []
+
+    await check(make)
 
 
 def tree_of(files: dict[str, bytes]) -> Tree:
