@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -142,6 +144,30 @@ async def test_who_goes_away_while_it_comes_leaves_nothing(store: LocalEnvironme
     with pytest.raises(RuntimeError):
         await store.add(Arrival(LOCK, (), "", 1 << 20), chunks())
     assert left(store) == []
+
+
+async def test_who_is_cancelled_while_it_is_placed_leaves_it_whole_or_not_at_all(
+    store: LocalEnvironments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that places it goes on; nothing is removed under its hands."""
+    real, reached, release = LocalEnvironments._place, threading.Event(), threading.Event()
+
+    def slow(self: LocalEnvironments, staging: Path, built: BuiltEnvironment) -> None:
+        reached.set()
+        assert release.wait(10)
+        real(self, staging, built)
+
+    monkeypatch.setattr(LocalEnvironments, "_place", slow)
+    adding = asyncio.create_task(add(store, pack(alpha())))
+    assert await asyncio.to_thread(reached.wait, 10)
+    adding.cancel()
+    await asyncio.sleep(0)
+    adding.cancel()
+    release.set()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    assert sorted(left(store)) == [LOCK.digest, f"{LOCK.digest}.json"]
+    assert (store.packages(LOCK.digest) / "alpha" / "__init__.py").is_file()
 
 
 async def test_two_distributions_may_bring_the_same_path(store: LocalEnvironments) -> None:

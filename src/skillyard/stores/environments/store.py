@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import StoreFault
@@ -25,6 +25,8 @@ from skillyard.stores.environments.installed import Installed, check_installed, 
 from skillyard.stores.environments.locks import Locks
 from skillyard.stores.environments.small_file import TEMPORARY, read_json, write_json
 from skillyard.stores.skills.snapshots import remove_tree
+
+T = TypeVar("T")
 
 TOUCHED_EVERY_S = 600.0
 """How often it is written down that an environment is used."""
@@ -65,20 +67,20 @@ class LocalEnvironments:
     async def add(self, arrival: Arrival, chunks: AsyncIterator[bytes]) -> BuiltEnvironment:
         digest = arrival.lock.digest
         try:
-            staging = await asyncio.to_thread(self._staging, digest)
+            staging = self._staging(digest)
         except OSError as error:
             raise _fault(error) from error
         try:
             await receive_tar(chunks, staging, ReceiverLimits(arrival.most_bytes, MOST_ENTRIES), sealed=True)
-            installed = await asyncio.to_thread(check_installed, staging, arrival.lock)
+            installed = await _to_its_end(check_installed, staging, arrival.lock)
             built = self._built(arrival, installed)
-            await asyncio.to_thread(self._place, staging, built)
+            await _to_its_end(self._place, staging, built)
         except ArchiveRefused as refused:
             raise BadEnvironment(f"what the build gave back is refused: {refused}") from refused
         except OSError as error:
             raise _fault(error) from error
         finally:
-            await asyncio.shield(asyncio.to_thread(remove_tree, staging))
+            await _to_its_end(remove_tree, staging)
         self._known[digest] = built
         return built
 
@@ -214,6 +216,21 @@ def _built_from(data: Mapping[str, Any], used_at: float) -> BuiltEnvironment:
         build_ms=float(data["build_ms"]),
         log=str(data["log"]),
     )
+
+
+async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
+    """A thread goes on when its caller is cancelled: what comes after would meet it at work."""
+    working = asyncio.get_running_loop().run_in_executor(None, work, *args)
+    cancelled = False
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        working.exception()
+        raise asyncio.CancelledError
+    return working.result()
 
 
 def _fault(error: OSError) -> StoreFault:
