@@ -125,6 +125,14 @@ def test_what_macos_puts_into_archives_is_left_out() -> None:
     assert (list(unpacked.tree.files), unpacked.stripped) == (["SKILL.md"], "my-skill")
 
 
+@pytest.mark.parametrize("name", [".git/hooks/x", "a/.GIT/config", "\uff0egit/x", ".Env", "__PYCACHE__/x", "a.pyc"])
+def test_what_is_never_part_of_a_skill_is_left_out_however_it_is_spelled(name: str) -> None:
+    unpacked, findings = read_archive(io.BytesIO(as_zip(tree_of({"SKILL.md": b"x", name: b"y"}))))
+    assert unpacked is not None
+    assert list(unpacked.tree.files) == ["SKILL.md"]
+    assert [finding.rule for finding in findings] == ["archive-dropped"]
+
+
 TOOLS = {
     "tar, a directory": ("tar czf out my-skill", "my-skill"),
     "tar, its content": ("tar cf out -C my-skill .", ""),

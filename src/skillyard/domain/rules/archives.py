@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
     always("archive-ratio", "It unpacks to hundreds of times its size.", "store such files uncompressed"),
     always("archive-depth", "A file lies deeper than a skill's may.", "nest them less"),
     always("archive-encoding", "A name is no UTF-8.", "rename it, or make the archive with UTF-8 names"),
-    always("archive-name", "A name is empty, or holds control or other characters that do not print.", "rename it"),
+    always("archive-name", "A name is empty, or holds characters that do not print or that nobody sees.", "rename it"),
     always("archive-name-length", "A name has more than 255 bytes, or a path more than 1,024.", "use shorter names"),
     always("archive-backslash", "A name holds a backslash.", "use / between directories"),
     always(
@@ -51,7 +51,7 @@ RULES: tuple[Rule, ...] = (
     always("archive-traversal", "A path goes up (`..`).", "make the archive from inside the directory"),
     always(
         "archive-reserved-name",
-        "A name is a device's on Windows: CON, NUL, COM1 and others, with any suffix.",
+        "A name is a device's on Windows (CON, NUL, COM1 …), or holds what has a meaning there (`:`, `*`, `<` …).",
         _PORTABLE,
     ),
     always("archive-name-end", "A name ends in a dot or a space.", _PORTABLE),

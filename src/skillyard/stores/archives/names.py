@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from skillyard.stores.archives.refused import ArchiveRefused
+from skillyard.stores.archives.refused import ArchiveRefused, is_visible
 
 MAX_PART = 255
 """NAME_MAX, in bytes (limits.h)."""
 MAX_PATH = 1024
 
+_STREAMS = re.compile(r'[<>:"|?*]')
 _DEVICES = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)", re.IGNORECASE)
 
 
@@ -41,8 +42,8 @@ def _decoded(name: bytes) -> str:
         text = name.decode()
     except UnicodeDecodeError:
         raise ArchiveRefused("archive-encoding", name, "has a name that is no UTF-8") from None
-    if not text or not text.isprintable():
-        raise ArchiveRefused("archive-name", name, "has an empty name, or one with characters that do not print")
+    if not text or not is_visible(text):
+        raise ArchiveRefused("archive-name", name, "has an empty name, or one with characters that nobody sees")
     if "\\" in text:
         raise ArchiveRefused("archive-backslash", name, "has a backslash in its name")
     return text
@@ -60,6 +61,8 @@ def _check_part(part: str, name: bytes) -> None:
 def check_portable(parts: tuple[str, ...]) -> None:
     """Names that Windows would take for something else. Raises ArchiveRefused."""
     for part in parts:
+        if _STREAMS.search(part):
+            raise ArchiveRefused("archive-reserved-name", "/".join(parts), 'has one of <>:"|?* in its name')
         if _DEVICES.fullmatch(part.partition(".")[0].rstrip(" ")):
             raise ArchiveRefused("archive-reserved-name", "/".join(parts), "is named as a device of Windows")
         if part[-1] in ". ":

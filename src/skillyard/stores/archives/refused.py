@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from skillyard.domain.skill import Finding
 
 SHOWN = 200
 """Characters of a name that stand in a message."""
+
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Default_Ignorable_Code_Point (Unicode, DerivedCoreProperties.txt)."""
 
 
 class ArchiveRefused(Exception):
@@ -27,8 +35,13 @@ def printable(name: str | bytes) -> str:
     if isinstance(name, str):
         name = name[: 4 * SHOWN].encode("utf-8", "surrogateescape" if _is_escaped(name) else "backslashreplace")
     text = name[: 4 * SHOWN].decode("utf-8", "backslashreplace")
-    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    plain = "".join(c if is_visible(c) else c.encode("unicode_escape").decode("ascii") for c in text)
     return plain if len(plain) <= SHOWN else plain[: SHOWN - 1] + "…"
+
+
+def is_visible(text: str) -> bool:
+    """Whether all of it prints, and is seen when it does."""
+    return text.isprintable() and not _UNSEEN.search(text)
 
 
 def _is_escaped(name: str) -> bool:

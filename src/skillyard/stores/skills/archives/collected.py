@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from skillyard.domain.bundle import is_excluded
+from skillyard.domain.bundle import EXCLUDED, is_excluded
 from skillyard.domain.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.archives.names import check_portable, folded, parts_of
@@ -16,6 +16,14 @@ MARKS = ("SKILL.md", "skill.toml")
 """What stands at the root of a bundle."""
 MAX_FINDINGS = 20
 _NAMED = 8
+
+
+_EXCLUDED = frozenset(folded(name) for name in EXCLUDED)
+
+
+def _is_left_out(part: str) -> bool:
+    """``.GIT`` too: unpacked on other systems it is ``.git``."""
+    return is_excluded(part) or folded(part) in _EXCLUDED
 
 
 class Enough(Exception):
@@ -56,7 +64,7 @@ class Collected:
         never part of a skill, an entry that is refused. Raises ArchiveRefused, Enough."""
         try:
             parts = parts_of(name, max_depth=self.limits.caps.depth + 1 + 2 * len(self.below))
-            if any(is_excluded(part) for part in parts):
+            if any(_is_left_out(part) for part in parts):
                 self._drop(parts)
                 return None
             if self.below:
@@ -149,7 +157,7 @@ class Collected:
 
     def _drop(self, parts: tuple[str, ...]) -> None:
         self._dropped_count += 1
-        top = next(i for i, part in enumerate(parts) if is_excluded(part))
+        top = next(i for i, part in enumerate(parts) if _is_left_out(part))
         path = printable("/".join(parts[: top + 1]))
         if path not in self._dropped and len(self._dropped) < _NAMED:
             self._dropped.append(path)
