@@ -25,7 +25,17 @@ from skillyard.domain.sandbox import (
     Stream,
     StreamLimits,
 )
-from skillyard.domain.skill import Finding, Needs, RuntimeSpec, Skill, SkillFile, SkillFormat, SkillKind, SkillLine
+from skillyard.domain.skill import (
+    Finding,
+    Needs,
+    RuntimeSpec,
+    Skill,
+    SkillFile,
+    SkillFormat,
+    SkillKind,
+    SkillLine,
+    SkillSource,
+)
 
 ALL_WALLS = {name: Protection(Level.KERNEL) for name in PROTECTIONS}
 
@@ -286,6 +296,7 @@ def a_skill(
     inputs: Mapping[str, Any] | None = None,
     outputs: Mapping[str, Any] | None = None,
     format: SkillFormat = SkillFormat.PROTOCOL,
+    source: SkillSource = SkillSource.DIRECTORY,
 ) -> Skill:
     action = kind is SkillKind.ACTION
     return Skill(
@@ -305,4 +316,5 @@ def a_skill(
         needs=needs or Needs(),
         inputs_schema=inputs,
         outputs_schema=outputs,
+        source=source,
     )

@@ -137,7 +137,8 @@ class Skill:
     inputs_schema: Mapping[str, Any] | None = None
     outputs_schema: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
-    source: SkillSource = SkillSource.DIRECTORY
+    source: SkillSource = SkillSource.PUBLISHED
+    """The one that is trusted least, unless somebody knows better."""
 
     @property
     def import_name(self) -> str:
