@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.review import File, Review, review
@@ -162,7 +165,7 @@ def test_a_plain_agent_skill(tmp_path: Path) -> None:
 
 
 def test_the_gravest_comes_first_and_floods_are_cut() -> None:
-    flood = texts(**{f"f{i}.md": "<!-- x -->\n" * 400 for i in range(200)}, **{"z.md": tagged_line()})
+    flood = texts(**{f"f{i}.md": "<!-- x -->\n" * 400 for i in range(90)}, **{"z.md": tagged_line()})
     found = reviewed(flood)
     assert found.findings[0].rule == "hidden-characters"
     assert len(found.findings) == 501
@@ -176,7 +179,7 @@ def tagged_line() -> str:
 
 
 def test_what_is_not_looked_at_is_said() -> None:
-    long = "a\n" * 700_000 + "<!-- x -->"
+    long = "a" * 1_400_000 + "<!-- x -->"
     found = reviewed(texts(**{f"f{i}.md": long for i in range(8)}))
     partial = [f for f in found.findings if f.rule == "review-partial"]
     assert [f.file for f in partial] == [f"f{i}.md" for i in range(8)]
@@ -189,3 +192,98 @@ def test_a_review_is_json() -> None:
         assert json.loads(json.dumps(made)) == made
         assert sum(made["counts"].values()) == len(made["findings"])
         assert all(Finding(**finding).mend for finding in made["findings"])
+
+
+SCRAPS = st.sampled_from(
+    [
+        *(
+            b"<",
+            b"<!--",
+            b"-->",
+            b"<a style='",
+            b"color:",
+            b"![",
+            b"](",
+            b"[x]: #",
+            b"http://",
+            b"@",
+            b"curl ",
+            b"| sh",
+        ),
+        *(b"\xe2\x80\xae", b"\xf3\xa0\x81\x81", b"\xff", b"\0", b"\n", b" " * 200, b"\n" * 100, b"A1b2" * 60, b"eyJ"),
+        *(b"password='", b"-----BEGIN PRIVATE KEY-----", b"#!", b"PK\x03\x04", b"MZ", b"\x80\x04.", b"import os\n"),
+        *(
+            b"eval(",
+            b"f'{",
+            b"'''",
+            b"\\",
+            b'{"scripts":{"install":1}}',
+            b"[build-system]",
+            b"\xef\xbb\xbf",
+            b"\xff\xfe",
+        ),
+    ]
+)
+PATHS = st.sampled_from(
+    [
+        "SKILL.md",
+        "skill.toml",
+        "a.py",
+        "a.md",
+        "a.png",
+        "a",
+        "package.json",
+        "pyproject.toml",
+        ".claude/x",
+        "a.html",
+        "id_rsa",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(PATHS, st.lists(SCRAPS | st.binary(max_size=8), max_size=12).map(b"".join), max_size=4))
+def test_any_bundle_has_a_review(files: dict[str, bytes]) -> None:
+    made = reviewed({path: (data, False) for path, data in files.items()})
+    for finding in made.findings:
+        text = files[finding.file].decode("utf-16" if files[finding.file][:2] == b"\xff\xfe" else "utf-8", "replace")
+        assert finding.rule in RULES
+        assert finding.level in RULES[finding.rule].review
+        assert 0 <= finding.line <= text.count("\n") + 1
+        assert finding.message.isprintable()
+    assert json.loads(json.dumps(made.as_dict())) == made.as_dict()
+
+
+BOMBS = {
+    "tags": b"<a " * 23_000,
+    "attributes": b'<a x="' * 13_000,
+    "comments": b"<!--" * 20_000,
+    "images": b"![" * 33_000,
+    "curl": b"curl " * 16_000,
+    "pipes": b"curl |" * 13_000,
+    "tokens": b"eyJ-" * 20_000,
+    "blanks": b" " * 83_000,
+    "lines": b"\n" * 83_000,
+    "blank lines": b" \r\n" * 26_000,
+    "base64": b"A1" * 40_000,
+    "short base64": (b"A1" * 99 + b" ") * 400,
+    "urls": b"http://" * 11_000,
+    "brackets": b"](" * 40_000,
+    "selectors": "\ufe0f".encode() * 26_000,
+    "direction": "\u202e".encode() * 26_000,
+    "cyrillic": "a\u0430".encode() * 26_000,
+    "passwords": b"password='" * 8_000,
+    "nested json": b'{"a":' * 16_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_take_time_in_proportion(name: str) -> None:
+    whole, half = (took(BOMBS[name][: len(BOMBS[name]) // part]) for part in (1, 2))
+    assert whole < 4 * half + 0.5
+
+
+def took(data: bytes) -> float:
+    start = time.perf_counter()
+    review([File("a.md", data), File("package.json", data)])
+    return time.perf_counter() - start

@@ -28,8 +28,8 @@ _COLOURS = {"error": "red", "danger": "red", "warning": "yellow"}
 def review(skill: str, level: str, as_json: bool, where: Where) -> None:
     """What a reader should know before trusting a skill, from its files alone: nothing of it is executed.
 
-    A PATH is a directory on this machine. Exits with 1 when something is found that an honest skill has no reason for,
-    with 2 when it is no valid skill. That nothing is found is no promise.
+    A PATH is a directory, a zip or a tar on this machine. Exits with 1 when something is found that an honest skill has
+    no reason for, with 2 when it is no valid skill. That nothing is found is no promise.
     """
     found = _of_path(Path(skill)) if _is_path(skill) else _of_name(skill, where)
     if as_json:
@@ -43,13 +43,14 @@ def review(skill: str, level: str, as_json: bool, where: Where) -> None:
 
 
 def _is_path(text: str) -> bool:
-    return "/" in text or text in (".", "..") or Path(text).is_dir()
+    """Names have no slash; what lies here goes before what is served."""
+    return "/" in text or text in (".", "..") or Path(text).exists()
 
 
 def _of_path(path: Path) -> dict[str, Any]:
-    from skillyard.stores.skills.review import review_directory
+    from skillyard.stores.skills.review import review_source
 
-    return review_directory(path)
+    return review_source(path)
 
 
 def _of_name(text: str, where: Where) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""A review of a bundle that lies in a directory, valid or not."""
+"""A review of a bundle that lies in a directory or an archive, valid or not."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,35 @@ from typing import Any
 from skillyard.domain.review import File, Review, review
 from skillyard.domain.skill import Finding
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.tree import Caps, read_tree
+from skillyard.stores.skills.tree import Caps, Tree, read_tree
 
 
-def review_directory(path: Path | str, *, caps: Caps | None = None) -> dict[str, Any]:
-    """The answer of ``catalogue.review`` for the bundle in ``path``; ``validation`` holds why it is no skill, when it
-    is none. Nothing of it is run."""
+def review_source(path: Path | str, *, caps: Caps | None = None) -> dict[str, Any]:
+    """The answer of ``catalogue.review`` for the bundle in ``path``, a directory, a zip or a tar; ``validation`` holds
+    why it is no skill, when it is none. Nothing of it is run. Raises OSError for an archive that cannot be read."""
     directory = Path(os.path.abspath(path))  # noqa: PTH100 - the directory's own name counts, not a link's target
-    if not directory.is_dir():
-        return _answer(Review(), [Finding("error", str(path), 0, "no-directory", "is no directory that holds a skill")])
-    tree, findings = read_tree(directory, caps or Caps())
+    place, tree, told = _read(directory, caps or Caps())
     if tree is None:
-        return _answer(Review(), findings)
-    skill, told = check_bundle(Bundle(tree, Place.of(directory), directory, lenient=True))
-    made = review([File(path, file.data, file.executable) for path, file in tree.files.items()], skill)
-    about = {"name": skill.name, "version": skill.version} if skill else {"name": directory.name, "version": None}
-    return {**about, "digest": tree.digest, **_answer(made, list(told))}
+        return {"name": None, "version": None, "digest": None, **_answer(Review(), told)}
+    skill, findings = check_bundle(Bundle(tree, place, directory, lenient=True))
+    made = review([File(name, file.data, file.executable) for name, file in tree.files.items()], skill)
+    about = {"name": skill.name, "version": skill.version} if skill else {"name": place.name, "version": None}
+    return {**about, "digest": tree.digest, **_answer(made, [*told, *findings])}
 
 
-def _answer(made: Review, validation: list[Finding]) -> dict[str, Any]:
+def _read(path: Path, caps: Caps) -> tuple[Place, Tree | None, Sequence[Finding]]:
+    if path.is_dir():
+        return Place.of(path), *read_tree(path, caps)
+    if not path.is_file():
+        missing = Finding("error", str(path), 0, "no-directory", "is neither a directory nor an archive with a skill")
+        return Place.of(path), None, [missing]
+    from skillyard.stores.skills.sources import read_source
+
+    unpacked, findings = read_source(path)
+    if unpacked is None:
+        return Place(path.name), None, findings
+    return Place(unpacked.stripped or path.name.partition(".")[0]), unpacked.tree, findings
+
+
+def _answer(made: Review, validation: Sequence[Finding]) -> dict[str, Any]:
     return {**made.as_dict(), "validation": [asdict(finding) for finding in validation]}
