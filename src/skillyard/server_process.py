@@ -67,6 +67,12 @@ class ServerProcess:
             raise
         self.startup_s = time.perf_counter() - began
 
+    @property
+    def pid(self) -> int:
+        """While it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """Drain and wait. Raises ServerFailed unless it ended by itself and well. Idempotent."""
         process, self._process = self._process, None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from skillyard.bench.budget import Line, compare
+from skillyard.bench.budget import MANY_SKILLS, Line, compare
+from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
 from skillyard.bench.stats import Rounds
 
 MIB = 1024 * 1024
+GOOD = {"ready": 1.2, "on_demand": 2.5, "data": 3.9, "http": 2.6, "learnt": 1.5}
+BAD = {"ready": 1.6, "on_demand": 11, "data": 4.1, "http": 3.2, "learnt": 2.2}
 
 
 def rounds(*milliseconds: float) -> Rounds:
@@ -21,6 +24,13 @@ def idle(count: int, unshared: int | None) -> Idle:
     return Idle(count, made_s=1, ended_s=1, processes=2 * count, unshared_bytes=unshared, host_bytes=None)
 
 
+def shelf(added_s: float, page_ms: float) -> Shelf:
+    """Of many skills."""
+    made = Shelf(MANY_SKILLS, 5, starts=[1 + added_s], bare_starts=[1.0])
+    made.asked["page"] = rounds(page_ms)
+    return made
+
+
 def by_name(lines: list[Line]) -> dict[str, bool | None]:
     return {line.name: line.met for line in lines}
 
@@ -31,18 +41,20 @@ def test_nothing_measured_is_nothing_met() -> None:
 
 def test_each_line_can_be_met_and_missed() -> None:
     good = compare(
-        {"ready": rounds(1.2), "on_demand": rounds(2.5), "data": rounds(3.9), "http": rounds(2.6)},
+        {name: rounds(ms) for name, ms in GOOD.items()},
         {"ready": {1: rounds(510_000)}},
         idle(1000, 3 * MIB),
         {"import skillyard": [0.05], "skillyard version": [0.14]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.1)),
+        shelf(1.9, 4.9),
     )
     bad = compare(
-        {"ready": rounds(1.6), "on_demand": rounds(11), "data": rounds(4.1), "http": rounds(3.2)},
+        {name: rounds(ms) for name, ms in BAD.items()},
         {"ready": {1: rounds(400_000)}},
         idle(1000, 5 * MIB),
         {"import skillyard": [0.151], "skillyard version": [0.1], "skillyard runs list": [0.2]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.3)),
+        shelf(2.1, 5.1),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
 from skillyard.bench.stats import Rounds, median, percentile
 
 MIB = 1024 * 1024
 ENOUGH_READY = 1000
+MANY_SKILLS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,19 @@ def compare(
     idle: Idle | None,
     startup: Mapping[str, Sequence[float]],
     network: Ways | None = None,
+    catalogue: Shelf | None = None,
 ) -> list[Line]:
     """Each line of the budget; subjects that were not measured leave theirs open."""
     added = network.added_ms() if network else None
     policy = Line("what a network policy adds to a ready run, median", 2.0, "ms", added)
-    return [*_latencies(latency), policy, _sustained(throughput), *_waiting(idle), *_beginning(startup)]
+    return [
+        *_latencies(latency),
+        policy,
+        _sustained(throughput),
+        *_waiting(idle),
+        *_beginning(startup),
+        *_skills(catalogue),
+    ]
 
 
 def _latencies(latency: Mapping[str, Rounds]) -> Iterator[Line]:
@@ -76,6 +86,13 @@ def _beginning(startup: Mapping[str, Sequence[float]]) -> Iterator[Line]:
     slowest = max((ms for title, ms in typical.items() if title.startswith("skillyard ")), default=None)
     yield Line("import skillyard, the interpreter's start included", 150, "ms", typical.get("import skillyard"))
     yield Line("the slowest client command, from start to end", 150, "ms", slowest)
+
+
+def _skills(shelf: Shelf | None) -> Iterator[Line]:
+    page = round(shelf.page_ms, 3) if shelf else None
+    yield Line("a page of 50 skills with summaries, p50", 5.0, "ms", page)
+    many = shelf if shelf and shelf.names >= MANY_SKILLS else None
+    yield Line(f"what {MANY_SKILLS:,} skills add to a start", 2.0, "s", round(many.start_s, 3) if many else None)
 
 
 def _ms(latency: Mapping[str, Rounds], name: str, percent: float) -> float | None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 
-from skillyard.bench import idle, latency, network, startup, throughput
+from skillyard.bench import catalogue, idle, latency, network, startup, throughput
+from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.job import WrongResult
 from skillyard.bench.network import Ways
@@ -67,15 +68,17 @@ async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
                 rates = await throughput.measure(loaded, plan, given_up)
             say("ways out")
             ways, closed = await _ways(home / "network", plan)
+            say(f"a catalogue of {plan.skills} skills")
+            shelf, unread = await _shelf(home / "catalogue", plan.skills)
             say("commands")
             starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
             servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
             probe = await yards.native().probe()
     took = time.perf_counter() - began
     failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in peers if s.id in given_up]
-    skips = [*skipped, *without, *absent, *failed, *closed]
+    skips = [*skipped, *without, *absent, *failed, *closed, *unread]
     return Report(
-        quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips, ways
+        quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips, ways, shelf
     )
 
 
@@ -92,6 +95,14 @@ async def _ways(home: Path, plan: Plan) -> tuple[Ways | None, list[Skipped]]:
         return await network.measure(home, plan.network_rounds, plan.network_bytes), []
     except (SkillyardError, RunFailed, OSError) as error:
         return None, [Skipped("network", "the ways out", " ".join(str(error).split())[:200])]
+
+
+async def _shelf(home: Path, names: int) -> tuple[Shelf | None, list[Skipped]]:
+    home.mkdir()
+    try:
+        return await catalogue.measure(home, names, versions=5, rounds=40), []
+    except (SkillyardError, ServerFailed, TimeoutError, OSError) as error:
+        return None, [Skipped("catalogue", "the catalogue", " ".join(str(error).split())[:200])]
 
 
 def _aloud(text: str) -> None:

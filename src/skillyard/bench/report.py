@@ -11,6 +11,7 @@ from typing import Any
 
 from skillyard._version import __version__
 from skillyard.bench import budget
+from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
 from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE
@@ -37,9 +38,10 @@ class Report:
     protections: Mapping[str, str]
     skipped: Sequence[Skipped]
     network: Ways | None = None
+    catalogue: Shelf | None = None
 
     def budget(self) -> list[budget.Line]:
-        return budget.compare(self.latency, self.throughput, self.idle, self.startup, self.network)
+        return budget.compare(self.latency, self.throughput, self.idle, self.startup, self.network, self.catalogue)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
@@ -55,6 +57,7 @@ class Report:
             "idle": asdict(self.idle) if self.idle else None,
             "network": list(self.network.rows()) if self.network else [],
             "policy_added_ms": self.network.added_ms() if self.network else None,
+            "catalogue": self.catalogue.as_dict() if self.catalogue else None,
             "startup": [{"title": title, **in_ms(samples)} for title, samples in self.startup.items()],
             "server_start": in_ms(self.server_start_s),
             "budget": [line.as_dict() for line in self.budget()],

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from skillyard.bench.budget import MIB, Line
+from skillyard.bench.catalogue import Shelf
 from skillyard.bench.plan import CONCURRENCY
 from skillyard.bench.report import Report, host
 
@@ -53,6 +54,8 @@ def _tables(report: Report) -> Iterator[tuple[str, Table]]:
     yield "Throughput, runs a second", _throughput(report)
     if report.network is not None:
         yield "Ways out: one transfer, and a connection with one small answer", _ways(report)
+    if shelf := report.catalogue:
+        yield f"A catalogue of {shelf.names:,} skills, {shelf.bundles:,} bundles", _catalogue(shelf)
     yield "Waiting and beginning", _waiting(report)
     yield "The budget", _budget(report.budget())
 
@@ -83,6 +86,18 @@ def _ways(report: Report) -> Table:
         ratios = [_ratio(row[name]) for name in ("vs_direct", "vs_proxy")]
         connection = [_ratio(row[name]) for name in ("connection_vs_direct", "connection_vs_proxy")]
         table.add_row(row["title"], f"{row['mib_per_s']:,.0f}", *ratios, _ms(row["connection_ms"]), *connection)
+    return table
+
+
+def _catalogue(shelf: Shelf) -> Table:
+    table, told = _table("", "p50", "p99"), shelf.as_dict()
+    table.add_row("the first start, which reads every bundle", f"{told['first_start_s']:.1f} s", "")
+    table.add_row("a start", f"{told['start_s']:.2f} s", "")
+    table.add_row("  without any skills", f"{told['bare_start_s']:.2f} s", "")
+    for row in shelf.rows():
+        table.add_row(row["title"], f"{_ms(row['p50_ms'])} ms", f"{_ms(row['p99_ms'])} ms")
+    table.add_row("until a new version is in the list", f"{told['noticed_s']:.2f} s", "")
+    table.add_row("what a server holds more than one without skills", f"{told['memory_bytes'] / MIB:.1f} MiB", "")
     return table
 
 
