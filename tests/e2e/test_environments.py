@@ -183,6 +183,11 @@ def test_what_the_operator_names_is_built_from_source(home: Path, index: Index) 
     with opened(home / "sourced", index=index.url, source=["sourced"]) as runtime:
         assert run(runtime, "sourced", "beta")["versions"] == {"sourced": "1.0", "beta": "2.0"}
         assert "only wheels are taken" in why(runtime, "unbuilt")
+        first = runtime.call("environments.show", {"packages": ["sourced", "beta"]})["environment"]["digest"]
+    index.add("sourced")
+    with opened(home / "sourced", index=index.url) as runtime:  # a wheel is another thing than what was built
+        run(runtime, "sourced", "beta")
+        assert runtime.call("environments.show", {"packages": ["sourced", "beta"]})["environment"]["digest"] != first
 
 
 def test_offline_from_the_wheels_of_another_server(runtime: SyncRuntime, index: Index, home: Path) -> None:

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from skillyard.domain.environment import Lock, Wanted
-from skillyard.domain.lock_text import MAX_TEXT, lock_text, parse_lock
+from skillyard.domain.lock_text import MAX_TEXT, Pin, lock_text, parse_lock
+from skillyard.domain.package_names import normalized
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed
 from skillyard.engine.environments.interpreter import platform_name
@@ -51,7 +52,8 @@ class SandboxBuilder:
         asked = {"step": "resolve", "requirements": list(wanted.requirements)}
         async with aclosing(self._steps.output(asked, log, 2 * MAX_TEXT)) as output:
             text = await _whole(output)
-        return Lock(lock_text(parse_lock(text)), platform_name())
+        pins = parse_lock(text)
+        return Lock(lock_text(pins), _platform(pins, self._steps.source))
 
     async def install(self, lock: Lock, log: BuildLog) -> AsyncGenerator[bytes, None]:
         asked = {"step": "install", "lock": lock.text}
@@ -68,6 +70,12 @@ class SandboxBuilder:
         async with aclosing(self._steps.output(asked, log, self._steps.most_bytes)) as output:
             async for chunk in output:
                 yield chunk
+
+
+def _platform(pins: Sequence[Pin], source: Sequence[str]) -> str:
+    """What is built from source is another thing than the wheel of the same version."""
+    built = {normalized(name) for name in source} & {pin.name for pin in pins}
+    return " ".join([platform_name(), *(f"source:{name}" for name in sorted(built))])
 
 
 async def _whole(output: AsyncIterator[bytes]) -> str:

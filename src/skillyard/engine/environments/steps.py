@@ -52,6 +52,11 @@ class Steps:
         self.at_work: set[str] = set()
 
     @property
+    def source(self) -> tuple[str, ...]:
+        """What is built from source."""
+        return self._config.source
+
+    @property
     def most_bytes(self) -> int:
         """More than a build's disk cannot come out of it."""
         return self._config.disk_mb * MIB + _HEADERS
