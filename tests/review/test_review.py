@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from dataclasses import asdict
@@ -287,3 +288,23 @@ def took(data: bytes) -> float:
     start = time.perf_counter()
     review([File("a.md", data), File("package.json", data)])
     return time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    ("flood", "last", "rule"),
+    [
+        ("<br>\n", "<p hidden>x</p>", "hidden-text"),
+        ("https://docs.acme.dev/\n", "https://bit.ly/x", "odd-host"),
+        ("[x](SKILL.md)\n", "[x](../y)", "link-leaves"),
+        ("token = 'your-token-goes-here'\n", 'token = "q9X2vB7kLm3Pz8Rt"', "secret"),
+        ("sk-your-key-goes-here-0000000000000000000\n", "AKIA2E7Q6KBVTXLMNOPQ", "secret"),
+        (f"{'=' * 3}{'a' * 250}\n", base64.b64encode(bytes(range(256))).decode(), "encoded"),
+        ("\U0001f3f4\U000e0067\U000e007f\n", "\U000e0041", "hidden-characters"),
+        ("import os\n", "import ctypes", "import"),
+        ("eval = 1\n", "eval(x)", "call"),
+    ],
+)
+def test_a_flood_of_harmless_things_hides_nothing(flood: str, last: str, rule: str) -> None:
+    name = "a.py" if rule in ("import", "call") else "a.md"
+    found = reviewed(texts(**{name: flood * 3000 + last}))
+    assert (rule, name, 3001) in [(f.rule, f.file, f.line) for f in found.findings]

@@ -14,7 +14,7 @@ from skillyard.settings import load_settings
 from skillyard.stores.skills import validate
 from skillyard.stores.skills.catalogue.forest import walk
 from skillyard.stores.skills.layout import ScanLimits
-from skillyard.stores.skills.review import review_directory
+from skillyard.stores.skills.review import review_source
 from tests.wild.conftest import Open
 from tests.wild.skills import checkouts, skills_of
 
@@ -31,7 +31,7 @@ def test_strictly_valid(path: Path) -> None:
 
 @every
 def test_a_review_says_what_its_scripts_import(path: Path) -> None:
-    found = review_directory(path)
+    found = review_source(path)
     assert found["name"] == path.name
     scripts = {str(script.relative_to(path)) for script in path.rglob("*.py")}
     assert bool(found["imports"]["standard"]) == any((path / script).stat().st_size for script in scripts)

@@ -26,9 +26,14 @@ _WORD = re.compile(r"\w{1,64}")
 
 
 def check_characters(file: File, text: Text, notes: Notes) -> None:
+    for found in text.all(_CONTROL):
+        message = f"the control character U+{ord(found[0]):04X}, which can change what a terminal shows"
+        notes.warn(file.path, text.line_of(found.start()), "control-characters", message)
+    if text.isascii():
+        return
     _tags(file, text, notes)
     _directions(file, text, notes)
-    for found in _SELECTORS.finditer(text):
+    for found in text.all(_SELECTORS):
         message = f"{len(found[0])} variation selectors in a row, which show as nothing and can carry any bytes"
         notes.danger(file.path, text.line_of(found.start()), "hidden-characters", message)
     body = text.removeprefix("\ufeff")
@@ -37,9 +42,6 @@ def check_characters(file: File, text: Text, notes: Notes) -> None:
         for found in pattern.finditer(body):
             message = f"the invisible character U+{ord(found[0]):04X}"
             notes.warn(file.path, text.line_of(found.start() + shift), "invisible-characters", message)
-    for found in _CONTROL.finditer(text):
-        message = f"the control character U+{ord(found[0]):04X}, which can change what a terminal shows"
-        notes.warn(file.path, text.line_of(found.start()), "control-characters", message)
     _mixed(file, text, notes)
 
 
@@ -54,7 +56,7 @@ def _tags(file: File, text: Text, notes: Notes) -> None:
 
 
 def _directions(file: File, text: Text, notes: Notes) -> None:
-    for found in _DIRECTION.finditer(text):
+    for found in text.all(_DIRECTION):
         line = text.line_of(found.start())
         if found[0] in _OVERRIDES:
             message = f"U+{ord(found[0]):04X} changes the writing direction: what follows is shown in another order"
@@ -65,7 +67,7 @@ def _directions(file: File, text: Text, notes: Notes) -> None:
 
 def _mixed(file: File, text: Text, notes: Notes) -> None:
     told = set()
-    for found in _MIXED.finditer(text):
+    for found in text.all(_MIXED):
         start = found.start()
         while start > 0 and found.start() - start < 32 and (text[start - 1].isalnum() or text[start - 1] == "_"):
             start -= 1

@@ -83,7 +83,7 @@ def check_hooks(file: File, notes: Notes) -> None:
     if text is not None and file.name == "package.json":
         _package(file, text, notes)
     if text is not None and file.name == "pyproject.toml":
-        for found in _BUILD.finditer(text):
+        for found in text.all(_BUILD):
             message = "pip executes the build backend or hook that it names when the directory is installed"
             notes.warn(file.path, text.line_of(found.start()), "runs-by-itself", message)
 

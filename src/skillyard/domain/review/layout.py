@@ -45,7 +45,7 @@ def check_layout(file: File, text: Text, notes: Notes) -> None:
     for number, line in text.numbered():
         if len(line) > LONG_LINE:
             notes.warn(file.path, number, "long-line", f"a line of {len(line)} characters, which nobody reads")
-    for found in _FAR_RIGHT.finditer(text):
+    for found in text.all(_FAR_RIGHT):
         message = f"text stands {len(found[0])} blanks to the right, where an editor does not show it"
         notes.danger(file.path, text.line_of(found.start()), "far-away", message)
     for found in _FAR_BELOW.finditer(text.rstrip(" \t\r\n")):
@@ -67,7 +67,7 @@ def _encoded(file: File, text: Text, notes: Notes) -> None:
             notes.danger(file.path, line, "encoded", f"{len(run)} characters of base64 that hold {kind.name}")
         else:
             notes.warn(file.path, line, "encoded", f"{len(run)} characters that look like base64")
-    for found in _HEX.finditer(text):
+    for found in text.all(_HEX):
         notes.warn(
             file.path, text.line_of(found.start()), "encoded", f"{len(found[0])} characters of hexadecimal bytes"
         )

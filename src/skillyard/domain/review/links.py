@@ -11,6 +11,7 @@ from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.words import quoted
 
 _URL = re.compile(r"\b(https?|ftp|ssh|wss?)://([^\s/<>\"'`()\[\]{}|\\^,;]{1,300}|\[[0-9a-fA-F:.]{2,45}\](?::\d{1,5})?)")
+_FETCHERS = ("curl", "wget", "iwr", "invoke-webrequest", "iex")
 _FETCH = r"\b(?:curl|wget|iwr|invoke-webrequest)\b[^\n|;]{0,200}\|[ \t]{0,20}(?:sudo[ \t]+)?(?:env[ \t]+)?"
 _PIPED = re.compile(
     rf"{_FETCH}(?:/\S{{0,40}}/)?(?:(?:ba|z|da|k|fi)?sh\b|(?:python[0-9.]*|perl|ruby|node|php|iex)\b)"
@@ -57,7 +58,10 @@ class Hosts:
 def check_links(file: File, text: Text, hosts: Hosts, notes: Notes) -> None:
     for found in _URL.finditer(text):
         _url(file, text.line_of(found.start()), found[1].lower(), found[2], hosts, notes)
-    for found in _PIPED.finditer(text):
+    lower = text.lower()
+    if not any(word in lower for word in _FETCHERS):
+        return
+    for found in text.all(_PIPED):
         message = f"what is fetched is executed unread: {quoted(found[0])}"
         notes.danger(file.path, text.line_of(found.start()), "fetch-and-run", message)
 
