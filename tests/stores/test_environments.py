@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import tarfile
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +19,11 @@ from hypothesis import strategies as st
 from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.lock_text import BadLock, Pin, lock_text, parse_lock
-from skillyard.ports.environments import Arrival, BadEnvironment, Origin
+from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.environments import LocalEnvironments, locks
+from skillyard.testing import environments_suite
+from skillyard.testing.memory import ManualClock
 from tests.engine.fake_builder import pack
 from tests.packages.wheels import info_of, installed, record_digest
 
@@ -34,6 +39,17 @@ def locked(*pins: tuple[str, str]) -> Lock:
 
 
 LOCK = locked(("alpha", "1.0"))
+
+
+@pytest.mark.parametrize("check", environments_suite.CHECKS, ids=lambda check: check.__name__)
+async def test_the_port_is_kept(check: Any, tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    @asynccontextmanager
+    async def make(clock: ManualClock) -> AsyncIterator[EnvironmentStore]:
+        yield LocalEnvironments(tmp_path / str(next(numbers)), clock)
+
+    await check(make)
 
 
 @pytest.fixture
@@ -62,7 +78,7 @@ def alpha(**changed: bytes | None) -> dict[str, bytes]:
     return {path: data for path, data in files.items() if data is not None}
 
 
-async def test_what_is_stored_is_known_and_found_again(store: LocalEnvironments, tmp_path: Path) -> None:
+async def test_bytecode_counts_and_all_is_found_again(store: LocalEnvironments, tmp_path: Path) -> None:
     files = alpha(**{"alpha/__pycache__/__init__.cpython-311.pyc": b"bytecode"})
     built = await add(store, pack(files))
     assert built.digest == LOCK.digest
@@ -207,20 +223,6 @@ async def test_sha512_counts(store: LocalEnvironments) -> None:
 
 
 ORIGIN = Origin(PLATFORM, "https://index.test/simple")
-
-
-async def test_locks_belong_to_requirements_platform_and_index(store: LocalEnvironments) -> None:
-    wanted = Wanted.of(["alpha"])
-    await store.keep_lock(wanted, ORIGIN, LOCK)
-    found = await store.lock(wanted, ORIGIN)
-    assert found is not None
-    assert (found.lock, found.requirements) == (LOCK, ("alpha",))
-    assert await store.lock(Wanted.of(["beta"]), ORIGIN) is None
-    assert await store.lock(wanted, Origin("other", ORIGIN.index)) is None
-    assert await store.lock(wanted, Origin(PLATFORM, "https://other.test")) is None
-    assert await store.lock(wanted, Origin(PLATFORM, ORIGIN.index, ("alpha",))) is None
-    assert await store.forget_lock(LOCK.digest) == 1
-    assert await store.lock(wanted, ORIGIN) is None
 
 
 async def test_the_oldest_locks_give_way(store: LocalEnvironments, monkeypatch: pytest.MonkeyPatch) -> None:
