@@ -94,6 +94,19 @@ async def test_skills_that_the_caller_may_not_use_are_left_out(rig: Rig) -> None
             await rig.call(method, caller, name="private.a", **more)
 
 
+async def test_pages_go_on_over_skills_that_the_caller_may_not_use(rig: Rig) -> None:
+    for number in range(1300):
+        rig.skills.add(a_skill(f"private.n{number:04}"))
+    for name in ("a.first", "private.n0600.mine", "z.last"):
+        rig.skills.add(a_skill(name))
+    caller = Principal("p", skills=("a.*", "*.mine", "z.*"))
+    page = await rig.call("list_skills", caller, limit=2)
+    assert names(page) == ["a.first", "private.n0600.mine"]
+    page = await rig.call("list_skills", caller, limit=2, cursor=page["next_cursor"])
+    assert (names(page), page["next_cursor"]) == (["z.last"], None)
+    assert names(await rig.call("list_skills", caller, limit=3)) == ["a.first", "private.n0600.mine", "z.last"]
+
+
 async def test_describe_gives_as_much_as_is_asked_for(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "SKILL.md").write_text("---\nname: x\n---\n# Body\n")
     file = SkillFile("SKILL.md", 5, "abc")

@@ -85,6 +85,7 @@ async def _usable(
         if len(page) < ask:
             break
         after, ask = page[-1].name, LARGEST_STEP
+        await asyncio.sleep(0)  # others have their turn
     return found[:limit]
 
 

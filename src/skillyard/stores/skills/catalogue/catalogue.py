@@ -164,7 +164,7 @@ class Catalogue:
 
         async def ask(upkeep: Upkeep) -> None:
             async with self._publishing:
-                number, names = await publications.changed(upkeep.number)
+                number, names = await publications.changed(await asyncio.to_thread(upkeep.number))
                 await self._serve(upkeep, {name, *names}, number)
 
         await self._steady(ask)
@@ -254,9 +254,10 @@ class Catalogue:
             if self._publications is None:
                 number, names = 0, set(await asyncio.to_thread(upkeep.published_names))
             else:
-                number, changed = await self._publications.changed(upkeep.number)
+                known = await asyncio.to_thread(upkeep.number)
+                number, changed = await self._publications.changed(known)
                 names = {*changed, *await asyncio.to_thread(upkeep.broken_names)}
-                if number < upkeep.number:  # another database than the index was made from
+                if number < known:  # another database than the index was made from
                     names |= {*await asyncio.to_thread(upkeep.published_names)}
                     names |= {*(await self._publications.changed(0))[1]}
             await self._serve(upkeep, names, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -31,32 +32,35 @@ class Kept:
 
 
 class KeptSkills:
+    """May be shared between threads."""
+
     def __init__(self, max_count: int = MAX_COUNT, max_bytes: int = MAX_BYTES) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._bytes = 0
         self._kept: OrderedDict[Key, Kept] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, name: str, version: str | None) -> Kept | None:
-        kept = self._kept.get((name, version))
-        if kept is not None:
-            self._kept.move_to_end((name, version))
-        return kept
+        with self._lock:
+            kept = self._kept.get((name, version))
+            if kept is not None:
+                self._kept.move_to_end((name, version))
+            return kept
 
     def put(self, name: str, version: str | None, kept: Kept) -> None:
-        self._pop((name, version))
-        self._kept[name, version] = kept
-        self._bytes += weight(kept.skill)
-        while len(self._kept) > 1 and (len(self._kept) > self._max_count or self._bytes > self._max_bytes):
-            self._pop(next(iter(self._kept)))
+        with self._lock:
+            self._pop((name, version))
+            self._kept[name, version] = kept
+            self._bytes += weight(kept.skill)
+            while len(self._kept) > 1 and (len(self._kept) > self._max_count or self._bytes > self._max_bytes):
+                self._pop(next(iter(self._kept)))
 
     def drop(self, names: Collection[str]) -> None:
-        if len(names) > _FEW:
-            self._kept.clear()
-            self._bytes = 0
-            return
-        for key in [key for key in self._kept if key[0] in names]:
-            self._pop(key)
+        with self._lock:
+            gone = list(self._kept) if len(names) > _FEW else [key for key in self._kept if key[0] in names]
+            for key in gone:
+                self._pop(key)
 
     def _pop(self, key: Key) -> None:
         kept = self._kept.pop(key, None)

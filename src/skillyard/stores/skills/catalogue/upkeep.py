@@ -89,8 +89,8 @@ class Upkeep:
     def trees(self) -> Sequence[Tree]:
         return self._updater.trees
 
-    @property
     def number(self) -> int:
+        """As :attr:`Published.number`."""
         with self._one:
             return self._published.number
 
