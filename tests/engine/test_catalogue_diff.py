@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from skillyard.domain.errors import Forbidden, SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill import SkillFile
+from skillyard.engine.catalogue.diff import Diffs
 from tests.bundles import skill_files, tar
 from tests.engine.conftest import Rig
+from tests.engine.fakes import a_skill
 from tests.engine.publisher import ANN, Publisher, publisher
 
 pytestmark = pytest.mark.anyio
@@ -68,3 +77,33 @@ async def test_a_snapshot_that_is_gone_is_a_fault_of_the_store(yard: Publisher) 
     (skill.root / "code/main.py").unlink()
     with pytest.raises(StoreFault, match="snapshot"):
         await yard.call("diff", ANN, **{"name": NAME, "from": "1.0.0"})
+
+
+async def test_who_goes_away_leaves_no_second_thread_behind(tmp_path: Path) -> None:
+    """The first reads a FIFO, and so waits for its writer."""
+    os.mkfifo(tmp_path / "SKILL.md")
+    slow = a_skill("a.b", tmp_path, files=(SkillFile("SKILL.md", 1, "1"),))
+    quick = a_skill("a.b", tmp_path, files=())
+    diffs = Diffs()
+    first = asyncio.create_task(diffs.of(quick, slow))
+    writer = await asyncio.to_thread(_writer, tmp_path / "SKILL.md")
+    first.cancel()
+    second = asyncio.create_task(diffs.of(quick, quick))
+    done, _ = await asyncio.wait([first, second], timeout=0.2)
+    os.close(writer)
+    assert not done
+    assert (await second).same
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+def _writer(fifo: Path) -> int:
+    """Opens when somebody reads, who has nothing to read until it is closed."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            assert error.errno == errno.ENXIO
+            time.sleep(0.01)
+    raise TimeoutError

@@ -16,6 +16,7 @@ from skillyard.engine import live_network, recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
 from skillyard.engine.backends import Backends
+from skillyard.engine.catalogue.diff import Diffs
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.catalogue.review import Reviews
 from skillyard.engine.config import EngineConfig
@@ -105,6 +106,7 @@ class Engine:
         self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
         self.large_reads = LargeReads()
         self.reviews = Reviews()
+        self.diffs = Diffs()
         self.schemas = SchemaChecks()
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
         self.preloads = Preloads(ports.preloads, ports.clock, emit, enabled=self.config.preload)

@@ -13,7 +13,6 @@ from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill import Skill
 from skillyard.engine.discovery import find_skill
-from skillyard.engine.large import SMALL
 from skillyard.engine.method import (
     BOOLEAN,
     OBJECT,
@@ -31,11 +30,27 @@ if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
 
+class Diffs:
+    """Made on a thread, one at a time: two large versions take a processor for a second. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def of(self, old: Skill, new: Skill) -> SkillDiff:
+        """Raises StoreFault for a snapshot that cannot be read."""
+        async with self._turn:
+            work = asyncio.get_running_loop().run_in_executor(None, _compared, old, new)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:  # the thread goes on, and the next has its turn behind it
+                await asyncio.wait([work])
+                raise
+
+
 async def compare(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     old = await find_skill(engine, principal, params["name"], params["from"])
     new = await find_skill(engine, principal, params["name"], params.get("to"))
-    async with engine.large_reads.place(SMALL + 1):  # it takes a processor for up to a second, whatever the sizes
-        found = await asyncio.to_thread(_compared, old, new)
+    found = await engine.diffs.of(old, new)
     return {
         "name": new.name,
         "from": {"version": old.version, "digest": old.digest},
