@@ -81,7 +81,7 @@ CASES = {
     "display none": Case("hidden-text", "danger", "a.md", '\n<span style="display: none">x</span>', 2),
     "size": Case("hidden-text", "danger", "a.md", "<p style='FONT-SIZE:0px'>x</p>", 1),
     "white": Case("hidden-text", "danger", "a.md", '<font style="color:#FFFFFF">x</font>', 1),
-    "same colour": Case("hidden-text", "danger", "a.html", '<b style="color:red; background: red">x</b>', 1),
+    "same colour": Case("hidden-text", "warning", "a.html", '<b style="color:red; background: red">x</b>', 1),
     "hidden": Case("hidden-text", "danger", "a.md", "<div hidden>x</div>", 1),
     "frame": Case("active-element", "warning", "a.md", "<script>x</script>", 1),
     "image": Case("fetched", "warning", "SKILL.md", md("![x](https://example.com/p.png?q=1)"), 6),

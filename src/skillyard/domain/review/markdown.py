@@ -8,7 +8,8 @@ from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.words import quoted
 
-SUFFIXES = frozenset({".md", ".markdown", ".mdx", ".html", ".htm", ".svg"})
+INSTRUCTIONS = frozenset({".md", ".markdown", ".mdx"})
+SUFFIXES = INSTRUCTIONS | {".html", ".htm", ".svg"}
 
 _REFERENCE_COMMENT = re.compile(r"^ {0,3}\[[^\]\n]{1,80}\]:[ \t]*(?:#|<>)[ \t]*([\"'(][^\n]{0,500})", re.MULTILINE)
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9-]{0,30})((?:[^<>\"']|\"[^\"<>]*\"|'[^'<>]*'){0,500})>")
@@ -54,8 +55,11 @@ def _element(file: File, line: int, name: str, attributes: str, notes: Notes) ->
     style = _STYLE.search(attributes)
     plain = "".join((style[1] or style[2] or style[3] or "").lower().split()) if style else ""
     if _HIDDEN_STYLE.search(plain) or _same_colour(plain) or _HIDDEN_ATTRIBUTE.search(attributes):
-        notes.danger(file.path, line, "hidden-text", f"an element <{name}> whose text is not shown, and models read it")
-    elif name in _ACTIVE and file.suffix != ".svg":
+        level = "danger" if file.suffix in INSTRUCTIONS else "warning"  # pages have parts that are shown later
+        notes.add(
+            level, file.path, line, "hidden-text", f"an element <{name}> whose text is not shown, and models read it"
+        )
+    elif name in _ACTIVE and file.suffix in INSTRUCTIONS:
         notes.warn(file.path, line, "active-element", f"an element <{name}>, which does something where it is shown")
 
 

@@ -28,8 +28,8 @@ RULES: tuple[Rule, ...] = (
         "write the plain letters; ask why it was done",
     ),
     seen("hidden-comment", "warning", "Markdown that is not shown, and that models read.", "read it; delete it"),
-    seen("hidden-text", "danger", "Text that is formatted so that it is not shown.", "read it; delete it"),
-    seen("active-element", "warning", "HTML that does something where it is shown.", "delete it"),
+    seen("hidden-text", "danger or warning", "Text that is formatted so that it is not shown.", "read it; delete it"),
+    seen("active-element", "warning", "HTML in Markdown that does something where it is shown.", "delete it"),
     seen("fetched", "warning", "An image or frame from the network.", "put the file into the bundle"),
     seen(
         "far-away", "danger", "Text far to the right or far below, where nobody looks.", "read it; move it to the rest"
