@@ -61,6 +61,8 @@ def test_what_is_refused_is_said_by_name_and_leaves_nothing(bare: Cli, tmp_path:
         assert refused.exit_code == 2
         assert "../../evil" in refused.stdout + refused.stderr
         assert "archive-traversal" in refused.stdout + refused.stderr
+    told = json.loads(refused.stdout)["error"]
+    assert (told["type"], told["findings"][0]["file"]) == ("BundleRefused", "../../evil")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.tar"]
     missing = bare("skill", "install", str(tmp_path / "nothing"))
     assert (missing.exit_code, "No such file" in missing.stderr) == (2, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -56,6 +56,7 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
 
 def _read(source: str, inner: str, *, as_json: bool) -> tuple[Tree, list[Finding]]:
     """Raises Failure, once the findings were shown."""
+    from skillyard.stores.skills.bundles import refusal
     from skillyard.stores.skills.sources import read_source
 
     try:
@@ -64,8 +65,7 @@ def _read(source: str, inner: str, *, as_json: bool) -> tuple[Tree, list[Finding
         raise Failure(f"{source}: {error.strerror}", code=Exit.BAD_INPUT) from None
     if unpacked is not None:
         return unpacked.tree, findings
-    told: list[dict[str, Any]] = [asdict(finding) for finding in findings]
-    raise explained(SkillyardError("", findings=told), source, as_json=as_json)
+    raise explained(refusal(findings), source, as_json=as_json)
 
 
 def _packed(tree: Tree) -> bytes:
