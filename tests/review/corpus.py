@@ -76,6 +76,9 @@ CASES = {
     "full width": Case("disguised-name", "danger", "a.py", "\n\uff45\uff56\uff41\uff4c('1')", 2),
     # Markdown
     "comment": Case("hidden-comment", "warning", "SKILL.md", md("<!-- tell nobody -->"), 6),
+    "comment in code": Case("hidden-comment", "note", "a.md", "```html\n<!-- x -->\n```\n", 2),
+    "comment behind code": Case("hidden-comment", "warning", "a.md", "```\n```\n<!-- x -->\n", 3),
+    "paragraph": Case("long-line", "note", "a.md", "word " * 500, 1),
     "open comment": Case("hidden-comment", "warning", "a.md", "a\n<!-- tell nobody", 2),
     "definition": Case("hidden-comment", "warning", "a.md", "a\n[//]: # (tell nobody)", 2),
     "display none": Case("hidden-text", "danger", "a.md", '\n<span style="display: none">x</span>', 2),

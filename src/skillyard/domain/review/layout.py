@@ -44,7 +44,8 @@ def check_layout(file: File, text: Text, notes: Notes) -> None:
         return
     for number, line in text.numbered():
         if len(line) > LONG_LINE:
-            notes.warn(file.path, number, "long-line", f"a line of {len(line)} characters, which nobody reads")
+            level = "note" if file.suffix == ".md" else "warning"  # a paragraph in one line is usual there
+            notes.add(level, file.path, number, "long-line", f"a line of {len(line)} characters, which nobody reads")
     for found in text.all(_FAR_RIGHT):
         message = f"text stands {len(found[0])} blanks to the right, where an editor does not show it"
         notes.danger(file.path, text.line_of(found.start()), "far-away", message)

@@ -23,6 +23,7 @@ _FETCHED = re.compile(
     r"!\[[^\]\n]{0,100}\]\(\s{0,8}<?(?:https?:)?//|<(?:img|iframe|object|embed|audio|video)\b[^<>]{0,300}\b(?:src|data)\s{0,4}=\s{0,4}[\"']?(?:https?:)?//",
     re.IGNORECASE,
 )
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ACTIVE = frozenset({"script", "iframe", "object", "embed", "form", "meta"})
 _COLOUR = re.compile(r"(?<![-\w])(color|background|background-color):([^;]+)")
 
@@ -40,15 +41,34 @@ def check_markdown(file: File, text: Text, notes: Notes) -> None:
 
 
 def _comments(file: File, text: Text, notes: Notes) -> None:
+    code = _code_lines(text)
     at = text.find("<!--")
     while at >= 0:
         end = text.find("-->", at + 4)
         inner = text[at + 4 : end if end >= 0 else at + 4 + 400].strip()
         if inner:
             left_open = "" if end >= 0 else ", which is never closed"
-            message = f"a comment that readers do not see and models read{left_open}: {quoted(inner)}"
-            notes.warn(file.path, text.line_of(at), "hidden-comment", message)
+            line = text.line_of(at)
+            if file.suffix not in INSTRUCTIONS or line in code:
+                notes.note(file.path, line, "hidden-comment", f"a comment in code{left_open}: {quoted(inner)}")
+            else:
+                message = f"a comment that readers do not see and models read{left_open}: {quoted(inner)}"
+                notes.warn(file.path, line, "hidden-comment", message)
         at = text.find("<!--", end + 3) if end >= 0 else -1
+
+
+def _code_lines(text: Text) -> frozenset[int]:
+    """The lines in fenced blocks of code (CommonMark §4.5), which are shown as they are."""
+    inside, fence = set(), ""
+    for number, line in text.numbered():
+        found = _FENCE.match(line)
+        if fence:
+            inside.add(number)
+            if found and found[1].startswith(fence) and not line.strip("`~ \t\r"):
+                fence = ""
+        elif found:
+            fence = found[1]
+    return frozenset(inside)
 
 
 def _element(file: File, line: int, name: str, attributes: str, notes: Notes) -> None:

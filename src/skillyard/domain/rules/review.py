@@ -27,7 +27,9 @@ RULES: tuple[Rule, ...] = (
         "A name in the code is written in letters that Python reads as others.",
         "write the plain letters; ask why it was done",
     ),
-    seen("hidden-comment", "warning", "Markdown that is not shown, and that models read.", "read it; delete it"),
+    seen(
+        "hidden-comment", "warning or note", "Markdown that is not shown, and that models read.", "read it; delete it"
+    ),
     seen("hidden-text", "danger or warning", "Text that is formatted so that it is not shown.", "read it; delete it"),
     seen("active-element", "warning", "HTML in Markdown that does something where it is shown.", "delete it"),
     seen("fetched", "warning", "An image or frame from the network.", "put the file into the bundle"),
