@@ -29,19 +29,21 @@ _COLOUR = re.compile(r"(?<![-\w])(color|background|background-color):([^;]+)")
 
 
 def check_markdown(file: File, text: Text, notes: Notes) -> None:
-    _comments(file, text, notes)
+    code = _code_lines(text) if file.suffix in INSTRUCTIONS else frozenset()
+    _comments(file, text, code, notes)
     for found in text.all(_REFERENCE_COMMENT):
         message = f"a link definition that shows nothing is used as a comment: {quoted(found[1])}"
         notes.warn(file.path, text.line_of(found.start()), "hidden-comment", message)
     for found in _TAG.finditer(text):
-        _element(file, text.line_of(found.start()), found[1].lower(), found[2], notes)
+        line = text.line_of(found.start())
+        if line not in code:
+            _element(file, line, found[1].lower(), found[2], notes)
     for found in text.all(_FETCHED):
         message = "an image or frame that is fetched from elsewhere when this is shown, which can tell and carry things"
         notes.warn(file.path, text.line_of(found.start()), "fetched", message)
 
 
-def _comments(file: File, text: Text, notes: Notes) -> None:
-    code = _code_lines(text)
+def _comments(file: File, text: Text, code: frozenset[int], notes: Notes) -> None:
     at = text.find("<!--")
     while at >= 0:
         end = text.find("-->", at + 4)

@@ -37,7 +37,10 @@ RULES: tuple[Rule, ...] = (
         "far-away", "danger", "Text far to the right or far below, where nobody looks.", "read it; move it to the rest"
     ),
     seen(
-        "long-line", "warning", "A line that is too long to be read.", "break it; ask for the source of minified code"
+        "long-line",
+        "warning or note",
+        "A line that is too long to be read.",
+        "break it; ask for the source of minified code",
     ),
     seen("encoded", "warning or danger", "Long encoded data.", "put it into a file of its own kind; ask what it is"),
     seen(
