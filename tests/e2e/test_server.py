@@ -345,9 +345,9 @@ def test_skills_that_are_not_served_are_in_the_log(start: Start, tmp_path: Path)
     (tmp_path / "skills/broken/SKILL.md").write_text("nothing that says what it is")
     server = start("--skills-dir", str(tmp_path / "skills"))
     server.ready()
+    until(lambda: "problems of skills: 1" in server.log())
     assert "a skill is not served: " in server.log()
     assert "broken/SKILL.md" in server.log()
-    assert "problems of skills: 1" in server.log()
 
 
 def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
