@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.review import File, Review, review
+from skillyard.domain.review.fences import code_lines
+from skillyard.domain.review.file import Text
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill import Finding
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
@@ -308,3 +310,25 @@ def test_a_flood_of_harmless_things_hides_nothing(flood: str, last: str, rule: s
     name = "a.py" if rule in ("import", "call") else "a.md"
     found = reviewed(texts(**{name: flood * 3000 + last}))
     assert (rule, name, 3001) in [(f.rule, f.file, f.line) for f in found.findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```\na\n```\nb", {2, 3}),
+        ("a\n~~~ html\na\n```\n~~~~\nb", {3, 4, 5}),
+        ("````\n```\n````\nb", {2, 3}),
+        ("   ```\na", {2}),
+        ("    ```\na", set()),
+        ("``` a`b\na", set()),
+        ("<!--\n```\n-->\na", set()),
+        ("<!--\n\n```\n-->\na", set()),
+        ("<div>\n```\n\na", set()),
+        ("<div>\n\n```\na", {4}),
+        ("<pre>\n\n```\n</pre>\na", set()),
+        ("<!-- x -->\n```\na", {3}),
+        ("a <!--\n```\na", {3}),
+    ],
+)
+def test_lines_of_code(text: str, code: set[int]) -> None:
+    assert code_lines(Text(text)) == code

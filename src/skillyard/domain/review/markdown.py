@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from skillyard.domain.review.fences import code_lines
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.words import quoted
@@ -23,13 +24,12 @@ _FETCHED = re.compile(
     r"!\[[^\]\n]{0,100}\]\(\s{0,8}<?(?:https?:)?//|<(?:img|iframe|object|embed|audio|video)\b[^<>]{0,300}\b(?:src|data)\s{0,4}=\s{0,4}[\"']?(?:https?:)?//",
     re.IGNORECASE,
 )
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ACTIVE = frozenset({"script", "iframe", "object", "embed", "form", "meta"})
 _COLOUR = re.compile(r"(?<![-\w])(color|background|background-color):([^;]+)")
 
 
 def check_markdown(file: File, text: Text, notes: Notes) -> None:
-    code = _code_lines(text) if file.suffix in INSTRUCTIONS else frozenset()
+    code = code_lines(text) if file.suffix in INSTRUCTIONS else frozenset()
     _comments(file, text, code, notes)
     for found in text.all(_REFERENCE_COMMENT):
         message = f"a link definition that shows nothing is used as a comment: {quoted(found[1])}"
@@ -57,20 +57,6 @@ def _comments(file: File, text: Text, code: frozenset[int], notes: Notes) -> Non
                 message = f"a comment that readers do not see and models read{left_open}: {quoted(inner)}"
                 notes.warn(file.path, line, "hidden-comment", message)
         at = text.find("<!--", end + 3) if end >= 0 else -1
-
-
-def _code_lines(text: Text) -> frozenset[int]:
-    """The lines in fenced blocks of code (CommonMark §4.5), which are shown as they are."""
-    inside, fence = set(), ""
-    for number, line in text.numbered():
-        found = _FENCE.match(line)
-        if fence:
-            inside.add(number)
-            if found and found[1].startswith(fence) and not line.strip("`~ \t\r"):
-                fence = ""
-        elif found:
-            fence = found[1]
-    return frozenset(inside)
 
 
 def _element(file: File, line: int, name: str, attributes: str, notes: Notes) -> None:
