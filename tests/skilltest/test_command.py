@@ -16,6 +16,7 @@ from skillyard.faces.cli.main import cli
 from skillyard.server_process import ServerProcess
 from skillyard.skilltest.runner import Runner
 from skillyard.skilltest.subject import read_subject
+from skillyard.stores.skills.review import review_source
 from tests.skills.skilldirs import action, write
 
 Test = Callable[..., Result]
@@ -229,3 +230,11 @@ def test_the_bundled_examples_pass_theirs(runtime: Any, name: str) -> None:
     assert subject.examples
     found = list(Runner(runtime, subject, own=True).run(subject.examples, keep_going=True))
     assert [result for result in found if not result.passed] == []
+
+
+def test_a_served_skill_is_reviewed_from_its_snapshot(runtime: Any) -> None:
+    found = runtime.review_skill("examples.leads.sync")
+    assert found["counts"]["danger"] == 0
+    assert [f["rule"] for f in found["findings"] if f["level"] == "warning"] == ["need-secret", "need-secret"]
+    assert found["needs"]["secrets"][0]["name"] == "EXAMPLES_CRM_KEY"
+    assert found["digest"] == review_source(EXAMPLES / "examples.leads.sync")["digest"]
