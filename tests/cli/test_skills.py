@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import skills_ref  # type: ignore[import-untyped]
 from click.testing import Result
 
 from tests.client.yardserver import YardServer
@@ -65,6 +67,33 @@ def test_a_new_skill_is_valid(bare: Cli, tmp_path: Path, kind: str) -> None:
     checked = bare("skill", "validate", path, "--json")
     assert checked.exit_code == 0, checked.stdout
     assert json.loads(checked.stdout) == [{"path": path, "valid": True, "findings": []}]
+
+
+def test_a_new_agent_skill_is_valid_for_everybody(bare: Cli, tmp_path: Path) -> None:
+    for name in ("pdf-tools", "true", "123"):
+        made = bare("skill", "new", name, "--dir", str(tmp_path), "--format", "agent-skills")
+        assert made.exit_code == 0, made.stderr
+        [verdict] = json.loads(bare("skill", "validate", made.stdout.strip(), "--json").stdout)
+        assert (verdict["valid"], verdict["findings"]) == (True, [])
+        assert skills_ref.validate(Path(made.stdout.strip())) == []
+        found = json.loads(bare("skill", "review", made.stdout.strip(), "--json").stdout)
+        assert {f["rule"] for f in found["findings"]} == {"script"}
+    assert os.access(tmp_path / "123" / "scripts" / "count.py", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("acme.count", ("--format", "agent-skills")),
+        ("Count", ("--format", "agent-skills")),
+        ("count", ("--format", "agent-skills", "--kind", "action")),
+        ("pdf-tools", ()),
+        ("skills.protocol.guide", ()),
+    ],
+)
+def test_a_name_or_kind_that_does_not_fit(bare: Cli, tmp_path: Path, name: str, options: tuple[str, ...]) -> None:
+    assert bare("skill", "new", name, "--dir", str(tmp_path), *options).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_new_skill_overwrites_nothing(bare: Cli, tmp_path: Path) -> None:
