@@ -15,6 +15,7 @@ SOURCES = {
     "fine": "import good\n",
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     "programs": "import subprocess\nsubprocess.Popen(['/bin/sleep', '600'])\n",
+    "bombs": ("import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        time.sleep(600)\n"),
     "hangs": "import time\ntime.sleep(600)\n",
     "leaves": "import os\nos._exit(0)\n",
     "raises": "raise ValueError('not today')\n",
@@ -29,6 +30,12 @@ SOURCES = {
         "s = socket.socket(fileno=3)\n"
         "fd = ctypes.CDLL(None).syscall(434, os.getppid() or 1, 0)\n"
         "s.sendmsg([b'{\"pid\":1}'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [max(fd, 0)]))])\n"
+    ),
+    "spoils": (  # what comes after all imports
+        "import os, sys\nsys.modules['skillyard.guest.main'].prepare = lambda *args: os._exit(0)\n"
+    ),
+    "forgives": (  # drops nothing behind Landlock
+        "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.drop_all_held = lambda: None\n"
     ),
     "lies": (  # that what it cloned is the first process of its namespace, a child of the keeper too
         "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nclone = kernel.clone\n"
@@ -75,9 +82,12 @@ SOURCES = {
 class Yard:
     backend: Backend
     packages: Path
+    without: frozenset[str] = frozenset()
+    """Walls that the backend's isolation is without by nature."""
 
     def spec(self, *modules: str) -> SandboxSpec:
-        return SandboxSpec(environment=EnvironmentRef("mixed", self.packages, modules, "x"))
+        environment = EnvironmentRef("mixed", self.packages, modules, "x")
+        return SandboxSpec(environment=environment, allow_degraded=self.without)
 
     async def warm(self, *modules: str) -> Prepared:
         """What became of importing these ahead."""

@@ -200,10 +200,7 @@ class Zygote:
 
     def _ended(self, process: WarmProcess, *, again: bool = True) -> None:
         process.close()
-        if not process.ready and process.imported < len(process.modules):
-            self._faults[process.modules[process.imported]] = self._why_of(process)
-        elif process.lied:
-            self._faults |= dict.fromkeys(process.modules, process.fault)
+        self._blame(process)
         if process is not self._current:
             if self._current is not None and self._current.replaced_by is process:
                 self._current.replaced_by = None
@@ -214,6 +211,13 @@ class Zygote:
             if self._current is not None:
                 return
         self._give_up(self._why_of(process))
+
+    def _blame(self, process: WarmProcess) -> None:
+        """The module that was being imported; all of them when the process was spoiled and nobody knows by which."""
+        if not process.ready and process.imported < len(process.modules):
+            self._faults[process.modules[process.imported]] = self._why_of(process)
+        elif process.lied or not process.ready:
+            self._faults |= dict.fromkeys(process.modules, self._why_of(process))
 
     def _give_up(self, why: str) -> None:
         failed = [*self._asked, *(order.box for order in self._waiting)]
