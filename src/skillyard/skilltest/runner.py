@@ -86,7 +86,7 @@ class Runner:
         if example.code is None and example.script is None:
             return self.target.call("execute_skill", {**params, "name": skill.name, "version": skill.version})
         if example.script is not None:
-            params["args"] = script_args(example, ids)
+            params["args"] = script_args(skill.name, example, ids)
         params |= {"code": example.code or CODE, "language": "python", "mount_skills": [skill.name]}
         return self.target.call("run_code", params)
 

@@ -15,7 +15,7 @@ from runtime import blobs
 
 
 def main(args):
-    script = os.path.join(os.environ["SKILL_DIR"], args["script"])
+    script = os.path.join(os.environ["SKILLS_DIR"], args["skill"], args["script"])
     with open(script, "rb") as stream:
         own = stream.read(2) == b"#!" and os.access(script, os.X_OK) and not script.endswith(".py")
     argv = [_path(args["blobs"], text) for text in args["argv"]]
@@ -36,5 +36,5 @@ def _path(ids, text):
 """What run_code runs. Python files run under the run's own interpreter, others by their first line, or the shell."""
 
 
-def script_args(example: Example, ids: dict[str, str]) -> dict[str, Any]:
-    return {"script": example.script, "argv": list(example.argv), "stdin": example.stdin, "blobs": ids}
+def script_args(skill: str, example: Example, ids: dict[str, str]) -> dict[str, Any]:
+    return {"skill": skill, "script": example.script, "argv": list(example.argv), "stdin": example.stdin, "blobs": ids}

@@ -67,13 +67,28 @@ def test(
         _report(subject, [], examples, as_json=as_json)
         return
     with _runner(subject, url, token, data_dir, skills_dirs, isolation) as runner:
-        results = []
-        for result in runner.run(examples, keep_going=keep_going):
+        results: list[Result] = []
+        for result in _told(runner, examples, keep_going=keep_going, quiet=as_json):
             results.append(result)
             _progress(result, len(results), len(examples), quiet=as_json)
     _report(subject, results, examples, as_json=as_json)
     if not all(result.passed for result in results):
         click.get_current_context().exit(Exit.FAILED)
+
+
+def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quiet: bool) -> Iterator[Result]:
+    """Each result as it comes; meanwhile how far the build of the skill's environment is."""
+    from skillyard.faces.cli.building import running
+
+    skill = runner.subject.skill
+    asked = {"skill": skill.name, "version": skill.version} if skill.needs.dependencies else None
+    coming = runner.run(examples, keep_going=keep_going)
+    while True:
+        with running(cast("Any", runner.target), asked, quiet=quiet):
+            result = next(coming, None)
+        if result is None:
+            return
+        yield result
 
 
 def _subject(directory: Path, *, as_json: bool) -> Subject:
