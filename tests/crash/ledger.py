@@ -124,6 +124,7 @@ _DIRECTORIES = {
     "blobs/sha256",
     "blobs/tmp",
     "environments",
+    "preloads",
     "run",
     "run/gate",
     "run/root",
