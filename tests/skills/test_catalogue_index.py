@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -137,6 +138,7 @@ async def test_damage_that_shows_while_it_serves(yard: Yard) -> None:
     for number in range(40):
         action(yard.roots[0], f"x.s{number}")
     skills = await yard.again()
+    assert (await skills.get("x.s5")).name == "x.s5"
     expected = await names(skills)
     other = sqlite3.connect(yard.home / "catalogue.db", isolation_level=None)
     other.execute("UPDATE names SET line = replace(line, 'A skill', 'Another') WHERE name = 'x.s7'")
@@ -146,8 +148,15 @@ async def test_damage_that_shows_while_it_serves(yard: Yard) -> None:
     other.close()
     other = sqlite3.connect(yard.home / "catalogue.db", isolation_level=None)
     other.execute("DELETE FROM bundles WHERE name = 'x.s9'")
-    assert (await skills.get("x.s9")).name == "x.s9"
     other.close()
+    assert (await skills.get("x.s9")).name == "x.s9"
+    await skills.get("x.s5")
+    other = sqlite3.connect(yard.home / "catalogue.db", isolation_level=None)
+    other.execute("UPDATE bundles SET digest = digest || 'x'")
+    other.close()
+    shutil.rmtree(yard.roots[0] / "x.s5")
+    with pytest.raises(SkillNotFound):
+        await skills.get("x.s5")
 
 
 async def test_an_index_that_is_deleted_while_it_is_used(yard: Yard) -> None:

@@ -10,11 +10,15 @@ from skillyard.stores.skills.catalogue.shelf import arrange, weight
 _SUM = 1 << 128
 
 
+Tell = Callable[[Collection[str] | None], None]
+"""Called with the names whose skills may have changed, None for all, in the thread that changed them."""
+
+
 class Arrangement:
-    """``tell`` gets the names whose skills may have changed, after each transaction. ``bundles`` of directories are
+    """``tell`` is called after each transaction. ``bundles`` of directories are
     known, and ``paths`` watched for them; ``revision`` is the catalogue's."""
 
-    def __init__(self, index: Index, tell: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, index: Index, tell: Tell) -> None:
         self._index = index
         self._tell = tell
         self.load()

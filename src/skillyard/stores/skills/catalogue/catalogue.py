@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -19,12 +19,12 @@ from skillyard.bundled import GUIDE
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill import Finding, Skill, SkillLine
 from skillyard.ports.publications import PublicationStore
+from skillyard.stores.skills.catalogue.feed import Feed
 from skillyard.stores.skills.catalogue.finder import Finder
 from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
 from skillyard.stores.skills.catalogue.loading import Loader
 from skillyard.stores.skills.catalogue.missing import missing
 from skillyard.stores.skills.catalogue.patrol import Patrol
-from skillyard.stores.skills.catalogue.published import Said
 from skillyard.stores.skills.catalogue.update import Search
 from skillyard.stores.skills.catalogue.upkeep import Stopped, Upkeep
 from skillyard.stores.skills.layout import ScanLimits
@@ -36,8 +36,6 @@ from skillyard.stores.sqlite_faults import as_fault
 CHECKED_INLINE = 256
 """Paths that are looked at on the event loop: about 1 ms. More go to a thread."""
 MAX_PROBLEMS = 5000
-NAMES_AT_ONCE = 100
-"""Whose publications are served in one transaction."""
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -73,16 +71,15 @@ class Catalogue:
         absolute = list(dict.fromkeys(str(root.absolute()) for root in roots))
         self._search = Search(str(guide) if guide else None, absolute, limits or ScanLimits())
         self._loader = Loader(self._snapshots, is_lenient(profile), caps or Caps())
-        self._publications = publications
+        self._feed = Feed(publications)
         self._monotonic = monotonic
         self._check_every_s = check_every_s
         self._check_at = 0.0
-        self._finder = Finder(self._loader, publications, self._publish_again, monotonic, check_every_s)
+        self._finder = Finder(self._loader, self._feed, monotonic, check_every_s)
         self._patrol = Patrol(self._walk, self._survey)
         self._upkeep: Upkeep | None = None
         self._is_closed = False
         self._lock = asyncio.Lock()
-        self._publishing = asyncio.Lock()
 
     async def start(self, keep: Collection[str] = ()) -> int:
         """Load, and remove the snapshots that nobody uses: no skill on disk, no published one, withdrawn or not, nor,
@@ -94,8 +91,8 @@ class Catalogue:
             return await asyncio.to_thread(upkeep.unused, keep)
 
         found = await self._steady(unused)
-        if found and self._publications is not None:
-            found -= {publication.digest for publication in await self._publications.every()}
+        if found:
+            found -= await self._feed.digests()
         await asyncio.to_thread(self._snapshots.remove, found)
         return len(found)
 
@@ -158,22 +155,11 @@ class Catalogue:
 
     async def refresh(self, name: str) -> None:
         """Whatever else was published since the last time is served too."""
-        if self._publications is None:
-            return
-        publications = self._publications
 
         async def ask(upkeep: Upkeep) -> None:
-            async with self._publishing:
-                number, names = await publications.changed(await asyncio.to_thread(upkeep.number))
-                await self._serve(upkeep, {name, *names}, number)
+            await self._feed.refresh(upkeep, name)
 
         await self._steady(ask)
-
-    async def _publish_again(self, name: str) -> None:
-        upkeep = self._upkeep
-        if upkeep is not None and self._publications is not None:
-            async with self._publishing:
-                await asyncio.to_thread(upkeep.serve, [await self._said(name)], again=True)
 
     async def _steady(self, ask: Callable[[Upkeep], Awaitable[T]]) -> T:
         """The answer, from a new index when this one turns out to be damaged. Raises StoreFault."""
@@ -242,38 +228,11 @@ class Catalogue:
 
     async def _begin(self, upkeep: Upkeep) -> None:
         await asyncio.to_thread(upkeep.begin)
-        await self._serve_published(upkeep)
+        await self._feed.begin(upkeep)
         if upkeep.is_large:
             self._patrol.wake()
         else:
             await asyncio.to_thread(upkeep.check)
-
-    async def _serve_published(self, upkeep: Upkeep) -> None:
-        """Whatever was published or withdrawn since the index was last told."""
-        async with self._publishing:
-            if self._publications is None:
-                number, names = 0, set(await asyncio.to_thread(upkeep.published_names))
-            else:
-                known = await asyncio.to_thread(upkeep.number)
-                number, changed = await self._publications.changed(known)
-                names = {*changed, *await asyncio.to_thread(upkeep.broken_names)}
-                if number < known:  # another database than the index was made from
-                    names |= {*await asyncio.to_thread(upkeep.published_names)}
-                    names |= {*(await self._publications.changed(0))[1]}
-            await self._serve(upkeep, names, number)
-
-    async def _serve(self, upkeep: Upkeep, names: Iterable[str], number: int) -> None:
-        left = sorted(names)
-        while len(left) > NAMES_AT_ONCE:
-            some, left = left[:NAMES_AT_ONCE], left[NAMES_AT_ONCE:]
-            await asyncio.to_thread(upkeep.serve, [await self._said(name) for name in some])
-        await asyncio.to_thread(upkeep.serve, [await self._said(name) for name in left], number)
-
-    async def _said(self, name: str) -> Said:
-        if self._publications is None:
-            return Said(name, (), None)
-        pin = await self._publications.pinned(name)
-        return Said(name, await self._publications.of(name), pin.version if pin else None)
 
     async def _mend(self, error: Exception) -> None:
         """Begin with a new index. Raises StoreFault when that would not help."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from weakref import WeakValueDictionary
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill import Skill
-from skillyard.ports.publications import PublicationStore
+from skillyard.stores.skills.catalogue.feed import Feed
 from skillyard.stores.skills.catalogue.index.rows import FIRST_ROOT, PUBLISHED, Entry, Name
 from skillyard.stores.skills.catalogue.kept import Kept, KeptSkills
 from skillyard.stores.skills.catalogue.loading import Loader, Reading
@@ -26,27 +26,25 @@ Above = Sequence[tuple[str, Folder]]
 
 
 class Finder:
-    """``again`` has the published versions of a name read again; ``clock`` is monotonic, in seconds."""
+    """``clock`` is monotonic; what was looked at holds for ``holds_s`` seconds of it."""
 
     def __init__(
         self,
         loader: Loader,
-        publications: PublicationStore | None,
-        again: Callable[[str], Awaitable[None]],
+        feed: Feed,
         clock: Callable[[], float],
         holds_s: float,
     ) -> None:
         self._loader = loader
-        self._publications = publications
-        self._again = again
+        self._feed = feed
         self._clock = clock
         self._holds_s = holds_s
         self._kept = KeptSkills()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._generation = 0
 
-    def forget(self, names: Collection[str]) -> None:
-        """They may have changed. Callable from any thread."""
+    def forget(self, names: Collection[str] | None) -> None:
+        """They may have changed; None: any may have. Callable from any thread."""
         self._generation += 1
         self._kept.drop(names)
 
@@ -93,17 +91,15 @@ class Finder:
     async def _reading(self, entry: Entry) -> Reading | None:
         if entry.rank != PUBLISHED:
             return await asyncio.to_thread(self._loader.read, entry.location, entry.rank, entry.place)
-        if self._publications is None or entry.name is None or entry.version is None:
-            return None
-        publication = await self._publications.find(entry.name, entry.version)
-        if publication is None or publication.withdrawn or publication.digest != entry.digest:
+        publication = await self._feed.find(entry)
+        if publication is None:
             return None
         return await asyncio.to_thread(self._loader.read_published, publication)
 
     async def _mend(self, upkeep: Upkeep, entry: Entry) -> None:
         """The bundle is not what the index says."""
         if entry.rank == PUBLISHED:
-            await self._again(entry.name or "")
+            await self._feed.again(upkeep, entry.name or "")
         else:
             await asyncio.to_thread(upkeep.look_at, [Place.of(entry)])
 

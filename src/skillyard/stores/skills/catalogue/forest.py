@@ -59,8 +59,9 @@ class Tree:
         folder = self.folders.get(parent)
         if folder is None:
             return self
-        left = tuple(bundle for bundle in folder.bundles if bundle != name)
-        return replace(self, folders={**self.folders, parent: replace(folder, stamp=b"", bundles=left)})
+        bundles, served = (tuple(n for n in names if n != name) for names in (folder.bundles, folder.served))
+        unknown = replace(folder, stamp=b"", bundles=bundles, served=served)
+        return replace(self, folders={**self.folders, parent: unknown})
 
 
 class _Careful(Exception):

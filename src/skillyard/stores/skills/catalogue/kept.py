@@ -56,9 +56,11 @@ class KeptSkills:
             while len(self._kept) > 1 and (len(self._kept) > self._max_count or self._bytes > self._max_bytes):
                 self._pop(next(iter(self._kept)))
 
-    def drop(self, names: Collection[str]) -> None:
+    def drop(self, names: Collection[str] | None) -> None:
+        """Every version of these names, or (None) all."""
         with self._lock:
-            gone = list(self._kept) if len(names) > _FEW else [key for key in self._kept if key[0] in names]
+            many = names is None or len(names) > _FEW
+            gone = [key for key in self._kept if many or key[0] in (names or ())]
             for key in gone:
                 self._pop(key)
 

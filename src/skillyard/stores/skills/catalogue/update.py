@@ -62,10 +62,15 @@ class Updater:
         """Bundles that have to be read."""
         return len(self._work.places)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._work)
+
     def is_stale(self) -> bool:
         """Whether directories differ from what they were, or something is left to do; for few of them."""
         seen = walk(self._search.roots, self._search.limits, self._trees)
-        return bool(self._work) or bool(difference(self._trees, seen))
+        return self.is_busy or bool(difference(self._trees, seen))
 
     def look(self) -> bool:
         """Look at the directories. Whether there is anything to do."""
@@ -77,7 +82,7 @@ class Updater:
         guide = Place(self._search.guide, GUIDE_RANK, b"") if self._search.guide else None
         if guide and not (is_known and self._index.reads.at(guide.key)) and is_bundle(guide.path):
             self._work.add(guide)
-        return bool(self._work) or not is_known
+        return self.is_busy or not is_known
 
     def survey(self, reads: Reads, after: int, limit: int) -> tuple[list[Place], int | None]:
         """Which of the next ``limit`` bundles may have changed; where to go on, None at the end."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from skillyard.domain.skill import Finding
-from skillyard.stores.skills.catalogue.arrangement import Arrangement
+from skillyard.stores.skills.catalogue.arrangement import Arrangement, Tell
 from skillyard.stores.skills.catalogue.forest import Tree
 from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
 from skillyard.stores.skills.catalogue.index.index import Index
@@ -39,9 +39,9 @@ class Stopped(Exception):
 
 
 class Upkeep:
-    """``tell`` is called in the working thread with the names whose skills may have changed."""
+    """``tell`` as for :class:`Arrangement`."""
 
-    def __init__(self, path: Path, loader: Loader, search: Search, tell: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, path: Path, loader: Loader, search: Search, tell: Tell) -> None:
         """Opens the index. Raises StoreFault, sqlite3.Error."""
         self._loader = loader
         self._search = search
@@ -100,6 +100,7 @@ class Upkeep:
             logger.warning("the catalogue's index is damaged: every skill is read again")
             self._index.renew()
             self._prepare()
+            self._tell(None)
 
     def is_stale(self) -> bool:
         """Whether anything on disk differs from the index; for few paths, on the loop's thread."""
@@ -151,7 +152,7 @@ class Upkeep:
         """Bundles that seem to have changed."""
         with self._one:
             self._updater.read_again(places)
-        if self._updater.left:
+        if self._updater.is_busy:
             self.walk()
 
     def look_at(self, places: Sequence[Place]) -> None:
