@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from skillyard.engine.catalogue.diff import Diffs
 from tests.bundles import skill_files, tar
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
+from tests.engine.fifo import fifo_writer
 from tests.engine.publisher import ANN, Publisher, publisher
 
 pytestmark = pytest.mark.anyio
@@ -86,25 +85,13 @@ async def test_who_goes_away_leaves_no_second_thread_behind(tmp_path: Path) -> N
     quick = a_skill("a.b", tmp_path, files=())
     diffs = Diffs()
     first = asyncio.create_task(diffs.of(quick, slow))
-    writer = await asyncio.to_thread(_writer, tmp_path / "SKILL.md")
-    first.cancel()
+    writer = await asyncio.to_thread(fifo_writer, tmp_path / "SKILL.md")
     second = asyncio.create_task(diffs.of(quick, quick))
-    done, _ = await asyncio.wait([first, second], timeout=0.2)
+    for _ in range(2):
+        first.cancel()
+        done, _ = await asyncio.wait([first, second], timeout=0.1)
     os.close(writer)
     assert not done
     assert (await second).same
     with pytest.raises(asyncio.CancelledError):
         await first
-
-
-def _writer(fifo: Path) -> int:
-    """Opens when somebody reads, who has nothing to read until it is closed."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            time.sleep(0.01)
-    raise TimeoutError

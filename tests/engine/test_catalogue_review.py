@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from skillyard.domain.skill import Finding, Skill, SkillFile
 from skillyard.engine.catalogue.review import KEPT, Reviews
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
+from tests.engine.fifo import fifo_writer
 
 pytestmark = pytest.mark.anyio
 
@@ -61,3 +64,27 @@ async def test_a_review_is_made_once(tmp_path: Path) -> None:
         await reviews.of(stored(tmp_path, {}, f"n{number}.x"))
     again: Any = await reviews.of(stored(tmp_path, {"SKILL.md": b"x"}))
     assert again is not first
+
+
+async def test_one_review_at_a_time_also_when_who_asked_goes_away(tmp_path: Path) -> None:
+    slow, quick = (stored(_made(tmp_path / name), {}, f"a.{name}") for name in ("slow", "quick"))
+    fifo = tmp_path / "slow" / "SKILL.md"
+    os.mkfifo(fifo)
+    slow = replace(slow, digest="1" * 64, files=(SkillFile("SKILL.md", 0, "0"),))
+    reviews = Reviews()
+    first = asyncio.create_task(reviews.of(slow))
+    writer = await asyncio.to_thread(fifo_writer, fifo)
+    second = asyncio.create_task(reviews.of(quick))
+    for _ in range(2):
+        first.cancel()
+        done, _ = await asyncio.wait([first, second], timeout=0.1)
+    os.close(writer)
+    assert not done
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.environment import Wanted
+from skillyard.domain.environment import Lock, Wanted
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox import Held, Owner
@@ -240,7 +240,9 @@ async def test_a_skill_names_the_environment_that_its_run_gets(environments: Env
     assert shown["requirements"] == ["a-pkg", "b", "rich"]
     built = (await rig.call("environments.build", skill="a.b"))["environment"]
     run = await rig.call("execute_skill", name="a.b")
-    assert (await rig.record(run)).digests["environment"] == built["digest"]
+    record = await rig.record(run)
+    assert record.digests["environment"] == built["digest"]
+    assert run["environment"] == record.environment == f"mine+{built['digest']}"
     assert len(rig.builder.installed) == 1
 
 
@@ -405,3 +407,10 @@ def test_lock_files_are_small_and_private(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"a": 1})
     assert read_json(tmp_path / "x.json") == {"a": 1}
     assert read_json(tmp_path / "y.json") is None
+
+
+def test_digests_are_whole() -> None:
+    """Who chooses two sets of requirements, or two locks, finds two that agree in 64 bits within hours: one to be
+    approved, the other to be built."""
+    digests = [Wanted.of(["a", "b"]).digest, Lock("a==1", "x").digest]
+    assert [len(digest) for digest in digests] == [64, 64]

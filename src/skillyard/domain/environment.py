@@ -23,8 +23,8 @@ class Wanted:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits."""
-        return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()[:16]
+        """SHA-256 in hexadecimal. Whole: who chooses both of two sets can find two that agree in 64 bits of it."""
+        return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits."""
-        return hashlib.sha256(f"{self.platform}\n{self.text}".encode()).hexdigest()[:16]
+        """SHA-256 in hexadecimal."""
+        return hashlib.sha256(f"{self.platform}\n{self.text}".encode()).hexdigest()
 
 
 class BuildState(StrEnum):

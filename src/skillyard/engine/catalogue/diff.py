@@ -25,6 +25,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.threads import to_its_end
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -39,12 +40,7 @@ class Diffs:
     async def of(self, old: Skill, new: Skill) -> SkillDiff:
         """Raises StoreFault for a snapshot that cannot be read."""
         async with self._turn:
-            work = asyncio.get_running_loop().run_in_executor(None, _compared, old, new)
-            try:
-                return await asyncio.shield(work)
-            except asyncio.CancelledError:  # the thread goes on, and the next has its turn behind it
-                await asyncio.wait([work])
-                raise
+            return await to_its_end(_compared, old, new)
 
 
 async def compare(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:

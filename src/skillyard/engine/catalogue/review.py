@@ -14,6 +14,7 @@ from skillyard.domain.review import File, Review, review
 from skillyard.domain.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.method import OBJECT, SKILL_NAME, STRING, VERSION, Method, answer, described, list_of, obj
+from skillyard.engine.threads import to_its_end
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -35,7 +36,7 @@ class Reviews:
         key = (skill.digest, skill.name)
         async with self._turn:
             if key not in self._made:
-                self._made[key] = await asyncio.to_thread(_reviewed, skill)
+                self._made[key] = await to_its_end(_reviewed, skill)
             self._made.move_to_end(key)
             while len(self._made) > KEPT:
                 self._made.popitem(last=False)

@@ -46,7 +46,7 @@ class Python:
 
     def show_packages(self, packages: str, area: Area) -> Shown:
         """Called as who can read them, by one process at a time for each. Raises OSError."""
-        place = f"{area.path}/environments/{hashlib.sha256(packages.encode()).hexdigest()[:16]}"
+        place = f"{area.path}/environments/{hashlib.sha256(packages.encode()).hexdigest()}"
         if not os.path.isdir(place):
             fresh = f"{place}.{os.getpid()}"
             self._make(fresh, packages)
