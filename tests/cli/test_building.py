@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from skillyard.domain.errors import Forbidden
 from skillyard.faces.cli import building
 from skillyard.faces.cli.building import Look, Progress, running, said
+from tests.client.yardserver import YardServer
 
 
 class Target:
@@ -91,3 +93,25 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(quiet=True) as progress:
         progress.show({"state": "installing", "line": "x"})
     assert capsys.readouterr().err == ""
+
+
+def test_environments_are_listed_with_their_names(run: Callable[..., Result], yard: YardServer) -> None:
+    built = {"state": "ready", "digest": "d1", "requirements": ["numpy"], "size_bytes": 1024, "used_at": 0.0}
+    yard.methods["environments.list"] = lambda params: {
+        "named": [
+            {"name": "base", "state": "ready", "digest": "", "requirements": []},
+            {"name": "data", "state": "ready", "digest": "d1", "requirements": ["numpy"]},
+            {"name": "plots", "state": "resolving", "digest": "", "requirements": ["matplotlib"]},
+            {"name": "web", "state": "absent", "requirements": ["flask"]},
+        ],
+        "environments": [built, {**built, "digest": "d2", "requirements": ["six"]}],
+        "builds": [{"state": "resolving", "digest": "", "requirements": ["matplotlib"], "line": ""}],
+    }
+    shown = run("environment", "list").stdout
+    assert [" ".join(line.split()) for line in shown.splitlines()[1:]] == [
+        "plots resolving matplotlib",
+        "data d1 ready 1.0 KiB 1970-01-01T00:00:00Z numpy",
+        "d2 ready 1.0 KiB 1970-01-01T00:00:00Z six",
+        "base ready",
+        "web absent flask",
+    ]

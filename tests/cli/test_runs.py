@@ -35,6 +35,13 @@ def test_a_run_prints_its_output_and_keeps_the_rest_off_stdout(run: Cli, yard: Y
     ]
 
 
+def test_a_version_is_named_as_elsewhere(run: Cli, yard: YardServer) -> None:
+    run("run", "a.b@1.2.0")
+    assert [params["version"] for method, params in yard.calls if method == "execute_skill"] == ["1.2.0"]
+    differs = run("run", "a.b@1.2.0", "--version", "1.3.0")
+    assert (differs.exit_code, "another version" in differs.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("refused", "said"), [(0, ""), (1, "a connection was refused: "), (3, "3 connections were refused: ")]
 )

@@ -36,6 +36,8 @@ def test_show(run: Cli, yard: YardServer) -> None:
     yard.methods["describe_skill"] = lambda params: {"skill": described}
     assert json.loads(run("skill", "show", "a.b", "--version", "1.0.0", "--json").stdout) == described
     assert yard.calls[-1][1] == {"name": "a.b", "version": "1.0.0", "detail": "full"}
+    run("skill", "show", "a.b@1.0.0")
+    assert yard.calls[-1][1] == {"name": "a.b", "version": "1.0.0", "detail": "full"}
     text = run("skill", "show", "a.b").stdout
     assert "SKILL.md  (7 bytes)" in text
     assert text.endswith("# Title\n")
@@ -126,6 +128,16 @@ def test_an_invalid_skill_is_told_file_line_and_rule(bare: Cli, tmp_path: Path) 
     assert f"{made}/skill.toml:{line}: error: kind" in result.stdout
     assert f"{made}: invalid" in result.stderr
     assert f"{tmp_path / 'absent'}: invalid" in result.stderr
+
+
+def test_a_directory_of_skills_is_each_of_them(bare: Cli, tmp_path: Path) -> None:
+    for name in ("a.b", "a.c"):
+        bare("skill", "new", name, "--dir", str(tmp_path))
+    (tmp_path / "a.c" / "SKILL.md").unlink()
+    checked = bare("skill", "validate", str(tmp_path), "--json")
+    assert checked.exit_code == 2
+    found = [(verdict["path"], verdict["valid"]) for verdict in json.loads(checked.stdout)]
+    assert found == [(str(tmp_path / "a.b"), True), (str(tmp_path / "a.c"), False)]
 
 
 def test_problems_are_printed_with_their_mend(run: Cli, yard: YardServer) -> None:

@@ -260,6 +260,9 @@ async def test_progress_is_shown(environments: Environments, rig: Rig) -> None:
     assert (ready["state"], ready["requirements"]) == ("ready", ["a-pkg", "b"])
     listed = await rig.call("environments.list")
     assert ([e["digest"] for e in listed["environments"]], listed["builds"]) == ([ready["digest"]], [])
+    assert ("lock" in ready, "lock" in listed["environments"][0]) == (True, False)
+    states = {one["name"]: (one["state"], one.get("digest")) for one in listed["named"]}
+    assert states == {"base": ("ready", ""), "mine": ("ready", ready["digest"]), "same": ("absent", None)}
 
 
 async def test_closing_stops_a_build_and_leaves_nothing(environments: Environments, rig: Rig) -> None:

@@ -172,7 +172,8 @@ class Engine:
             self.emit(RunRefused(plan.request.kind, plan.principal.name, error.type))
             raise
         try:
-            return await Execution(self, plan, grant, run_facts(plan, grant.digests, grant.needs)).run()
+            facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
+            return await Execution(self, plan, grant, facts).run()
         finally:
             self.admission.leave(place)
 
@@ -191,7 +192,7 @@ class Engine:
         """A failed run that never had a sandbox; its record is written all the same."""
         failure = Failure(refusal.type, refusal.message)
         needs = run_needs(self.config, plan, Given(refused=True))
-        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, {}, needs))
+        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, plan.environment, {}, needs))
         await self.records.insert(record)
         final = recovery.ended(record, failure, self.clock.now())
         await self.records.finish(final)

@@ -47,6 +47,7 @@ class Grant:
     """What the sandbox is made from and what the guest is told."""
 
     spec: SandboxSpec
+    environment: str
     guest: Mapping[str, Any]
     digests: dict[str, Any]
     redaction: Redaction
@@ -70,6 +71,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     limits = engine.frame_limits
     return Grant(
         spec=_spec(engine.config, plan, ref),
+        environment=_named(engine, plan, environment),
         guest=_call(plan, prefix, env, limits).request(),
         digests=_digests(plan, environment.ref, policy, given),
         redaction=Redaction(secret.value for secret in given) if given else NOTHING,
@@ -79,6 +81,13 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
         needs=run_needs(engine.config, plan, Given(policy, given, environment.distributions)),
         lesson=lesson,
     )
+
+
+def _named(engine: Engine, plan: Plan, environment: Environment) -> str:
+    """For the record: the operator's name, with the digest behind it when others asked for more packages."""
+    if environment.built is None or engine.environments.is_named(environment):
+        return plan.environment
+    return f"{plan.environment}+{environment.digest}"
 
 
 async def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Lesson | None]:

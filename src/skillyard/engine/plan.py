@@ -81,7 +81,7 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
     )
 
 
-def run_facts(plan: Plan, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
+def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
     """The fields of the run's record that do not change while it goes on."""
     request, skill = plan.request, plan.skill
     return {
@@ -92,7 +92,7 @@ def run_facts(plan: Plan, digests: dict[str, Any], needs: dict[str, Any] | None)
         "created_at": plan.created_at,
         "skill": skill.name if skill else None,
         "version": skill.version if skill else None,
-        "environment": plan.environment,
+        "environment": environment,
         "isolation": plan.offer.name,
         "limits": plan.limits.as_dict(),
         "digests": digests,

@@ -63,6 +63,10 @@ class Environments:
             raise InvalidInput("environment", f"unknown environment; known are {known}", shape(name))
         return found
 
+    def wanted(self, name: str) -> Wanted:
+        """What the named environment shall have. Raises InvalidInput."""
+        return union(self.definition(name), ())
+
     async def get(self, name: str, owner: str = OPERATOR) -> Environment:
         """The named environment, built first when it has to be. Raises InvalidInput, BuildFailed."""
         definition = self.definition(name)

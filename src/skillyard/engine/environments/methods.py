@@ -34,15 +34,22 @@ if TYPE_CHECKING:
 ABSENT = "absent"
 """The state of what nobody has built."""
 ARCHIVE = "application/x-tar"
+_BRIEF = ("name", "state", "digest", "requirements")
 
 
 async def list_environments(engine: Engine, _principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
     environments = engine.environments
     building = environments.building
+    named = [await _shown(engine, Target(name, environments.wanted(name))) for name in environments.names]
     return {
-        "environments": [_built(built) for built in await environments.store.list()],
+        "named": [{key: one[key] for key in _BRIEF if key in one} for one in named],
+        "environments": [_without_lock(_built(built)) for built in await environments.store.list()],
         "builds": [build.view() for build in (*building.at_work(), *building.failures())],
     }
+
+
+def _without_lock(environment: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in environment.items() if key != "lock"}
 
 
 async def show_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,10 +181,15 @@ _EITHER = frozenset({Scope.RUN_CODE})
 TABLE = (
     Method(
         name="environments.list",
-        doc="Built environments, the one used last first, and builds at work or that failed a moment ago.",
+        doc="Named environments, built ones, the one used last first, and builds at work or that failed a moment ago.",
         params=obj({}),
         result=answer(
-            {"environments": list_of(OBJECT, "as environments.show gives them"), "builds": list_of(OBJECT, "likewise")},
+            {
+                "named": list_of(OBJECT, f"those of the settings, built or not: {', '.join(_BRIEF)}"),
+                "environments": list_of(OBJECT, "built ones, as environments.show gives them, without name and lock"),
+                "builds": list_of(OBJECT, "likewise"),
+            },
+            "named",
             "environments",
             "builds",
         ),

@@ -56,7 +56,7 @@ async def find_target(engine: Engine, principal: Principal, params: Mapping[str,
 async def _named(engine: Engine, name: str) -> Target:
     environments = engine.environments
     if name in environments.names:
-        return Target(name, union(environments.definition(name), ()))
+        return Target(name, environments.wanted(name))
     built = await environments.store.find(name)
     if built is None:
         known = ", ".join(environments.names)

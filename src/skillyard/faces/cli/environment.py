@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +44,14 @@ def environment() -> None:
 @json_option
 @server_options
 def list_(as_json: bool, where: Where) -> None:
-    """Built environments, the one used last first, and builds at work."""
+    """Environments: builds at work, built ones, the one used last first, and names of the settings that are not
+    built."""
     with where.open() as target:
         found = target.call("environments.list")
     if as_json:
         emit_json(found)
         return
-    rows = [_row(one) for one in (*found["builds"], *found["environments"])]
-    emit_table(("digest", "state", "size", "used", "requirements"), rows)
+    emit_table(("name", "digest", "state", "size", "used", "requirements"), list(_rows(found)))
 
 
 @environment.command()
@@ -174,10 +174,11 @@ def _is_environment(target: Target, what: str) -> bool:
 
 
 def _show(found: dict[str, Any]) -> None:
-    times = {name: moment(found.get(name)) for name in ("built_at", "used_at")}
-    shown = {name: value for name, value in found.items() if name not in ("lock", "distributions", "modules")}
-    took = {"built_in": f"{found['build_ms'] / 1000:.1f} s"} if found.get("build_ms") else {}
-    emit_fields({**shown, "size_bytes": size(found.get("size_bytes")), "build_ms": "", **times, **took})
+    shown = {name: found.get(name) for name in ("name", "state", "digest", "line", "error")}
+    facts = {"size": size(found.get("size_bytes")), "log": found.get("log")}
+    times = {name.removesuffix("_at"): moment(found.get(name)) for name in ("built_at", "used_at")}
+    took = {"took": f"{found['build_ms'] / 1000:.1f} s"} if found.get("build_ms") else {}
+    emit_fields({**shown, "asked": ", ".join(found.get("requirements") or ()), **facts, **times, **took})
     for name, version in (found.get("distributions") or {}).items():
         click.echo(calm(f"  {name} {version}"))
 
@@ -188,6 +189,24 @@ def _explain(found: dict[str, Any]) -> None:
         click.echo(calm(f"the whole log: skillyard blob get {found['log']} -o -"), err=True)
 
 
-def _row(found: dict[str, Any]) -> tuple[object, ...]:
-    wanted = ", ".join(found.get("requirements") or ())
-    return found.get("digest"), found.get("state"), size(found.get("size_bytes")), moment(found.get("used_at")), wanted
+def _rows(found: dict[str, Any]) -> Iterator[tuple[object, ...]]:
+    made = [*found["builds"], *found["environments"]]
+    shown = {_key(one) for one in made}
+    names: dict[object, list[str]] = {}
+    for one in found["named"]:
+        names.setdefault(_key(one), []).append(one["name"])
+    for one in made:
+        yield _row(", ".join(names.get(_key(one), ())), one)
+    for one in found["named"]:
+        if _key(one) not in shown:
+            yield _row(one["name"], one)
+
+
+def _key(one: dict[str, Any]) -> object:
+    """What is built has a digest, what is not has requirements."""
+    return one.get("digest") or tuple(one["requirements"])
+
+
+def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
+    wanted = ", ".join(one["requirements"])
+    return name, one.get("digest"), one["state"], size(one.get("size_bytes")), moment(one.get("used_at")), wanted

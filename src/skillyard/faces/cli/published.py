@@ -29,7 +29,7 @@ def named(done: PublishedSkill) -> dict[str, Any]:
 
 
 def print_published(source: str, done: PublishedSkill) -> None:
-    print_findings(source, done.findings)
+    print_findings(source, [finding for finding in done.findings if finding.get("level") != "note"])
     click.echo(calm(f"{done.name}@{done.version}"))
     how = "published" if done.created else "was published before, with the same content"
     files = "1 file" if done.files == 1 else f"{done.files} files"
@@ -57,5 +57,5 @@ def print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
         file, line = finding.get("file"), finding.get("line")
         where = (source if file == "." else f"{source}/{file}") + (f":{line}" if line else "")
         text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"
-        mend = f"\n    {finding['mend']}" if finding.get("mend") else ""
+        mend = f"\n    mend: {finding['mend']}" if finding.get("mend") else ""
         click.echo(calm(text + mend), err=True)

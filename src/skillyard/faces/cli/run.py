@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from skillyard.faces.cli.execution import perform, run_options
+from skillyard.faces.cli.named_version import chosen
 
 
 @click.command()
-@click.argument("skill")
+@click.argument("skill", metavar="NAME[@VERSION]")
 @click.option("--version", help="A version of the skill; the latest when left out.")
 @run_options
 def run(skill: str, version: str | None, **options: Any) -> None:
@@ -23,5 +24,6 @@ def run(skill: str, version: str | None, **options: Any) -> None:
       skillyard run examples.csv.summarize --blob blob=sales.csv --args '{"top": 3}' --save reports
       skillyard run examples.csv.summarize --blob sales.csv --args '{"blob": "{blob:sales.csv}"}'
     """
-    params = {"name": skill} | ({"version": version} if version else {})
+    name, wanted = chosen(skill, version)
+    params = {"name": name} | ({"version": wanted} if wanted else {})
     perform("execute_skill", params, **options)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skillyard.faces.cli.named_version import chosen
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.paging import collect
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
@@ -78,14 +79,15 @@ def list_(name: str | None, namespace: str | None, versions: bool, as_json: bool
 
 
 @skill.command()
-@click.argument("name")
+@click.argument("skill", metavar="NAME[@VERSION]")
 @click.option("--version", help="The latest when left out.")
 @click.option("--file", "path", metavar="PATH", help="Print this file of the skill instead.")
 @json_option
 @server_options
-def show(name: str, version: str | None, path: str | None, as_json: bool, where: Where) -> None:
+def show(skill: str, version: str | None, path: str | None, as_json: bool, where: Where) -> None:
     """What a skill says of itself: manifest, files, documentation."""
-    params = {"name": name} | ({"version": version} if version else {})
+    name, wanted = chosen(skill, version)
+    params = {"name": name} | ({"version": wanted} if wanted else {})
     with where.open() as target:
         if path is not None:
             _show_file(target, {**params, "path": path}, as_json=as_json)

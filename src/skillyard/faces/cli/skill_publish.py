@@ -11,7 +11,7 @@ import click
 from skillyard.client.errors import RpcError
 from skillyard.domain.errors import SkillyardError
 from skillyard.faces.cli.failures import Failure
-from skillyard.faces.cli.named_version import maybe
+from skillyard.faces.cli.named_version import chosen
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.progress import transfer, working
 from skillyard.faces.cli.published import explained, named, print_published, published_facts
@@ -60,10 +60,7 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
 @server_options
 def export(skill: str, version: str | None, out: Path | None, form: str | None, as_json: bool, where: Where) -> None:
     """Write the exact bundle of a version as an archive: publishing it elsewhere gives the same digest."""
-    name, named = maybe(skill)
-    if version and named and version != named:
-        raise click.UsageError("--version says another version than NAME@VERSION.")
-    wanted = version or named
+    name, wanted = chosen(skill, version)
     form = form or ("zip" if out is not None and out.suffix == ".zip" else "tar.gz")
     with where.open() as target:
         if wanted is None:

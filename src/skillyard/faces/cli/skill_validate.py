@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
     from skillyard.domain.skill import Finding
 
+_MARKS = ("skill.toml", "SKILL.md")
+
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
@@ -23,10 +26,14 @@ if TYPE_CHECKING:
 )
 @json_option
 def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
-    """Check the skills in directories, without running anything of them. Exits with 2 when one is invalid."""
+    """Check the skills in directories, without running anything of them. Exits with 2 when one is invalid.
+
+    A PATH is a skill, or a directory of skills.
+    """
     from skillyard.stores.skills import validate as check
 
-    found = {path: check(path, "lenient" if lenient else "strict") for path in paths}
+    each = (skill for path in paths for skill in _skills(path))
+    found = {path: check(path, "lenient" if lenient else "strict") for path in each}
     if as_json:
         emit_json([_verdict(path, findings) for path, findings in found.items()])
     else:
@@ -34,6 +41,16 @@ def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
             print_findings(path, findings)
     if not all(is_valid(findings) for findings in found.values()):
         click.get_current_context().exit(Exit.BAD_INPUT)
+
+
+def _skills(path: str) -> list[str]:
+    """The path itself, or the directories of skills in it when it is none; versions lie one directory deeper."""
+    root = Path(path)
+    if any((root / name).is_file() for name in _MARKS):
+        return [path]
+    below = {found.parent for depth in ("*", "*/*") for name in _MARKS for found in root.glob(f"{depth}/{name}")}
+    outermost = [found for found in below if found.parent not in below]
+    return sorted(str(found) for found in outermost) or [path]
 
 
 def is_valid(findings: Sequence[Finding]) -> bool:
