@@ -116,6 +116,7 @@ def strange_files(data_dir: Path) -> list[str]:
 
 _FILES = {
     *("lock", "token", "tokens.json", ".tokens.json.lock", "skillyard.db", "skillyard.db-wal", "skillyard.db-shm"),
+    *("catalogue.db", "catalogue.db-wal", "catalogue.db-shm"),
     *("secrets.sealed", ".secrets.sealed.lock", "secrets.key", "config.toml"),
     *("run/keeper.lock", "run/keeper.log"),
 }
@@ -124,6 +125,7 @@ _DIRECTORIES = {
     "blobs/sha256",
     "blobs/tmp",
     "environments",
+    "environments/locks",
     "preloads",
     "run",
     "run/gate",
@@ -131,6 +133,7 @@ _DIRECTORIES = {
     "run/spool",
     "skills",
     "snapshots",
+    "uploads",
 }
 
 

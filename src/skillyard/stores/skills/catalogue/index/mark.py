@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-import skillyard
+from skillyard.stores.skills import tree
 from skillyard.stores.skills.tree import Caps
 
 _RULES = ("domain", "stores/skills")
@@ -24,7 +24,7 @@ def mark_of(caps: Caps, *, lenient: bool) -> str:
 def _code() -> str:
     """A digest of the modules that hold the rules, so that nobody has to remember to raise a number."""
     whole = hashlib.sha256(f"{sys.version_info[:3]}{[version(name) for name in _LIBRARIES]}".encode())
-    home = Path(skillyard.__file__).parent
+    home = Path(tree.__file__).parents[2]
     for file in sorted(file for part in _RULES for file in (home / part).rglob("*.py")):
         whole.update(f"\n{file.relative_to(home)}\n".encode())
         whole.update(file.read_bytes())
