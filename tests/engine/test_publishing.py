@@ -96,6 +96,21 @@ async def test_of_two_at_once_exactly_one_wins(yard: Publisher) -> None:
     assert yard.stored() == {won[0].publication.digest}
 
 
+@pytest.mark.parametrize("served", ["1.0.0", "0.9.0"])
+async def test_a_name_that_a_directory_serves_is_no_longer_its_first_publishers(yard: Publisher, served: str) -> None:
+    """Whose higher version would else be the latest of the operator's skill."""
+    await yard.publish(a_skill())
+    put(yard, skill_files(version=served))
+    for change in (
+        yard.publish(a_skill(version="2.0.0")),
+        yard.call("pin", name=NAME, version="1.0.0"),
+        yard.call("withdraw", name=NAME, version="1.0.0"),
+    ):
+        with pytest.raises(Forbidden, match="operator's"):
+            await change
+    assert (await yard.publish(a_skill(version="2.0.0"), ROOT)).created
+
+
 async def test_a_directory_keeps_its_version(yard: Publisher) -> None:
     put(yard, skill_files())
     with pytest.raises(VersionTaken) as refusal:
@@ -307,7 +322,7 @@ async def test_a_damaged_snapshot_is_not_served_and_mended_by_publishing_it_agai
     again = await yard.restarted()
     with pytest.raises(SkillNotFound):
         await again.skills.get(NAME)
-    assert "publish it again" in (await again.skills.problems())[0].message
+    assert "publish the same bundle again" in (await again.skills.problems())[0].mend
     assert not (await again.publish(a_skill())).created
     assert (await again.skills.get(NAME)).digest == digest
 

@@ -270,14 +270,16 @@ def test_two_stores_make_one_snapshot_at_once(home: Path, tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "s").iterdir()] == [tree.digest]
 
 
-def test_sweep_leaves_what_is_used(home: Path, tmp_path: Path) -> None:
+def test_what_nobody_uses_is_removed(home: Path, tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path / "s")
-    assert snapshots.sweep(()) == 0
+    assert snapshots.names() == set()
     first = snapshots.store(read(home))
     (home / "SKILL.md").write_text("changed")
     second = snapshots.store(read(home))
     (tmp_path / "s" / ".tmp-crashed" / "code").mkdir(parents=True)
-    assert snapshots.sweep({first.name}) == 2
+    unused = snapshots.names() - {first.name}
+    assert len(unused) == 2
+    snapshots.remove(unused)
     assert [path.name for path in (tmp_path / "s").iterdir()] == [first.name]
     assert snapshots.store(read(home)) == second
     assert read(second).files["SKILL.md"].data == b"changed"

@@ -34,7 +34,11 @@ RULES: tuple[Rule, ...] = (
         "keep skills in a directory of their own",
     ),
     Rule(
-        "snapshot", "", "error", "The skill cannot be stored.", "look at the space and the rights of the data directory"
+        "snapshot",
+        "",
+        "error",
+        "The only copy of a published version is missing or damaged.",
+        "publish the same bundle again",
     ),
     Rule(
         "duplicate-version",

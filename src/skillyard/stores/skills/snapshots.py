@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from skillyard.stores.skills.tree import Tree, TreeFile
@@ -79,12 +79,6 @@ class Snapshots:
         for name in names:
             remove_tree(self._directory / name)
             self._trusted.discard(name)
-
-    def sweep(self, keep: Collection[str]) -> int:
-        """Remove every snapshot whose digest is not in ``keep``, and what a crash left; how many went."""
-        unused = self.names() - set(keep)
-        self.remove(unused)
-        return len(unused)
 
 
 def _write(tree: Tree, home: Path) -> None:

@@ -89,7 +89,7 @@ def _difference(publication: Publication, tree: Tree | None, skill: Skill | None
     """Why what is there for a publication is not served."""
     what = f"{publication.name} {publication.version}"
     if tree is None or tree.digest != publication.digest:
-        message = f"the bundle of {what} is missing or damaged: publish it again to mend it"
+        message = f"the bundle of {what} is missing or damaged"
         return Finding("error", "", 0, "snapshot", message)
     if skill is None:
         return Finding("error", "", 0, "published", f"{what} cannot be served: it breaks a rule")
