@@ -272,6 +272,10 @@ class FakeSkills:
             raise SkillNotFound("name", f"no skill '{name}'", skill=name)
         return [skill.version for skill in reversed(self.skills[name])]
 
+    async def not_published(self, name: str) -> frozenset[str]:
+        found = self.skills.get(name, [])
+        return frozenset(skill.version for skill in found if skill.source is not SkillSource.PUBLISHED)
+
     async def pinned(self, _name: str) -> str | None:
         return None
 

@@ -116,7 +116,7 @@ async def test_only_what_was_published_is_withdrawn(yard: Publisher, method: str
 async def test_a_directory_does_not_bring_a_withdrawn_version_back(yard: Publisher) -> None:
     put(yard, skill_files(version="1.1.0"))
     assert (await yard.skills.get(NAME)).version == "1.1.0"
-    await yard.call("withdraw", name=NAME, version="1.1.0", reason="it leaks")
+    await yard.call("withdraw", ROOT, name=NAME, version="1.1.0", reason="it leaks")
     with pytest.raises(SkillNotFound, match="it leaks"):
         await yard.skills.get(NAME, "1.1.0")
     assert (await yard.skills.get(NAME)).version == "1.0.0"

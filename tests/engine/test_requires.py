@@ -20,6 +20,7 @@ from skillyard.domain.trust import Trust, TrustRule
 from skillyard.engine.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
 from tests.engine.conftest import Rig
 from tests.engine.fakes import FakeSkills, a_skill
+from tests.engine.needing import approve
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +105,14 @@ async def test_a_pinned_version_goes_first_where_it_fits(rig: Rig) -> None:
     for range_, expected in (("", "1.0.0"), (" <2", "1.0.0"), (" >1", "2.0.0")):
         shelf = Shelf(skill("top", "1.0.0", f"lib{range_}"), *libs)
         assert (await chosen(rig, shelf, "top"))["lib"] == expected
+
+
+async def test_a_flood_of_unapproved_versions_does_not_hide_the_approved_one(rig: Rig) -> None:
+    flood = [skill("lib", f"1.{n}.0", source=SkillSource.PUBLISHED) for n in range(1, MOST_TRIES + 50)]
+    shelf = Shelf(skill("top", "1.0.0", "lib >=1"), skill("lib", "1.0.0", source=SkillSource.PUBLISHED), *flood)
+    await approve(rig, await shelf.get("lib", "1.0.0"))
+    assert await chosen(rig, shelf, "top") == {"top": "1.0.0", "lib": "1.0.0"}
+    assert shelf.asked < 10, "what cannot be approved is not read"
 
 
 async def test_circles_and_skills_that_require_themselves(rig: Rig) -> None:

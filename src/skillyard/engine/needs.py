@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.approval import Standing
 from skillyard.domain.package_names import admits
+from skillyard.domain.paging import MAX_PAGE
 from skillyard.domain.skill import Skill, SkillSource
 from skillyard.engine.packages_config import PackagesConfig
 
@@ -45,6 +46,18 @@ async def standing_of(engine: Engine, skill: Skill) -> Standing:
         return Standing(True, "rule", rule.text)
     approval = await engine.approvals.find(skill.name, skill.version, skill.digest)
     return NOBODY if approval is None else Standing(True, "operator", approval.approved_by)
+
+
+async def approved_versions(engine: Engine, name: str) -> frozenset[str]:
+    """Those of which an operator approved some bytes."""
+    found: set[str] = set()
+    after = None
+    while page := await engine.approvals.page(limit=MAX_PAGE, after=after, name=name):
+        found |= {approval.version for approval in page}
+        after = (page[-1].name, page[-1].version, page[-1].digest)
+        if len(page) < MAX_PAGE:
+            break
+    return frozenset(found)
 
 
 async def trust_of(engine: Engine, skills: Collection[Skill]) -> RunTrust:

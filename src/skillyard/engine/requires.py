@@ -18,7 +18,7 @@ from skillyard.domain.requirement import Requirement
 from skillyard.domain.semver import Version, is_version, newest_first
 from skillyard.domain.skill import Skill
 from skillyard.engine.discovery import find_skill
-from skillyard.engine.needs import standing_of, trust_of
+from skillyard.engine.needs import approved_versions, standing_of, trust_of
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -69,6 +69,7 @@ class _Shelf:
         self._versions: dict[str, tuple[list[str], str | None]] = {}
         self._skills: dict[tuple[str, str], Skill | None] = {}
         self._approved: dict[tuple[str, str], bool] = {}
+        self._approvable: dict[str, frozenset[str]] = {}
 
     async def versions(self, name: str) -> tuple[list[str], str | None]:
         """All, and the one that is pinned."""
@@ -85,6 +86,17 @@ class _Shelf:
             return [], None
         pin = await self._engine.registry.publications.pinned(name)
         return versions, pin.version if pin is not None and pin.version in versions else None
+
+    async def approvable(self, name: str) -> frozenset[str]:
+        """The versions that may be approved, as far as can be told without reading them: whoever may publish a name may
+        publish many that nobody approved."""
+        if name not in self._approvable:
+            engine = self._engine
+            versions, _ = await self.versions(name)
+            known = await engine.skills.not_published(name) | await approved_versions(engine, name)
+            rule = engine.config.trust.rule_for
+            self._approvable[name] = frozenset(v for v in versions if v in known or rule(name, v) is not None)
+        return self._approvable[name]
 
     async def skill(self, name: str, version: str) -> Skill | None:
         """None when it went since the versions were read."""
@@ -160,6 +172,10 @@ class _Search:
         if root is not None and root is self._target:
             return [root.version] if all(need.admits(root.version) for need in needs) else []
         versions, pinned = await self._shelf.versions(name)
+        if self._approved_only:
+            approvable = await self._shelf.approvable(name)
+            versions = [version for version in versions if version in approvable]
+            pinned = pinned if pinned in approvable else None
         first = [root.version] if root is not None else [] if pinned is None else [pinned]
         newest = newest_first(version for version in versions if is_version(version))
         if not any(bound.version.pre for need in needs for bound in need.range.bounds):

@@ -27,6 +27,10 @@ class SkillStore(Protocol):
         """Newest first. Raises SkillNotFound."""
         ...
 
+    async def not_published(self, name: str) -> frozenset[str]:
+        """The versions that are served from a directory of the operator's, or are built in; of an unknown name none."""
+        ...
+
     async def pinned(self, name: str) -> str | None:
         """The version that ``latest`` was set to, when it is served."""
         ...

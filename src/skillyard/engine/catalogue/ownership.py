@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from skillyard.domain.errors import Forbidden, SkillNotFound
+from skillyard.domain.errors import Forbidden
 from skillyard.domain.manifest_name import GUIDE
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.publication_rules import claim_refusal
-from skillyard.domain.skill import SkillSource
 from skillyard.engine.catalogue.registry import Registry
 
 
@@ -26,12 +25,5 @@ async def check_claim(registry: Registry, principal: Principal, name: str) -> No
     owner = await registry.publications.owner(name)
     if (refusal := claim_refusal(name, owner, principal.project)) is not None:
         raise refusal
-    if owner is None and await _is_served(registry, name):
+    if await registry.skills.not_published(name):
         raise Forbidden(f"'{name}' is the operator's: it is served from a directory of this server", skill=name)
-
-
-async def _is_served(registry: Registry, name: str) -> bool:
-    try:
-        return (await registry.skills.get(name)).source is not SkillSource.PUBLISHED
-    except SkillNotFound:
-        return False

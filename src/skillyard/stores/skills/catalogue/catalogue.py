@@ -22,6 +22,7 @@ from skillyard.ports.publications import PublicationStore
 from skillyard.stores.skills.catalogue.feed import Feed
 from skillyard.stores.skills.catalogue.finder import Finder
 from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
+from skillyard.stores.skills.catalogue.index.rows import PUBLISHED
 from skillyard.stores.skills.catalogue.loading import Loader
 from skillyard.stores.skills.catalogue.missing import missing
 from skillyard.stores.skills.catalogue.patrol import Patrol
@@ -131,6 +132,14 @@ class Catalogue:
             if found is None:
                 raise missing(upkeep.near, name, None)
             return tuple(variant.version for variant in found.versions)
+
+        return await self._steady(ask)
+
+    async def not_published(self, name: str) -> frozenset[str]:
+        async def ask(upkeep: Upkeep) -> frozenset[str]:
+            found = upkeep.near.name(name)
+            variants = found.versions if found is not None else ()
+            return frozenset(v.version for v in variants if upkeep.near.bundle(v.bundle).rank != PUBLISHED)
 
         return await self._steady(ask)
 
