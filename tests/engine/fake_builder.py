@@ -37,13 +37,14 @@ def packed_packages(lock: Lock) -> bytes:
 
 
 class FakeBuilder:
-    """Every package is there in version 1.5.0, and ``also`` of its own. ``gate`` holds it while it installs, ``fault``
-    is raised then."""
+    """Every package is there in version 1.5.0, and requires what ``draws`` says. ``gate`` holds it while it installs,
+    ``fault`` is raised then."""
 
     def __init__(self) -> None:
         self.resolved: list[tuple[str, ...]] = []
         self.installed: list[str] = []
         self.version = VERSION
+        self.draws: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
         self.fault: Exception | None = None
         self.at_work: frozenset[str] = frozenset()
@@ -51,7 +52,8 @@ class FakeBuilder:
     async def resolve(self, wanted: Wanted, log: BuildLog) -> Lock:
         self.resolved.append(wanted.requirements)
         log.say(f"Resolved {len(wanted.requirements)} packages")
-        names = sorted({normalized(required_name(text)) for text in wanted.requirements})
+        asked = {normalized(required_name(text)) for text in wanted.requirements}
+        names = sorted(asked | {self.draws[name] for name in asked & self.draws.keys()})
         pins = [Pin(name, self.version, (hashlib.sha256(name.encode()).hexdigest(),)) for name in names]
         return Lock(lock_text(pins), platform_name())
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.run import RunKind
+from skillyard.domain.skill import Needs, SecretNeed
 from skillyard.engine.asked_packages import why_refused
+from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.request import RunRequest, from_params
 from tests.engine.conftest import CODE, Rig
+from tests.engine.needing import approve, published
 
 SCRIPT = '# /// script\n# requires-python = "{python}"\n# dependencies = ["rich>=13", "numpy"]\n# ///\n' + CODE
 
@@ -82,3 +86,48 @@ async def test_a_run_that_may_not_have_them_is_refused_by_the_setting(rig: Rig) 
 async def test_an_executed_skill_takes_none(rig: Rig) -> None:
     with pytest.raises(InvalidInput, match="packages"):
         await rig.call("execute_skill", name="a.b", packages=["numpy"])
+
+
+@pytest.mark.anyio
+async def test_what_is_denied_cannot_be_drawn_in_by_what_is_not(rig: Rig) -> None:
+    rig.builder.draws = {"learns": "torch"}
+    asked = published("acme.learns", Needs(dependencies=("learns",)))
+    rig.skills.add(asked)
+    code: dict[str, Any] = {"language": "python", "code": CODE, "packages": ["learns"]}
+
+    async def refused(method: str = "run_code", **params: Any) -> str:
+        run = await rig.call(method, **(params or code))
+        return str(run["error"]["message"]) if "error" in run else ""
+
+    rig.configure(packages=PackagesConfig(run_code=("*", "!torch")))
+    denied = "what is asked for requires 'torch', which packages.{} denies"
+    assert denied.format("run_code") in await refused()
+    assert denied.format("run_code") in await refused("execute_skill", name="acme.learns")
+    await approve(rig, asked)
+    assert await refused("execute_skill", name="acme.learns") == ""
+    rig.configure(packages=PackagesConfig(allow=("*", "!torch"), run_code=("learns",)))
+    assert denied.format("allow") in await refused()
+    assert denied.format("allow") in await refused("execute_skill", name="acme.learns")
+    named = {"base": EnvironmentDefinition(("torch",))}
+    rig.configure(packages=PackagesConfig(allow=("*", "!torch"), run_code=("learns",)), environments=named)
+    await rig.engine.environments.get("base")
+    assert await refused() == "", "the operator gives it to everybody"
+
+
+@pytest.mark.anyio
+async def test_what_is_revoked_while_packages_are_built_is_revoked(rig: Rig) -> None:
+    rig.secrets.values = {"KEY": "value"}
+    asked = published("acme.slow", Needs(dependencies=("numpy",), secrets=(SecretNeed("KEY"),)))
+    rig.skills.add(asked)
+    await approve(rig, asked)
+    rig.builder.gate = asyncio.Event()
+    running = asyncio.create_task(rig.call("execute_skill", name="acme.slow"))
+    async with asyncio.timeout(10):
+        while not rig.builder.installed:
+            await asyncio.sleep(0.001)
+    await rig.call("catalogue.revoke", name="acme.slow")
+    rig.builder.gate.set()
+    run = await running
+    assert run["error"]["type"] == "PolicyRefused"
+    assert "revoked: 'acme.slow' 1.0.0 is not approved" in run["error"]["message"]
+    assert rig.backend.started == []

@@ -30,6 +30,12 @@ def parse_patterns(texts: Iterable[object], field: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def denies(patterns: Iterable[str], name: str) -> bool:
+    """Whether some ``!`` pattern of :func:`parse_patterns` denies the package."""
+    plain = normalized(name)
+    return any(fnmatchcase(plain, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
+
+
 def admits(patterns: Iterable[str], name: str) -> bool:
     """Whether some pattern (of :func:`parse_patterns`) names the package and no ``!`` one denies it."""
     plain, named = normalized(name), False

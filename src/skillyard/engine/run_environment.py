@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from skillyard.domain.manifest_needs import is_requirement
+from skillyard.domain.package_names import denies
 from skillyard.engine.asked_packages import required_name, why_refused
 from skillyard.engine.environments import BuildFailed, Environment
 from skillyard.engine.environments.wants import Asked, asked_by, union
-from skillyard.engine.needs import packages_allowed
+from skillyard.engine.needs import packages_allowed, trust_of
 from skillyard.engine.plan import Plan
 from skillyard.engine.refused import Refused
 
@@ -30,11 +31,37 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
         if not asked:
             return await environments.get(plan.environment, plan.principal.name)
         check_packages(engine, plan, asked)
+        own = union(environments.definition(plan.environment), ())
         wanted = union(environments.definition(plan.environment), asked)
-        return await environments.of(wanted, plan.principal.name)
+        environment = await environments.of(wanted, plan.principal.name)
+        anyway = await environments.ready(own) if own else None
+        check_drawn_in(
+            engine, plan, asked, set(environment.distributions) - set(anyway.distributions if anyway else ())
+        )
+        await _check_trust(engine, plan)
+        return environment
     except BuildFailed as error:
         more = f" (whole log: {error.log})" if error.log else ""
         raise Refused("SandboxError", error.message + more) from error
+
+
+def check_drawn_in(engine: Engine, plan: Plan, asked: Sequence[Asked], names: Iterable[str]) -> None:
+    """What is denied by name is so for what other packages require, too. Raises Refused."""
+    config = engine.config.packages
+    approved = all(who.skill is not None and plan.trust.standings[who.skill.name].approved for who in asked)
+    for setting, patterns in (("allow", config.allow), ("run_code", () if approved else config.run_code)):
+        if denied := sorted(name for name in names if denies(patterns, name)):
+            shown = ", ".join(f"'{name}'" for name in denied)
+            raise Refused("PolicyRefused", f"what is asked for requires {shown}, which packages.{setting} denies")
+
+
+async def _check_trust(engine: Engine, plan: Plan) -> None:
+    """A build takes minutes: what was revoked meanwhile is revoked. Raises Refused."""
+    if plan.trust.least:
+        return
+    trust = await trust_of(engine, plan.skills)
+    if trust.least:
+        raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
 
 
 def check_packages(engine: Engine, plan: Plan, asked: Sequence[Asked]) -> None:
