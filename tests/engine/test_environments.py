@@ -242,7 +242,11 @@ async def test_a_skill_names_the_environment_that_its_run_gets(environments: Env
     run = await rig.call("execute_skill", name="a.b")
     record = await rig.record(run)
     assert record.digests["environment"] == built["digest"]
-    assert run["environment"] == record.environment == f"mine+{built['digest']}"
+    assert run["environment"] == record.environment == f"mine+{built['digest'][:16]}"
+    shown = (await rig.call("environments.show", environment=built["digest"][:16]))["environment"]
+    assert shown["digest"] == built["digest"]
+    with pytest.raises(SkillyardError, match="no environment has this name"):
+        await rig.call("environments.show", environment=built["digest"][:15])
     assert len(rig.builder.installed) == 1
 
 

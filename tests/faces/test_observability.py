@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ EVENTS: list[observer.Event] = [
     observer.NetworkUsed("run_1", "root", "a.b", 3, 2, 100, 2000, ("y.com:443 refused: no skill rule allows y.com",)),
     observer.NetworkChanged("run_1", "root", "live", ("x.com",)),
     observer.EnvironmentInstalling("d", ("numpy",)),
-    observer.EnvironmentInstalled("d", 3.0),
+    observer.EnvironmentInstalled("w", "d", 3.0),
     observer.EnvironmentFailed("d", "no network"),
     observer.ModulesAhead("data", "d", ("numpy",), {"x": "it starts threads"}, 30 << 20),
     observer.ApprovalChanged("approved", "a.b", "1.0.0", "d", "root", "read it"),
@@ -82,6 +83,10 @@ def test_every_event_is_a_line_of_json_with_its_run() -> None:
 def test_what_ran_and_how_it_ended_is_logged_but_nothing_that_it_said() -> None:
     (line,) = logged(lambda: log_event(EVENTS[3]))
     assert (line["outcome"], line["status"], line["total_ms"]) == ("timeout", "failed", 2000.0)
+    assert "hunter2" not in json.dumps(line)
+    refused = replace(RECORD, outcome=None, error={"type": "PolicyRefused", "message": "hunter2"})
+    (line,) = logged(lambda: log_event(observer.RunEnded(refused, 1.0, 0)))
+    assert (line["outcome"], line["refused"]) == (None, "PolicyRefused")
     assert "hunter2" not in json.dumps(line)
 
 

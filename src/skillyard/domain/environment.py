@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+SHOWN = 16
+"""Digits of an environment's digest that people are shown, and may say."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

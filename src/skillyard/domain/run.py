@@ -33,9 +33,9 @@ def check_status(status: str | None) -> None:
 class RunRecord:
     """Times are UTC seconds since the epoch. ``output`` is at most 4,096 bytes of compact JSON.
 
-    ``environment`` is a name of the operator's settings, followed by ``+`` and the digest of the environment that was
-    used when skills or code asked for more packages. ``isolation`` is the backend that ran it. ``digests`` name what
-    ran (``code``, ``skill``, ``environment``, ``blobs``), so that it can be repeated.
+    ``environment`` is a name of the operator's settings, followed by ``+`` and the beginning of the digest of the
+    environment that was used when skills or code asked for more packages. ``isolation`` is the backend that ran it.
+    ``digests`` name what ran (``code``, ``skill``, ``environment``, ``blobs``), so that it can be repeated.
     """
 
     run_id: str

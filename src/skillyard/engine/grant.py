@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.egress.policy import Policy
 from skillyard.domain.egress.session import EgressPlan, GateSecret
+from skillyard.domain.environment import SHOWN
 from skillyard.domain.frames import FrameLimits
 from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
 from skillyard.domain.limits import Limits
@@ -84,10 +85,10 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
 
 
 def _named(engine: Engine, plan: Plan, environment: Environment) -> str:
-    """For the record: the operator's name, with the digest behind it when others asked for more packages."""
+    """For the record: the operator's name, and the beginning of a digest when others asked for more packages."""
     if environment.built is None or engine.environments.is_named(environment):
         return plan.environment
-    return f"{plan.environment}+{environment.digest}"
+    return f"{plan.environment}+{environment.digest[:SHOWN]}"
 
 
 async def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Lesson | None]:

@@ -88,21 +88,24 @@ class NetworkChanged:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstalling:
-    """``digest`` is of the requirements: what they are resolved to is not known yet."""
+    """``wanted`` is the digest of the requirements: what they are resolved to is not known yet."""
 
-    digest: str
+    wanted: str
     packages: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInstalled:
+    """``digest`` is of the lock that they were resolved to."""
+
+    wanted: str
     digest: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFailed:
-    digest: str
+    wanted: str
     reason: str
 
 

@@ -139,7 +139,7 @@ class Building:
                 log = await self._keep_log(build.owner, build.log.whole())
                 await self._store.annotate(built.digest, build_ms=seconds * 1000, log=log)
                 built = await self._store.find(built.digest) or built
-            self._emit(EnvironmentInstalled(built.digest, seconds))
+            self._emit(EnvironmentInstalled(wanted.digest, built.digest, seconds))
             build.succeed(built)
         except asyncio.CancelledError:
             build.fail(BuildFailed(CLOSING))
@@ -163,7 +163,7 @@ class Building:
         while len(self._failed) >= MOST_FAILURES:
             del self._failed[next(iter(self._failed))]
         self._failed[build.wanted.digest] = (self._clock.monotonic(), build)
-        self._emit(EnvironmentFailed(build.digest or build.wanted.digest, message))
+        self._emit(EnvironmentFailed(build.wanted.digest, message))
         build.fail(failure)
 
     async def _made(self, build: Build, refresh: bool) -> tuple[BuiltEnvironment, bool]:

@@ -168,7 +168,7 @@ _ENVIRONMENT: Schema = answer(
 )
 _TARGET: dict[str, Schema] = {
     "environment": described(
-        STRING, "a name of the settings, or a digest", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+        STRING, "a name of the settings, a digest, or its first 16 digits", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
     ),
     "skill": described(SKILL_NAME, "the environment that a run of this skill gets"),
     "version": VERSION,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.environment import BuiltEnvironment, Wanted
+from skillyard.domain.environment import SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shape
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.principal import Principal, Scope
@@ -57,13 +57,21 @@ async def _named(engine: Engine, name: str) -> Target:
     environments = engine.environments
     if name in environments.names:
         return Target(name, environments.wanted(name))
-    built = await environments.store.find(name)
+    built = await environments.store.find(name) or await _beginning(engine, name)
     if built is None:
         known = ", ".join(environments.names)
         raise EnvironmentNotFound(
             "environment", f"no environment has this name or digest; known are {known}", shape(name)
         )
     return Target(built.digest, built=built)
+
+
+async def _beginning(engine: Engine, digest: str) -> BuiltEnvironment | None:
+    """The only one whose digest begins so, as lists and records show it."""
+    if len(digest) < SHOWN:
+        return None
+    found = [built for built in await engine.environments.store.list() if built.digest.startswith(digest)]
+    return found[0] if len(found) == 1 else None
 
 
 async def _of_skill(engine: Engine, principal: Principal, name: str, version: str | None) -> Target:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skillyard.domain.environment import SHOWN
 from skillyard.faces.cli.building import Progress, said
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import json_option, server_options
@@ -61,7 +62,7 @@ def list_(as_json: bool, where: Where) -> None:
 def show(what: str | None, packages: tuple[str, ...], is_skill: bool, as_json: bool, where: Where) -> None:
     """What is in an environment, or how far its build is.
 
-    WHAT is a name of the settings, a digest, or a skill as NAME or NAME@VERSION.
+    WHAT is a name of the settings, a digest as `environment list` shows it, or a skill as NAME or NAME@VERSION.
     """
     with where.open() as target:
         found = target.call("environments.show", _asked(target, what, packages, is_skill))["environment"]
@@ -209,4 +210,11 @@ def _key(one: dict[str, Any]) -> object:
 
 def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     wanted = ", ".join(one["requirements"])
-    return name, one.get("digest"), one["state"], size(one.get("size_bytes")), moment(one.get("used_at")), wanted
+    return (
+        name,
+        one.get("digest", "")[:SHOWN],
+        one["state"],
+        size(one.get("size_bytes")),
+        moment(one.get("used_at")),
+        wanted,
+    )

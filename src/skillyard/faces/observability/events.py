@@ -72,7 +72,9 @@ def _fields(event: Event) -> dict[str, Any]:
 
 
 def _ended(event: RunEnded) -> dict[str, Any]:
+    """``refused`` is the type of the error of a run that never had a sandbox: a word of ours, not of its code."""
     record = event.record
+    refused = (record.error or {}).get("type") if record.outcome is None else None
     return {
         "run_id": record.run_id,
         "kind": str(record.kind),
@@ -81,6 +83,7 @@ def _ended(event: RunEnded) -> dict[str, Any]:
         "principal": record.principal,
         "status": str(record.status),
         "outcome": str(record.outcome) if record.outcome else None,
+        "refused": refused,
         "total_ms": round(event.total_ms, 3),
         "usage": record.usage,
     }
