@@ -13,6 +13,7 @@ from skillyard.domain.manifest_report import Path
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 32
+REMEMBERED_CHARACTERS = 4096
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCES = ("$ref", "$dynamicRef")
@@ -104,6 +105,17 @@ def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _metaschema_complaint(schema: Mapping[str, Any]) -> Complaint | None:
+    """Versions of a skill have the same schema more often than not, and this is half the price of reading a bundle."""
+    text = json.dumps(schema)
+    return _remembered_complaint(text) if len(text) <= REMEMBERED_CHARACTERS else _complaint_of_metaschema(schema)
+
+
+@lru_cache(maxsize=1024)
+def _remembered_complaint(text: str) -> Complaint | None:
+    return _complaint_of_metaschema(json.loads(text))
+
+
+def _complaint_of_metaschema(schema: Mapping[str, Any]) -> Complaint | None:
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
