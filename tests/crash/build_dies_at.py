@@ -42,8 +42,12 @@ def environments_in(directory: Path) -> Environments:
     async def no_log(owner: str, log: bytes) -> str:
         return ""
 
+    async def has_room() -> bool:
+        return True
+
     local = LocalEnvironments(directory, clock)
-    return Environments({}, local, Building(local, FakeBuilder(), config, clock, no_log, ignore), config, clock)
+    building = Building(local, FakeBuilder(), config, clock, no_log, ignore, has_room)
+    return Environments({}, local, building, config, clock)
 
 
 def die() -> NoReturn:

@@ -19,6 +19,7 @@ from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.environments import BuildFailed, Environment, Environments, building
 from skillyard.engine.environments.building import RETRY_S
 from skillyard.engine.environments.environments import JUST_USED_S
+from skillyard.engine.environments.room import Room
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.recovery import sweep
@@ -183,6 +184,42 @@ async def test_only_so_many_build_at_once(rig: Rig) -> None:
     assert states == ["installing", "waiting"]
     rig.builder.gate.set()
     await asyncio.gather(*tasks)
+
+
+async def test_who_has_many_builds_waits_behind_who_has_few(rig: Rig) -> None:
+    """Also when some of them gave up."""
+    room, order = Room(1), []
+
+    async def build(owner: str) -> None:
+        async with room.place(owner):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    many = [asyncio.create_task(build("many")) for _ in range(6)]
+    await asyncio.sleep(0)
+    late = [asyncio.create_task(build(owner)) for owner in ("few", "few", "one")]
+    await asyncio.sleep(0)
+    late[0].cancel()
+    many[1].cancel()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*many, *late, return_exceptions=True)
+        await build("again")
+    assert order == ["many", "many", "few", "one", "many", "many", "many", "again"]
+
+
+async def test_environments_that_are_in_use_leave_no_room_for_ever_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller who asks for one large set after the other fills no disk between two sweeps."""
+    monkeypatch.setattr(f"{Environments.__module__}._MIB", 0)
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=1))
+    environments = rig.engine.environments
+    first = await of(environments, "a")
+    with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
+        await of(environments, "b")
+    rig.clock.time += JUST_USED_S + 1
+    assert (await of(environments, "c")).distributions == {"c": "1.5.0"}
+    assert first.digest not in kept(rig)
 
 
 async def test_only_so_many_wait_for_one_owner_and_in_all(

@@ -81,11 +81,11 @@ async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
     records = await engine.records.sweep(now - ttl) if ttl is not None else 0
     if engine.config.secret_audit_ttl_s is not None:
         await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
-    environments = await engine.environments.evict(await _environments_in_use(engine))
+    environments = await engine.environments.evict(await environments_in_use(engine))
     return Swept(blobs, records, strays, environments)
 
 
-async def _environments_in_use(engine: Engine) -> set[str]:
+async def environments_in_use(engine: Engine) -> set[str]:
     """By what works on since an earlier server, too."""
     return {str(record.digests.get("environment", "")) for record in await engine.records.unfinished()}
 

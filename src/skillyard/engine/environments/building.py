@@ -13,6 +13,7 @@ from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.builder import Builder
 from skillyard.engine.environments.environment import BuildFailed
 from skillyard.engine.environments.interpreter import platform_name
+from skillyard.engine.environments.room import Room
 from skillyard.engine.observer import (
     EnvironmentFailed,
     EnvironmentInstalled,
@@ -25,6 +26,8 @@ from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, EnvironmentStore, Origin
 
+MakeRoom = Callable[[], Awaitable[bool]]
+"""Removes environments that may go; False when those that stay are too large for another one."""
 KeepLog = Callable[[str, bytes], Awaitable[str]]
 """Keeps a log for its owner; the blob's id, empty when it cannot be kept."""
 
@@ -37,6 +40,7 @@ PATIENCE_S = 120.0
 """What the two steps of a build may take beyond their own limits, which their sandboxes keep."""
 _MIB = 1024 * 1024
 CLOSING = "the server is shutting down"
+FULL = "the environments that are in use leave no room for another one: packages.max_bytes"
 
 
 class Building:
@@ -48,6 +52,7 @@ class Building:
         clock: Clock,
         keep_log: KeepLog,
         emit: Observer,
+        make_room: MakeRoom,
     ) -> None:
         self._store = store
         self._builder = builder
@@ -55,8 +60,9 @@ class Building:
         self._clock = clock
         self._keep_log = keep_log
         self._emit = emit
+        self._make_room = make_room
         self._tasks = Tasks()
-        self._room = asyncio.Semaphore(config.at_once)
+        self._room = Room(config.at_once)
         self._at_work: dict[str, Build] = {}
         self._installing: dict[str, Build] = {}
         self._failed: dict[str, tuple[float, Build]] = {}
@@ -130,7 +136,7 @@ class Building:
         """The outcome is in ``build``, whatever happens."""
         wanted, began = build.wanted, self._clock.monotonic()
         try:
-            async with self._room, asyncio.timeout(2 * self._config.timeout_s + PATIENCE_S):
+            async with self._room.place(build.owner), asyncio.timeout(2 * self._config.timeout_s + PATIENCE_S):
                 self._emit(EnvironmentInstalling(wanted.digest, wanted.requirements))
                 built, mine = await self._made(build, refresh)
             seconds = self._clock.monotonic() - began
@@ -194,6 +200,8 @@ class Building:
             return await other.result(), False
         self._installing[lock.digest] = build
         try:
+            if not await self._make_room():
+                raise BuildFailed(FULL)
             build.log.say(f"Installing {lock.digest}")
             most_bytes = self._config.disk_mb * _MIB
             arrival = Arrival(lock, build.wanted.requirements, "", most_bytes)

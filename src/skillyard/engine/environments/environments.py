@@ -24,6 +24,7 @@ OPERATOR = "operator"
 """Who owns the logs of what the settings ask for."""
 UNNAMED = "packages"
 """What an environment is called that nobody has named."""
+_MIB = 1024 * 1024
 JUST_USED_S = 120.0
 """A run that was given an environment has a sandbox with it, or is counted, after this time."""
 
@@ -158,6 +159,13 @@ class Environments:
                 removed += await self.remove(built.digest, forget=False)
                 size -= built.size
         return removed
+
+    async def has_room(self) -> bool:
+        """Whether what is there leaves room for another one. What was used just now may pass ``max_bytes``, by no more
+        than builds at work may bring. Raises StoreFault."""
+        config = self._config
+        most = config.max_bytes + config.at_once * config.disk_mb * _MIB
+        return sum(built.size for built in await self.store.list()) <= most
 
     async def clean(self) -> None:
         """Remove what a dead process left half-made. Before the first build. Raises StoreFault."""

@@ -9,6 +9,7 @@ from skillyard.engine.environments.builder import Builder, SandboxBuilder
 from skillyard.engine.environments.building import Building
 from skillyard.engine.environments.environments import Environments
 from skillyard.engine.environments.steps import Steps
+from skillyard.engine.recovery import environments_in_use
 from skillyard.ports.environments import EnvironmentStore
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ def make_environments(engine: Engine, store: EnvironmentStore, builder: Builder 
             return ""
         return info.blob_id
 
+    async def make_room() -> bool:
+        await environments.evict(await environments_in_use(engine))
+        return await environments.has_room()
+
     config = engine.config.packages
-    building = Building(store, builder or SandboxBuilder(Steps(engine)), config, engine.clock, keep_log, engine.emit)
-    return Environments(engine.config.environments, store, building, config, engine.clock)
+    maker = builder or SandboxBuilder(Steps(engine))
+    building = Building(store, maker, config, engine.clock, keep_log, engine.emit, make_room)
+    environments = Environments(engine.config.environments, store, building, config, engine.clock)
+    return environments
