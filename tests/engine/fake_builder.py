@@ -44,6 +44,7 @@ class FakeBuilder:
         self.resolved: list[tuple[str, ...]] = []
         self.installed: list[str] = []
         self.version = VERSION
+        self.fetched = 0
         self.draws: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
         self.fault: Exception | None = None
@@ -69,4 +70,5 @@ class FakeBuilder:
         yield data[len(data) // 2 :]
 
     async def fetch(self, lock: Lock, tags: Mapping[str, Sequence[str]], log: BuildLog) -> AsyncGenerator[bytes, None]:
+        self.fetched += 1
         yield pack({f"{pin.name}.whl": b"" for pin in parse_lock(lock.text)})

@@ -34,7 +34,21 @@ def test_inline_metadata_asks_likewise() -> None:
     assert asked.packages == ("numpy", "rich>=13", "six")
 
 
-@pytest.mark.parametrize("text", ["x @ https://a/b.whl", "-r a.txt", "../x", "", "git+https://a/b", "a b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x @ https://a/b.whl",
+        "-r a.txt",
+        "../x",
+        "",
+        "git+https://a/b",
+        "a b",
+        "x;a --hash=b",
+        "x;${A}",
+        "x;a\\",
+        "x;a#",
+    ],
+)
 def test_what_is_no_requirement_is_an_error_of_its_field(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"packages\[1\]"):
         request(packages=["numpy", text])

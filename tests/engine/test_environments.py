@@ -207,6 +207,40 @@ async def test_who_has_many_builds_waits_behind_who_has_few(rig: Rig) -> None:
     assert order == ["many", "many", "few", "one", "many", "many", "many", "again"]
 
 
+async def test_wheels_are_fetched_in_turn_with_builds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a sandbox as large as a build's."""
+    monkeypatch.setattr(building, "MOST_EACH", 2)
+    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
+    environments = rig.engine.environments
+    await environments.get("mine")
+    rig.builder.gate = asyncio.Event()
+    build = asyncio.create_task(of(environments, "x"))
+    await until(lambda: len(rig.builder.installed) == 2)
+    one = Principal("one", frozenset({Scope.EXECUTE, Scope.BLOBS}))
+    asked = [asyncio.create_task(rig.call("environments.wheels", one, environment="mine")) for _ in range(3)]
+    done, waiting = await asyncio.wait(asked, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(task.exception()) for task in done] == [Busy]
+    assert rig.builder.fetched == 0
+    rig.builder.gate.set()
+    assert all(found["archive"] for found in await asyncio.gather(*waiting))
+    await build
+
+
+async def test_who_has_the_same_environment_does_not_see_what_others_asked_for(rig: Rig) -> None:
+    rig.configure(environments=MINE, packages=PackagesConfig(run_code=("a-pkg", "b")))
+    first, second = (Principal(name, frozenset({Scope.RUN_CODE})) for name in ("first", "second"))
+    built = (await rig.call("environments.build", first, packages=["a-pkg ; 'mine' != ''"]))["environment"]
+    await rig.call("environments.build", second, packages=["a-pkg"])
+
+    async def asked_for(**what: Any) -> Any:
+        return (await rig.call("environments.show", second, **what))["environment"]["requirements"]
+
+    assert await asked_for(packages=["a-pkg"]) == ["a-pkg"]
+    assert await asked_for(environment=built["digest"]) == []
+    with pytest.raises(Forbidden):
+        await asked_for(packages=["c"])
+
+
 async def test_environments_that_are_in_use_leave_no_room_for_ever_more(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

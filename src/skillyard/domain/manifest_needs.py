@@ -17,7 +17,9 @@ from skillyard.domain.requirement import Requirement
 _PROJECT = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _CLAUSE = r"(?:~=|===?|!=|<=?|>=?) ?[A-Za-z0-9._*+!-]+"
 _CLAUSES = rf"{_CLAUSE}(?: ?, ?{_CLAUSE})*"
-_REQUIREMENT = re.compile(rf"{_PROJECT} ?(?:\[[A-Za-z0-9._, -]*\] ?)?(?:{_CLAUSES}|\({_CLAUSES}\))?(?: ?;.{{1,500}})?")
+_REQUIREMENT = re.compile(
+    rf"{_PROJECT} ?(?:\[[A-Za-z0-9._, -]*\] ?)?(?:{_CLAUSES}|\({_CLAUSES}\))?(?: ?;(?!.* --)[^\\#$]{{1,500}})?"
+)
 _HASH = re.compile(r"\s--hash[=\s]\S+")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
@@ -51,7 +53,8 @@ def _one(report: Report, path: Path, text: str) -> list[str]:
 
 
 def is_requirement(text: str) -> bool:
-    """A name with extras, version clauses and a marker; direct URLs and paths are not accepted."""
+    """A name with extras, version clauses and a marker; direct URLs, paths and options are not accepted, and nothing
+    that a requirements file continues, expands or leaves out."""
     return len(text) <= 1000 and _REQUIREMENT.fullmatch(" ".join(text.split())) is not None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
-from skillyard.domain.environment import BuildState, BuiltEnvironment, Lock, Wanted
+from skillyard.domain.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import Busy, SkillyardError
 from skillyard.engine.environments.build import Build
 from skillyard.engine.environments.build_log import BuildLog
@@ -65,6 +66,8 @@ class Building:
         self._room = Room(config.at_once)
         self._at_work: dict[str, Build] = {}
         self._installing: dict[str, Build] = {}
+        self._fetching: Counter[str] = Counter()
+        """Archives of wheels that are being made or wait, by owner."""
         self._failed: dict[str, tuple[float, Build]] = {}
         self._closed = False
 
@@ -106,9 +109,19 @@ class Building:
         self._tasks.spawn(self._perform(build, refresh), f"environment {wanted.digest}")
         return build
 
-    def fetch(self, lock: Lock, tags: Mapping[str, Sequence[str]], log: BuildLog) -> AsyncGenerator[bytes, None]:
-        """A tar archive of the wheels of ``lock``. It has to be closed. Raises BuildFailed."""
-        return self._builder.fetch(lock, tags, log)
+    async def fetch(
+        self, lock: Lock, tags: Mapping[str, Sequence[str]], log: BuildLog, owner: str
+    ) -> AsyncGenerator[bytes, None]:
+        """A tar archive of the wheels of ``lock``, made when it is the owner's turn, as a build is. It has to be
+        closed. Raises BuildFailed, Busy when too many wait."""
+        self._check_room(owner)
+        self._fetching[owner] += 1
+        try:
+            async with self._room.place(owner), aclosing(self._builder.fetch(lock, tags, log)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._fetching -= Counter([owner])
 
     def stop(self) -> None:
         """Begin nothing more, and end what is at work; whoever waits is told."""
@@ -121,8 +134,8 @@ class Building:
         await self._tasks.drain()
 
     def _check_room(self, owner: str) -> None:
-        mine = sum(build.owner == owner for build in self._at_work.values())
-        if len(self._at_work) >= MOST_BUILDS or mine >= MOST_EACH:
+        mine = sum(build.owner == owner for build in self._at_work.values()) + self._fetching[owner]
+        if len(self._at_work) + self._fetching.total() >= MOST_BUILDS or mine >= MOST_EACH:
             raise Busy("too many environments wait to be built; come again later", retry_after_ms=10_000)
 
     def _failure(self, wanted: str) -> Build | None:
@@ -140,7 +153,7 @@ class Building:
                 self._emit(EnvironmentInstalling(wanted.digest, wanted.requirements))
                 built, mine = await self._made(build, refresh)
             seconds = self._clock.monotonic() - began
-            build.log.say(f"Ready after {seconds:.1f} s: {built.digest}, {built.size / _MIB:.1f} MiB")
+            build.log.say(f"Ready after {seconds:.1f} s: {built.digest[:SHOWN]}, {built.size / _MIB:.1f} MiB")
             if mine:
                 log = await self._keep_log(build.owner, build.log.whole())
                 await self._store.annotate(built.digest, build_ms=seconds * 1000, log=log)
@@ -202,7 +215,7 @@ class Building:
         try:
             if not await self._make_room():
                 raise BuildFailed(FULL)
-            build.log.say(f"Installing {lock.digest}")
+            build.log.say(f"Installing {lock.digest[:SHOWN]}")
             most_bytes = self._config.disk_mb * _MIB
             arrival = Arrival(lock, build.wanted.requirements, "", most_bytes)
             async with aclosing(self._builder.install(lock, build.log)) as chunks:

@@ -53,7 +53,14 @@ def _without_lock(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 async def show_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {"environment": await _shown(engine, await find_target(engine, principal, params))}
+    """What others asked for who got the same is theirs, and so is whether anybody has what the caller may not have."""
+    target = await find_target(engine, principal, params)
+    if params.get("packages"):
+        target.require()
+    shown = await _shown(engine, target)
+    if target.built is not None and Scope.ADMIN not in principal.scopes:
+        shown["requirements"] = []
+    return {"environment": shown}
 
 
 async def build_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +102,7 @@ async def fetch_wheels(engine: Engine, principal: Principal, params: Mapping[str
             or await engine.environments.begin(wanted, principal.name, refresh=False).result()
         )
     tags = await engine.environments.store.wheel_tags(built.digest)
-    async with aclosing(engine.environments.building.fetch(built.lock, tags, BuildLog())) as chunks:
+    async with aclosing(engine.environments.building.fetch(built.lock, tags, BuildLog(), principal.name)) as chunks:
         info = await engine.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=engine.config.blob_ttl_s)
     return {"digest": built.digest, "lock": built.lock.text, "archive": info.blob_id, "size_bytes": info.size}
 
@@ -116,7 +123,7 @@ async def _shown(engine: Engine, target: Target) -> dict[str, Any]:
         return {"name": target.label, **build.view()}
     ready = await engine.environments.ready(wanted)
     if ready is not None:
-        return {"name": target.label, **_built(ready)}
+        return {"name": target.label, **_built(ready), "requirements": list(wanted.requirements)}
     if build is not None:
         return {"name": target.label, **build.view()}
     lock = await engine.environments.lock(wanted)
@@ -252,7 +259,7 @@ TABLE = (
         ),
         scope=Scope.EXECUTE,
         also=_EITHER,
-        errors=(EnvironmentNotFound, SkillNotFound, InvalidInput, QuotaExceeded),
+        errors=(EnvironmentNotFound, SkillNotFound, InvalidInput, QuotaExceeded, Busy),
         surface="operator",
         handler=fetch_wheels,
     ),
