@@ -12,6 +12,8 @@ from skillyard.domain.errors import InvalidInput, shape
 
 PREFIX = "SKILLYARD_"
 """Of the variables that are settings."""
+_OF_TYPES = {"tuple_type": 'must be a list, such as ["a", "b"]', "bool_parsing": "must be true or false"}
+"""What is said in place of pydantic's words, by its types of errors: nobody writes a tuple in TOML."""
 
 
 def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:
@@ -37,7 +39,7 @@ def explained(settings: type[BaseModel], error: ValidationError) -> InvalidInput
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    said = first["msg"]
+    said = _OF_TYPES.get(first["type"], first["msg"])
     if first["type"] == "extra_forbidden":
         said = f"is no setting; known are {', '.join(_known(settings, first['loc']))}"
     return InvalidInput(name, f"{said}{more}")

@@ -9,6 +9,7 @@ A name that does not exist is an error, in the file and behind a known section i
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ MIB = 1024 * 1024
 BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
 """What ``policy.require = "kernel"`` demands of the kernel; the rest is watched by nature."""
 
+_ENVIRONMENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILLFLAW = "SKILLFLAW_SKILL_SANDBOX_"
 _SKILLFLAW_LIMITS = {"CPUS": "cpus", "MEMORY_MB": "memory_mb", "PIDS_LIMIT": "pids"}
 _SKILLFLAW_GIVEN = {"NETWORK": "none", "READ_ONLY_ROOT": "true", "WORKSPACE_ACCESS": "rw", "TMPFS_ENABLED": "true"}
@@ -257,6 +259,15 @@ class Settings(BaseSettings):
     @classmethod
     def _all_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().absolute() for path in value)
+
+    @field_validator("environments")
+    @classmethod
+    def _check_environments(cls, value: dict[str, EnvironmentSettings]) -> dict[str, EnvironmentSettings]:
+        for name in value:
+            if _ENVIRONMENT_NAME.fullmatch(name) is None:
+                rule = "must be lowercase letters, digits, dots, hyphens and underscores: runs name it so"
+                raise InvalidInput("environments", rule, shape(name))
+        return value
 
     @classmethod
     def settings_customise_sources(

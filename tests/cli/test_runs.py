@@ -326,6 +326,9 @@ def test_why_a_run_was_refused_is_said_once(run: Cli, yard: YardServer) -> None:
     yard.methods["execute_skill"] = lambda params: completed({}) | refused
     result = run("run", "a.b")
     assert (result.exit_code, result.stderr) == (1, "run_1 failed: PolicyRefused: not so\n")
+    cut = refused | {"summary": "PolicyRefused: no"}
+    yard.methods["execute_skill"] = lambda params: completed({}) | cut
+    assert run("run", "a.b").stderr == "run_1 failed: PolicyRefused: not so\n"
 
 
 @pytest.mark.parametrize(

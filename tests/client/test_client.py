@@ -71,6 +71,18 @@ async def test_parameters_left_out_are_not_sent(client: Client, yard: YardServer
     assert yard.calls == [("list_skills", {}), ("run_code", {"language": "python", "code": "x"})]
 
 
+async def test_environments_are_named_in_one_of_three_ways(client: Client, yard: YardServer) -> None:
+    for act in ("list", "show", "build", "remove"):
+        yard.methods[f"environments.{act}"] = lambda params: {"said": sorted(params)}
+    assert await client.list_environments() == {"said": []}
+    assert await client.show_environment("data") == {"said": ["environment"]}
+    assert await client.build_environment(skill="a.b", version="1.0.0", wait=False) == {
+        "said": ["skill", "version", "wait"]
+    }
+    assert await client.remove_environment(packages=("six",), forget=True) == {"said": ["forget", "packages"]}
+    assert yard.calls[-1][1] == {"packages": ["six"], "forget": True}
+
+
 async def test_a_text_is_no_list_of_rules(client: Client, yard: YardServer) -> None:
     """Nor are its letters: the server refuses it by name."""
     yard.methods["run_code"] = lambda params: completed()

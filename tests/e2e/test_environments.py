@@ -97,7 +97,7 @@ def test_twenty_runs_at_once_build_once(runtime: SyncRuntime, index: Index) -> N
         done = list(threads.map(lambda _: run(runtime, "alpha", modules=("alpha", "beta")), range(20)))
     assert done == [{"versions": {"alpha": "1.0", "beta": "2.0"}, "files": []}] * 20
     assert index.downloads().count(wheel_name("alpha")) == 2  # for what it requires, and to be installed
-    shown = runtime.call("environments.show", {"packages": ["alpha"]})["environment"]
+    shown = runtime.show_environment(packages=["alpha"])["environment"]
     assert shown["distributions"] == {"alpha": "1.0", "beta": "2.0"}
     assert shown["modules"] == ["alpha", "beta"]
     assert "alpha==1.0 \\\n    --hash=sha256:" in shown["lock"]
@@ -288,7 +288,10 @@ def test_the_command_line_builds_shows_and_removes(home: Path, index: Index, mon
         assert "environment: resolving" in built.stderr or "environment: installing" in built.stderr
         digest = json.loads(skillyard("environment", "show", "--package", "beta<2", "--json").stdout)["digest"]
         assert "beta 1.0" in skillyard("environment", "show", digest).stdout
-        assert digest in skillyard("environment", "list").stdout
+        listed = skillyard("environment", "list").stdout
+        assert digest[:16] in listed
+        assert "data " in listed
+        assert "beta 1.0" in skillyard("environment", "show", digest[:16]).stdout
         failed = skillyard("environment", "build", "--package", "nosuch")
         assert failed.exit_code == 1
         assert "environment failed: there is no package 'nosuch'" in failed.stderr

@@ -74,6 +74,8 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
         ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
         ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
         ("[limits", "cannot be read as TOML"),
+        ('[packages]\nrun_code = "numpy"', "packages.run_code: must be a list"),
+        ('[environments.Plots]\npackages = ["matplotlib"]', "environments: must be lowercase letters"),
         (
             '[policy]\nisolation = "docker"',
             "policy.isolation: Input should be 'native', 'gvisor', 'landlock' or 'auto'",

@@ -89,6 +89,9 @@ class FileNotFound(InvalidParams): ...
 class RunNotFound(InvalidParams): ...
 
 
+class EnvironmentNotFound(InvalidParams): ...
+
+
 class NotExecutable(InvalidParams): ...
 
 
@@ -152,6 +155,7 @@ _BY_TYPE: dict[str, type[RpcError]] = {
         BlobNotFound,
         FileNotFound,
         RunNotFound,
+        EnvironmentNotFound,
         NotExecutable,
         UnsupportedLanguage,
         IdempotencyConflict,

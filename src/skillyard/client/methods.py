@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from skillyard.client.calling import Json, blocking, given, listed
 from skillyard.client.catalogue_methods import CatalogueMethods, SyncCatalogueMethods
+from skillyard.client.environment_methods import EnvironmentMethods, SyncEnvironmentMethods
 from skillyard.client.run import Run
 
 
-class ProtocolMethods(CatalogueMethods):
+class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
     ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
 
@@ -277,7 +278,7 @@ class ProtocolMethods(CatalogueMethods):
         return await self.call("secrets.audit", given(name=name, limit=limit, cursor=cursor))
 
 
-class SyncProtocolMethods(SyncCatalogueMethods):
+class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods):
     """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
 
     list_skills = blocking(ProtocolMethods.list_skills)

@@ -30,7 +30,10 @@ IDEMPOTENT = frozenset(
         "blobs.stat",
         "blobs.delete",
         "catalogue.versions",
+        "catalogue.diff",
         "catalogue.review",
+        "catalogue.needs",
+        "catalogue.approvals",
         "environments.list",
         "environments.show",
     }

@@ -134,12 +134,14 @@ def _report(run: Run, saved: list[Path]) -> None:
     from skillyard.faces.cli.render import calm
 
     error = run.error or {}
-    said = f"{error.get('type')}: {error.get('message')}"
+    said, told = f"{error.get('type')}: {error.get('message')}", run.summary
     if error.get("traceback"):
         click.echo(calm(str(error["traceback"])).rstrip(), err=True)
-    elif not run.ok and said != run.summary:
+    elif not run.ok and said.startswith(told):
+        told = said
+    elif not run.ok:
         click.echo(calm(said), err=True)
-    click.echo(calm(f"{run.run_id} {run.status}: {run.summary}"), err=True)
+    click.echo(calm(f"{run.run_id} {run.status}: {told}"), err=True)
     refused = run.get("network", {}).get("refused")
     if run.ok and refused:
         what = "a connection was" if refused == 1 else f"{refused} connections were"

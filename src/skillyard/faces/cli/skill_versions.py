@@ -28,8 +28,13 @@ def withdraw(skill: str, reason: str, as_json: bool, where: Where) -> None:
     name, version = exact(skill)
     done = _called(where, "catalogue.withdraw", {"name": name, "version": version, "reason": reason}, as_json=as_json)
     if done is not None:
-        said = "withdrawn" if done["changed"] else f"was withdrawn on {moment(done['withdrawn_at'])}"
+        said = "withdrawn" if done["changed"] else _before(done)
         _say(f"{name}@{done['version']} {said}" + ("; it is no longer pinned" if done["unpinned"] else ""))
+
+
+def _before(done: Mapping[str, Any]) -> str:
+    """The first reason stays: nothing changed."""
+    return f"was withdrawn on {moment(done['withdrawn_at'])}: {done.get('reason') or 'no reason was given'}"
 
 
 @click.command()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from skillyard.domain.principal import Scope
     from skillyard.ports.tokens import TokenInfo
 
+_PROJECT = "Whose secrets its runs get, and whose names of skills it publishes."
 _USUAL = "discover,execute,run_code,blobs"
 
 
@@ -39,7 +40,7 @@ def token() -> None:
     multiple=True,
     help="Names of skills it may use, such as sales.*; all when left out. May repeat.",
 )
-@click.option("--project", metavar="NAME", default="default", show_default=True, help="Whose secrets its runs get.")
+@click.option("--project", metavar="NAME", default="default", show_default=True, help=_PROJECT)
 @click.option(
     "--value", metavar="TOKEN", help="The token itself, instead of a random one; - reads it from standard input."
 )
