@@ -61,6 +61,8 @@ def examples(text: str) -> Files:
 CASES = (
     # Files
     Case("file-name", toml("", more={"a\nb": "x"})),
+    Case("portable-name", toml("", more={"code/Main.py": "x"}), "warning", "warning"),
+    Case("portable-name", toml("", more={"resources/aux.txt": "x"}), "warning", "warning"),
     Case("tree-depth", toml("", more={"/".join("a" * 20) + "/x": "x"})),
     Case("tree-files", toml("", more={f"f{number}": "" for number in range(520)})),
     Case("tree-bytes", toml("", more={"big": bytes(17 * 1024 * 1024)})),

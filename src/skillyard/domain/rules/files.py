@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.domain.rules.rule import Rule, always
+from skillyard.domain.rules.rule import Rule, advice, always
 
 RULES: tuple[Rule, ...] = (
     always(
@@ -29,6 +29,11 @@ RULES: tuple[Rule, ...] = (
     ),
     always("link-loop", "A link leads to itself, or to a directory that holds it.", "remove the link"),
     always("link-broken", "A link leads to nothing.", "remove the link, or add the file that it names"),
+    advice(
+        "portable-name",
+        "A name is none on other systems, or means the same file as another there: such a skill cannot be published.",
+        "rename it: it must mean the same file on every system",
+    ),
     always("tree-depth", "Directories are nested too deep.", "move the files nearer to the root"),
     always("tree-files", "The skill has too many files.", "remove what is not needed, or pack data into one file"),
     always("tree-bytes", "The skill has too many bytes.", "take large data out of the bundle and pass it as a blob"),

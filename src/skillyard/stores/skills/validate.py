@@ -8,6 +8,7 @@ from typing import Literal
 
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.skill import Finding
+from skillyard.stores.skills.archives.portable import check_names
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import Caps, read_tree
 
@@ -26,10 +27,11 @@ def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None
         directory = directory.parent
     if not directory.is_dir():
         return [Finding("error", str(path), 0, "no-directory", "is no directory that holds a skill")]
-    tree, findings = read_tree(directory, caps or Caps())
+    caps = caps or Caps()
+    tree, findings = read_tree(directory, caps)
     if tree is None:
         return findings
-    return list(check_bundle(Bundle(tree, Place.of(directory), directory, lenient))[1])
+    return [*check_bundle(Bundle(tree, Place.of(directory), directory, lenient))[1], *check_names(tree, caps)]
 
 
 def is_lenient(profile: str) -> bool:
