@@ -75,12 +75,16 @@ def _method(method: Method) -> str:
         lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
         lines += [_parameter(name, rules, name in required) for name, rules in method.params["properties"].items()]
         lines.append("")
-    fields = ", ".join(f"`{name}`" for name in method.result["properties"])
-    lines.append(f"Result: {fields}.\n")
+    lines.append(f"Result: {', '.join(_field(name, rules) for name, rules in method.result['properties'].items())}.\n")
     if method.errors:
         errors = ", ".join(f"`{error.type}` ({error.code})" for error in method.errors)
         lines.append(f"Errors: {errors}.\n")
     return "\n".join(lines)
+
+
+def _field(name: str, rules: Mapping[str, Any]) -> str:
+    inner = ", ".join(f"`{field}`" for field in rules.get("properties", ()))
+    return f"`{name}` ({inner})" if inner else f"`{name}`"
 
 
 def _parameter(name: str, rules: Mapping[str, Any], required: bool) -> str:
