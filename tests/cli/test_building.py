@@ -115,3 +115,16 @@ def test_environments_are_listed_with_their_names(run: Callable[..., Result], ya
         "base ready",
         "web absent flask",
     ]
+
+
+def test_whoever_stops_waiting_for_a_server_is_told_that_it_goes_on(
+    run: Callable[..., Result], yard: YardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    at_work = {"environment": {"state": "resolving", "requirements": ["six"], "digest": "", "line": ""}}
+    yard.methods["environments.build"] = lambda params: at_work
+    monkeypatch.setattr("skillyard.faces.cli.environment.time.sleep", interrupt)
+    left = run("environment", "build", "--package", "six")
+    assert (left.exit_code, "the server goes on with the build" in left.stderr) == (130, True)

@@ -37,6 +37,8 @@ def test_a_directory_an_archive_and_a_checkout_are_one_version(bare: Cli, tmp_pa
     assert (again["digest"], again["created"]) == (told["digest"], False)
     assert [finding["rule"] for finding in again["findings"]] == ["archive-stripped"]
     assert NAME in bare("skill", "list").stdout
+    quiet = bare("skill", "publish", str(tmp_path / "a.tar.gz"))
+    assert (quiet.exit_code, "archive-stripped" in quiet.stderr) == (0, False)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -64,6 +66,9 @@ def test_what_is_refused_is_said_by_name_and_leaves_nothing(bare: Cli, tmp_path:
     told = json.loads(refused.stdout)["error"]
     assert (told["type"], told["findings"][0]["file"]) == ("BundleRefused", "../../evil")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.tar"]
+    for command in ("install", "publish"):
+        url = bare("skill", command, "https://git.example/acme/words")
+        assert (url.exit_code, "is a URL" in url.stderr) == (2, True)
     missing = bare("skill", "install", str(tmp_path / "nothing"))
     assert (missing.exit_code, "No such file" in missing.stderr) == (2, True)
 

@@ -81,6 +81,14 @@ def test_the_traceback_of_the_code_is_shown(run: Cli, yard: YardServer) -> None:
     assert "\x1b" not in result.stderr
 
 
+def test_who_lacks_a_module_is_told_where_packages_come_from(run: Cli, yard: YardServer) -> None:
+    yard.methods["run_code"] = lambda params: failed("ModuleNotFoundError", "No module named 'numpy'")
+    assert "--package NAME" in run("exec", "-", stdin="code").stderr
+    lacking = failed("ModuleNotFoundError", "No module named 'numpy'") | {"skill": "a.b"}
+    yard.methods["execute_skill"] = lambda params: lacking
+    assert "--package" not in run("run", "a.b").stderr
+
+
 def test_exec_passes_everything(run: Cli, yard: YardServer, tmp_path: Path) -> None:
     yard.methods["run_code"] = lambda params: completed()
     (tmp_path / "code.py").write_text("def go(args): ...")

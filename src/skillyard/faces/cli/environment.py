@@ -93,11 +93,15 @@ def build(
         asked = _asked(target, what, packages, is_skill)
         params = {**asked, "wait": False} | ({"refresh": True} if refresh else {})
         found = target.call("environments.build", params)["environment"]
-        with Progress(quiet=as_json) as progress:
-            while found["state"] not in ("ready", "failed"):
-                progress.show(found)
-                time.sleep(_POLL_S)
-                found = target.call("environments.show", asked)["environment"]
+        try:
+            with Progress(quiet=as_json) as progress:
+                while found["state"] not in ("ready", "failed"):
+                    progress.show(found)
+                    time.sleep(_POLL_S)
+                    found = target.call("environments.show", asked)["environment"]
+        except KeyboardInterrupt:
+            _tell_left(target)
+            raise
     if as_json:
         emit_json(found)
     elif found["state"] == "ready":
@@ -172,6 +176,14 @@ def _is_environment(target: Target, what: str) -> bool:
             return False
         raise
     return True
+
+
+def _tell_left(target: Target) -> None:
+    """A build belongs to all who wait for it: who goes ends nothing but the waiting."""
+    from skillyard.client.sync import SyncClient
+
+    if isinstance(target, SyncClient):
+        click.echo("the server goes on with the build: `skillyard environment list` shows it", err=True)
 
 
 def _show(found: dict[str, Any]) -> None:

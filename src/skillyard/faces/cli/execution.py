@@ -142,6 +142,8 @@ def _report(run: Run, saved: list[Path]) -> None:
     elif not run.ok:
         click.echo(calm(said), err=True)
     click.echo(calm(f"{run.run_id} {run.status}: {told}"), err=True)
+    if error.get("type") == "ModuleNotFoundError" and not run.get("skill"):
+        click.echo("packages: --package NAME, or --environment NAME of `skillyard environment list`", err=True)
     refused = run.get("network", {}).get("refused")
     if run.ok and refused:
         what = "a connection was" if refused == 1 else f"{refused} connections were"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from skillyard.client.bundles import PublishedSkill
 
 _FACTS = ("name", "version", "digest", "size_bytes", "files", "created")
+_EXPECTED = frozenset({"archive-stripped"})
+"""How tar and zip are used: nobody has to be told."""
 
 
 def published_facts(done: PublishedSkill) -> dict[str, Any]:
@@ -24,12 +26,18 @@ def published_facts(done: PublishedSkill) -> dict[str, Any]:
     return {**{name: getattr(done, name) for name in _FACTS}, "findings": list(done.findings)}
 
 
+def check_local(source: str) -> None:
+    """Raises Failure for a URL: nothing is fetched, and a checkout shows what it is before it is trusted."""
+    if "://" in source:
+        raise Failure(f"{source} is a URL", "clone or download it, look at it, and name what lies on this machine")
+
+
 def named(done: PublishedSkill) -> dict[str, Any]:
     return {"name": done.name, "version": done.version}
 
 
 def print_published(source: str, done: PublishedSkill) -> None:
-    print_findings(source, [finding for finding in done.findings if finding.get("level") != "note"])
+    print_findings(source, done.findings)
     click.echo(calm(f"{done.name}@{done.version}"))
     how = "published" if done.created else "was published before, with the same content"
     files = "1 file" if done.files == 1 else f"{done.files} files"
@@ -54,6 +62,8 @@ def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -
 
 def print_findings(source: str, findings: Sequence[dict[str, Any]]) -> None:
     for finding in findings:
+        if finding.get("rule") in _EXPECTED:
+            continue
         file, line = finding.get("file"), finding.get("line")
         where = (source if file == "." else f"{source}/{file}") + (f":{line}" if line else "")
         text = f"{where}: {finding.get('level')}: {finding.get('message')} [{finding.get('rule')}]"

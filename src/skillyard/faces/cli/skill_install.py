@@ -14,7 +14,14 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.progress import transfer
-from skillyard.faces.cli.published import explained, named, print_findings, print_published, published_facts
+from skillyard.faces.cli.published import (
+    check_local,
+    explained,
+    named,
+    print_findings,
+    print_published,
+    published_facts,
+)
 from skillyard.faces.cli.render import emit_json
 from skillyard.faces.cli.skill_trust import approve_seen
 
@@ -37,6 +44,7 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
     nothing of the repository is. Of another directory it is all files. Without a server it is published into the data
     directory.
     """
+    check_local(source)
     tree, notes = _read(source, inner, as_json=as_json)
     told = [asdict(note) for note in notes]
     with where.open() as target:

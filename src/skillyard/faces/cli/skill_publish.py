@@ -14,7 +14,7 @@ from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.named_version import chosen
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.progress import transfer, working
-from skillyard.faces.cli.published import explained, named, print_published, published_facts
+from skillyard.faces.cli.published import check_local, explained, named, print_published, published_facts
 from skillyard.faces.cli.render import calm, emit_json, size
 from skillyard.faces.cli.skill_trust import approve_seen
 
@@ -35,6 +35,7 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
 
     The same content again is the same version. Other content under a published version is refused.
     """
+    check_local(source)
     body: str | IO[bytes] = sys.stdin.buffer if source == "-" else source
     with where.open() as target:
         try:
