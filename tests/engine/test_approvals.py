@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from skillyard.domain.approval import Approval
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Scope
 from skillyard.domain.trust import Trust, TrustRule
@@ -230,3 +232,30 @@ def _on_disk(yard: Publisher, version: str, more: str) -> None:
         file.write_bytes(data)
     manifest = (home / "skill.toml").read_text()
     (home / "skill.toml").write_text(f"{manifest}\n{more}")
+
+
+async def test_an_approval_that_is_being_written_does_not_outlive_a_restore(
+    yard: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await yard.publish(bundle())
+    store, writing, go_on = yard.rig.engine.approvals, asyncio.Event(), asyncio.Event()
+    write = store.approve
+
+    async def slow(approval: Approval) -> None:
+        writing.set()
+        await go_on.wait()
+        await write(approval)
+
+    monkeypatch.setattr(store, "approve", slow)
+    approving = asyncio.create_task(yard.call("approve", ROOT, name=NAME))
+    await writing.wait()
+
+    async def withdraw_and_restore() -> None:
+        await yard.call("withdraw", name=NAME, version="1.0.0")
+        await yard.call("restore", name=NAME, version="1.0.0")
+
+    restoring = asyncio.create_task(withdraw_and_restore())
+    await asyncio.wait([restoring], timeout=0.1)
+    go_on.set()
+    await asyncio.gather(approving, restoring)
+    assert not (await yard.call("needs", name=NAME))["approved"]

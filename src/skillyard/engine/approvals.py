@@ -57,7 +57,12 @@ async def show_needs(engine: Engine, principal: Principal, params: Params) -> di
 
 
 async def approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    """Not while a version is withdrawn and restored, which would end approvals before this one is there."""
     check_unicode("note", params["note"])
+    return await engine.registry.change(_approve(engine, principal, params))
+
+
+async def _approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
     skill = await find_skill(engine, principal, params["name"], params.get("version"))
     if params.get("digest") not in (None, skill.digest):
         rule = f"is not that of '{skill.name}' {skill.version} as it is now: look at its needs again"

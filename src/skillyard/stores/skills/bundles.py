@@ -177,10 +177,15 @@ async def _write(archive: BinaryIO, piece: bytearray) -> None:
 
 
 async def _to_the_end(work: Callable[[], T]) -> T:
-    """Do it in a thread. When this is cancelled, the thread has let go of its file before anybody closes it."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
+    """Do it in a thread. When this is cancelled, however often, the thread has let go of its file first."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = False
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        working.exception()
+        raise asyncio.CancelledError
+    return working.result()
