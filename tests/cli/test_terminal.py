@@ -46,7 +46,12 @@ def terminal() -> Iterator[Terminal]:
 
 
 def start(
-    yard: YardServer, tmp_path: Path, terminal: Terminal, *args: str, stdin: int | None = None
+    yard: YardServer,
+    tmp_path: Path,
+    terminal: Terminal,
+    *args: str,
+    stdin: int | None = None,
+    stdout: int = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
     environ = {
         **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
@@ -54,9 +59,10 @@ def start(
         "SKILLYARD_URL": yard.url,
         "SKILLYARD_TOKEN": TOKEN,
         "SKILLYARD_DATA_DIR": str(tmp_path),
+        "COLUMNS": "60",
     }
     command = [sys.executable, "-m", "skillyard", *args]
-    return subprocess.Popen(command, env=environ, stdin=stdin, stdout=subprocess.PIPE, stderr=terminal.slave)
+    return subprocess.Popen(command, env=environ, stdin=stdin, stdout=stdout, stderr=terminal.slave)
 
 
 def test_a_long_run_shows_a_sign_of_life(yard: YardServer, tmp_path: Path, terminal: Terminal) -> None:
@@ -101,3 +107,15 @@ def test_a_long_transfer_shows_how_far_it_is(yard: YardServer, tmp_path: Path, t
     assert terminal.until(lambda: command.poll() is not None)
     out, _ = command.communicate(timeout=BOUND_S)
     assert out == b"blob:t0\n"
+
+
+def test_a_long_description_ends_with_the_line_on_a_terminal_alone(
+    yard: YardServer, tmp_path: Path, terminal: Terminal
+) -> None:
+    row = {"name": "a.b", "version": "1.0.0", "kind": "action", "description": "x" * 500}
+    yard.methods["list_skills"] = lambda params: {"skills": [row], "next_cursor": None}
+    command = start(yard, tmp_path, terminal, "skill", "list", stdout=terminal.slave)
+    assert terminal.until(lambda: command.poll() is not None and b"x" in terminal.seen)
+    assert max(len(line.rstrip()) for line in terminal.seen.decode().splitlines()) == 60
+    out, _ = start(yard, tmp_path, terminal, "skill", "list").communicate(timeout=BOUND_S)
+    assert b"x" * 500 in out

@@ -185,7 +185,8 @@ def test_a_required_skill_is_found(run: Test, skill: Path, tmp_path: Path) -> No
     manifest = (directory / "skill.toml").read_text()
     example = '[[example]]\nname = "a"\nexpect = { output = { n = 7 } }\n'
     write(directory, {"skill.toml": f'requires = ["acme.text.count"]\n{manifest}', "tests/examples.toml": example})
-    assert run(str(directory)).exit_code != 0
+    alone = run(str(directory))
+    assert (alone.exit_code, "--skills-dir names" in alone.stderr) == (2, True)
     done = run(str(directory), "--skills-dir", str(skill.parent))
     assert done.exit_code == 0, done.output
 

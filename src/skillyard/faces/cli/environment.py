@@ -52,7 +52,7 @@ def list_(as_json: bool, where: Where) -> None:
     if as_json:
         emit_json(found)
         return
-    emit_table(("name", "digest", "state", "size", "used", "requirements"), list(_rows(found)))
+    emit_table(("name", "digest", "state", "size", "used", "requirements"), _rows(found), cut=True)
 
 
 @environment.command()

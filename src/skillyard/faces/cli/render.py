@@ -6,12 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 import click
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _STEERING = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_LEAST_ROOM = 20
+"""Characters of a terminal's line below which nothing is cut to fit it."""
 _BREAKS = re.compile(r"[\n\t]+")
 
 
@@ -35,15 +38,29 @@ def emit_foreign(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def emit_table(
-    header: Sequence[str], rows: Iterable[Sequence[object]], *, colours: Mapping[str, str] | None = None
+    header: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    colours: Mapping[str, str] | None = None,
+    cut: bool = False,
 ) -> None:
-    """Columns of aligned text; the last one is not padded. ``colours`` by a cell's text, on a terminal."""
+    """Columns of aligned text; the last one is not padded. ``colours`` by a cell's text, on a terminal; with ``cut``
+    the last column ends there where the line does."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in (list(header), *cells)) for i in range(len(header))]
+    if cut and sys.stdout.isatty():
+        _cut_last(cells, get_terminal_size().columns - sum(width + 2 for width in widths[:-1]))
     for row in ([name.upper() for name in header], *cells):
         padded = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         painted = [_painted(text, (colours or {}).get(text.strip())) for text in padded]
         click.echo("  ".join(painted).rstrip())
+
+
+def _cut_last(cells: list[list[str]], room: int) -> None:
+    """Where there is hardly any room it wraps."""
+    for row in cells:
+        if _LEAST_ROOM <= room < len(row[-1]):
+            row[-1] = row[-1][: room - 1] + "…"
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:

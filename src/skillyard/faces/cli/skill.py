@@ -75,7 +75,7 @@ def list_(name: str | None, namespace: str | None, versions: bool, as_json: bool
         emit_json(found)
     else:
         rows = [[row.get(key) for key in ("name", "version", "kind", "description")] for row in found]
-        emit_table(("name", "version", "kind", "description"), rows)
+        emit_table(("name", "version", "kind", "description"), rows, cut=True)
 
 
 @skill.command()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from skillyard.domain.errors import SkillNotFound
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import isolation_option, json_option
 from skillyard.faces.cli.render import calm, emit_json, emit_table
@@ -84,8 +85,11 @@ def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quie
     asked = {"skill": skill.name, "version": skill.version} if skill.needs.dependencies else None
     coming = runner.run(examples, keep_going=keep_going)
     while True:
-        with running(cast("Any", runner.target), asked, quiet=quiet):
-            result = next(coming, None)
+        try:
+            with running(cast("Any", runner.target), asked, quiet=quiet):
+                result = next(coming, None)
+        except SkillNotFound as error:
+            raise Failure(error.message, "--skills-dir names a directory of the skills that it requires") from None
         if result is None:
             return
         yield result
