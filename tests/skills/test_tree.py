@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.stores.skills import tree as tree_module
 from skillyard.stores.skills.snapshots import Snapshots, remove_tree
 from skillyard.stores.skills.stamps import bundle_stamps
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
@@ -213,6 +214,22 @@ def test_a_file_that_is_swapped_while_it_is_read(home: Path) -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_root_that_is_swapped_while_a_link_in_it_is_followed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read below where the root's name leads afterwards."""
+    elsewhere = write(home.parent / "elsewhere", {"notes.txt": "of somebody else"})
+    write(home, {"notes.txt": "mine"})
+    (home / "link").symlink_to("notes.txt")
+
+    def swap(directory: str, path: str) -> bool:
+        home.rename(home.parent / "moved")
+        home.symlink_to(elsewhere)
+        return holds(directory, path)
+
+    holds = tree_module._holds
+    monkeypatch.setattr(tree_module, "_holds", swap)
+    assert read(home).files["link"].data == b"mine"
 
 
 def modes(directory: Path) -> dict[str, int]:

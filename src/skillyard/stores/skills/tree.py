@@ -61,6 +61,7 @@ def read_tree(root: Path, caps: Caps) -> tuple[Tree | None, list[Finding]]:
 def _read_into(reader: _Reader, root: Path) -> None:
     try:
         with _opened(root) as home:
+            reader.home = home
             reader.directory(home, "", 0)
     except OSError as error:
         reader.report(reader.at, "unreadable", f"cannot be read: {error.strerror}")
@@ -81,7 +82,8 @@ class _Reader:
         self.files: dict[str, TreeFile] = {}
         self.findings: list[Finding] = []
         self.at = ""
-        self._root = root
+        self.home = -1
+        """The root, open: it may be another directory by name meanwhile."""
         self._real = os.path.realpath(root)
         self._caps = caps
         self._bytes = 0
@@ -166,7 +168,7 @@ class _Reader:
             self._follow(parts, relative, depth)
 
     def _follow(self, parts: list[str], relative: str, depth: int) -> None:
-        with _walked(self._real, parts[:-1]) as parent:
+        with _walked(self.home, parts[:-1]) as parent:
             try:
                 mode = os.stat(parts[-1], dir_fd=parent, follow_symlinks=False).st_mode
             except FileNotFoundError:
@@ -193,9 +195,9 @@ def _opened(path: Path | str, parent: int | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def _walked(root: str, parts: list[str]) -> Iterator[int]:
+def _walked(root: int, parts: list[str]) -> Iterator[int]:
     """The directory ``parts`` below ``root``, opened one by one, so that no link put there meanwhile counts."""
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    handle = os.dup(root)
     try:
         for part in parts:
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
