@@ -14,7 +14,7 @@ from skillyard.domain.environment import Lock, Wanted
 from skillyard.domain.errors import Busy, Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox import Held, Owner
-from skillyard.domain.skill import Needs
+from skillyard.domain.skill import Needs, SecretNeed
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.environments import BuildFailed, Environment, Environments, building
 from skillyard.engine.environments.building import RETRY_S
@@ -319,6 +319,18 @@ async def test_a_skill_names_the_environment_that_its_run_gets(environments: Env
     with pytest.raises(SkillyardError, match="no environment has this name"):
         await rig.call("environments.show", environment=built["digest"][:15])
     assert len(rig.builder.installed) == 1
+
+
+async def test_nothing_is_built_for_a_run_that_lacks_a_secret(environments: Environments, rig: Rig) -> None:
+    needs = Needs(dependencies=("rich",), secrets=(SecretNeed("TOKEN"), SecretNeed("EXTRA", optional=True)))
+    rig.skills.add(a_skill("a.b", needs=needs))
+    run = await rig.call("execute_skill", name="a.b")
+    assert (run["error"]["type"], rig.builder.resolved) == ("MissingSecret", [])
+    assert "TOKEN" in run["error"]["message"]
+    assert "EXTRA" not in run["error"]["message"]
+    rig.secrets.values["TOKEN"] = "tok-123456"
+    assert (await rig.call("execute_skill", name="a.b"))["status"] == "completed"
+    assert rig.builder.resolved == [("rich",)]
 
 
 async def test_progress_is_shown(environments: Environments, rig: Rig) -> None:

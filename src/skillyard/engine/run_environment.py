@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from skillyard.domain.environment import Wanted
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.package_names import denies
 from skillyard.engine.asked_packages import required_name, why_refused
@@ -13,6 +14,7 @@ from skillyard.engine.environments.wants import Asked, asked_by, union
 from skillyard.engine.needs import packages_allowed, trust_of
 from skillyard.engine.plan import Plan
 from skillyard.engine.refused import Refused
+from skillyard.engine.secrets_for_run import check_secrets
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -28,11 +30,13 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
         ready = await environments.meeting(plan.environment, asked)
         if ready is not None:  # what a named environment has anyway needs nobody's leave
             return ready
+        own = environments.wanted(plan.environment)
         if not asked:
+            await _check_secrets(engine, plan, own)
             return await environments.get(plan.environment, plan.principal.name)
         check_packages(engine, plan, asked)
-        own = union(environments.definition(plan.environment), ())
         wanted = union(environments.definition(plan.environment), asked)
+        await _check_secrets(engine, plan, wanted)
         environment = await environments.of(wanted, plan.principal.name)
         anyway = await environments.ready(own) if own else None
         check_drawn_in(
@@ -43,6 +47,12 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
     except BuildFailed as error:
         more = f" (whole log: {error.log})" if error.log else ""
         raise Refused("SandboxError", error.message + more) from error
+
+
+async def _check_secrets(engine: Engine, plan: Plan, wanted: Wanted) -> None:
+    """Nobody waits for a build to be told that a secret is missing. Raises Refused."""
+    if wanted and await engine.environments.ready(wanted) is None:
+        await check_secrets(engine, plan)
 
 
 def check_drawn_in(engine: Engine, plan: Plan, asked: Sequence[Asked], names: Iterable[str]) -> None:

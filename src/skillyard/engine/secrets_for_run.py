@@ -57,10 +57,7 @@ async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]
     if plan.trust.least:
         return await _none(engine, plan, wants)
     found = [(want, await _find(engine, plan, want)) for want in wants]
-    absent = [want for want, secret in found if secret is None and not want.need.optional]
-    if absent:
-        await _note(engine, [_event(engine, plan, want, SecretAct.DENIED) for want in absent])
-        raise Refused("MissingSecret", _missing(plan, absent))
+    await _check_absent(engine, plan, [want for want, secret in found if secret is None])
     there = [(want, secret) for want, secret in found if secret is not None]
     given = [_given(name, there) for name in dict.fromkeys(want.need.name for want, _ in there)]
     effective = {secret.name: secret.delivery for secret in given}
@@ -69,6 +66,23 @@ async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]
         [_event(engine, plan, want, SecretAct.USED, secret, effective[secret.name]) for want, secret in there],
     )
     return tuple(given)
+
+
+async def check_secrets(engine: Engine, plan: Plan) -> None:
+    """Whether those that must be there are there, ahead of :func:`secrets_for_run`. Only a refusal is written into the
+    audit, and no value is kept. Raises Refused as that does."""
+    wants = [want for want in _wants(plan, engine.config.run_code_secrets == "mounted") if not want.need.optional]
+    if wants and plan.trust.least:
+        await _none(engine, plan, wants)
+    await _check_absent(engine, plan, [want for want in wants if await _find(engine, plan, want) is None])
+
+
+async def _check_absent(engine: Engine, plan: Plan, wants: Sequence[_Want]) -> None:
+    """Raises Refused for those that must be there."""
+    absent = [want for want in wants if not want.need.optional]
+    if absent:
+        await _note(engine, [_event(engine, plan, want, SecretAct.DENIED) for want in absent])
+        raise Refused("MissingSecret", _missing(plan, absent))
 
 
 def secret_versions(given: Iterable[GivenSecret]) -> dict[str, str]:
