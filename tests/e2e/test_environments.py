@@ -301,6 +301,9 @@ def test_the_command_line_builds_shows_and_removes(home: Path, index: Index, mon
         assert (removed.exit_code, removed.stderr) == (0, f"removed {digest}\n")
         assert skillyard("environment", "show", digest).exit_code == 2
         assert skillyard("environment", "build").exit_code == 2
+        for act in ("show", "build", "remove"):
+            nothing = skillyard("environment", act, "nosuch")
+            assert (nothing.exit_code, "no environment and no skill is called 'nosuch'" in nothing.stderr) == (2, True)
 
 
 def _sdist(name: str) -> bytes:

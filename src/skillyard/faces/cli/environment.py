@@ -12,7 +12,8 @@ import click
 
 from skillyard.domain.environment import SHOWN
 from skillyard.faces.cli.building import Progress, said
-from skillyard.faces.cli.failures import Exit
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.named_version import maybe
 from skillyard.faces.cli.options import json_option, server_options
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table, moment, size
 
@@ -159,20 +160,26 @@ def _asked(target: Target, what: str | None, packages: tuple[str, ...], is_skill
         raise click.UsageError("Give either WHAT or --package.")
     if packages or what is None:
         return {"packages": list(packages)}
-    name, _, version = what.partition("@")
-    if not is_skill and not version and _NAMED.fullmatch(what) and _is_environment(target, what):
+    name, version = maybe(what)
+    skill: dict[str, Any] = {"skill": name} | ({"version": version} if version else {})
+    if is_skill or version or not _NAMED.fullmatch(what):
+        return skill
+    if _is_there(target, {"environment": what}, "EnvironmentNotFound"):
         return {"environment": what}
-    return {"skill": name} | ({"version": version} if version else {})
+    if _is_there(target, skill, "SkillNotFound"):
+        return skill
+    raise Failure(f"no environment and no skill is called {what!r}", "`skillyard environment list` shows what there is")
 
 
-def _is_environment(target: Target, what: str) -> bool:
+def _is_there(target: Target, asked: dict[str, Any], absent: str) -> bool:
+    """``absent`` is the type of error that says that it is not."""
     from skillyard.client.errors import RpcError
     from skillyard.domain.errors import SkillyardError
 
     try:
-        target.call("environments.show", {"environment": what})
+        target.call("environments.show", asked)
     except (RpcError, SkillyardError) as error:
-        if error.type == "EnvironmentNotFound":
+        if error.type == absent:
             return False
         raise
     return True
