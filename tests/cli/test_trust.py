@@ -47,6 +47,20 @@ def test_what_was_shown_is_what_is_approved(run: Cli, yard: YardServer) -> None:
     assert run("skill", "needs", "acme.mail").stdout == done.stdout
 
 
+def test_a_reader_who_goes_away_does_not_undo_an_approval(
+    run: Cli, yard: YardServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_view: object) -> None:
+        raise BrokenPipeError
+
+    yard.methods["catalogue.needs"] = lambda params: VIEW
+    yard.methods["catalogue.approve"] = lambda params: {**APPROVED, "approval": {"note": ""}}
+    monkeypatch.setattr("skillyard.faces.cli.skill_trust.show_declared", gone)
+    monkeypatch.setattr("skillyard.faces.cli.failures._swallow_stdout", lambda: None)
+    run("skill", "approve", "acme.mail")
+    assert [method for method, _ in yard.calls] == ["catalogue.needs", "catalogue.approve"]
+
+
 @pytest.mark.parametrize("word", ["approve", "revoke", "needs"])
 def test_a_name_that_is_none(run: Cli, yard: YardServer, word: str) -> None:
     assert run("skill", word, "acme.mail@").exit_code == 2

@@ -48,12 +48,15 @@ def approve(skill: str, note: str, as_json: bool, where: Where) -> None:
 
 
 def approve_seen(target: Target, named: dict[str, Any], note: str, *, quiet: bool) -> dict[str, Any]:
-    """Approve what was shown, and no other bytes. Raises what the methods raise."""
+    """Approve what is shown, and no other bytes: before it is printed, since who reads it may go away after the first
+    line. Raises what the methods raise."""
     view = target.call("catalogue.needs", named)
-    if not quiet:
-        show_declared(view)
     seen = {"name": view["name"], "version": view["version"], "digest": view["digest"], "note": note}
-    done = target.call("catalogue.approve", seen)
+    try:
+        done = target.call("catalogue.approve", seen)
+    finally:
+        if not quiet:
+            show_declared(view)
     if not quiet:
         click.echo(calm(f"{done['name']}@{done['version']} is {standing(done)}"), err=True)
     return done
