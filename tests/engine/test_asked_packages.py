@@ -129,9 +129,14 @@ async def test_what_is_denied_cannot_be_drawn_in_by_what_is_not(rig: Rig) -> Non
 
 
 @pytest.mark.anyio
-async def test_what_is_revoked_while_packages_are_built_is_revoked(rig: Rig) -> None:
+@pytest.mark.parametrize(("asks", "environment"), [(("numpy",), "base"), ((), "named")])
+async def test_what_is_revoked_while_packages_are_built_is_revoked(
+    rig: Rig, asks: tuple[str, ...], environment: str
+) -> None:
+    rig.configure(environments={"base": EnvironmentDefinition(), "named": EnvironmentDefinition(("numpy",))})
     rig.secrets.values = {"KEY": "value"}
-    asked = published("acme.slow", Needs(dependencies=("numpy",), secrets=(SecretNeed("KEY"),)))
+    needs = Needs(dependencies=asks, secrets=(SecretNeed("KEY"),))
+    asked = published("acme.slow", needs, environment=environment)
     rig.skills.add(asked)
     await approve(rig, asked)
     rig.builder.gate = asyncio.Event()

@@ -33,7 +33,9 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
         own = environments.wanted(plan.environment)
         if not asked:
             await _check_secrets(engine, plan, own)
-            return await environments.get(plan.environment, plan.principal.name)
+            environment = await environments.get(plan.environment, plan.principal.name)
+            await _check_trust(engine, plan)
+            return environment
         check_packages(engine, plan, asked)
         wanted = union(environments.definition(plan.environment), asked)
         await _check_secrets(engine, plan, wanted)
