@@ -228,6 +228,7 @@ def test_an_index_says_what_the_disk_says(seed: int, acts: list[tuple[str, ...]]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @told(1500)
 def test_an_index_says_what_the_disk_says_in_many_stories(seed: int, acts: list[tuple[str, ...]]) -> None:
     tell(seed, acts)
