@@ -45,6 +45,7 @@ NEAR_BATCH = 32
 SLOW_S = 0.1
 RESPITE_S = 1.0
 CHECKPOINT_EVERY = 200
+_MODE_RETRY_S = 0.005
 RESTART_PAGES = 4096
 """A log of 16 MiB is made to start over, with writers held back for the few milliseconds that takes."""
 
@@ -261,8 +262,21 @@ def _connect_all(path: Path, durable: bool, busy_timeout_s: float) -> _Connectio
 def _connect(path: Path, opened: list[sqlite3.Connection], durable: bool, timeout_s: float) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     opened.append(connection)
-    connection.execute("PRAGMA journal_mode = WAL")
+    _write_ahead(connection, timeout_s)
     connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
     connection.execute(f"PRAGMA journal_size_limit = {RESTART_PAGES * 4096}")
     connection.execute("PRAGMA trusted_schema = OFF")
     return connection
+
+
+def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Changing the mode waits for nobody, whatever the timeout: two processes that open a new file meet here."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(_MODE_RETRY_S)
