@@ -15,6 +15,7 @@ from skillyard.domain.run import RunRecord
 from skillyard.domain.secret_entry import Secret
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.environments import Environments
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Event
 from skillyard.stores.approvals import SqliteApprovals
@@ -28,6 +29,7 @@ from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.testing.memory_secrets import MemorySecrets
+from tests.engine.building import MINE
 from tests.engine.fake_builder import FakeBuilder
 from tests.engine.fake_gate import FakeGate
 from tests.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
@@ -170,3 +172,11 @@ def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:
             process.write(data)
 
     return script
+
+
+@pytest.fixture
+async def environments(rig: Rig) -> AsyncIterator[Environments]:
+    """The rig's, with some that have names."""
+    rig.configure(environments=MINE)
+    yield rig.engine.environments
+    await rig.engine.environments.close()

@@ -1,61 +1,27 @@
-"""Environments are resolved and built once, whole or not at all, shared, counted and evicted."""
+"""Environments are resolved and built once, whole or not at all, and shared."""
 
 from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skillyard.domain.environment import Lock, Wanted
-from skillyard.domain.errors import Busy, Forbidden, InvalidInput, SkillyardError
+from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.sandbox import Held, Owner
 from skillyard.domain.skill import Needs, SecretNeed
-from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.environments import BuildFailed, Environment, Environments, building
+from skillyard.engine.environments import BuildFailed, Environments
 from skillyard.engine.environments.building import RETRY_S
-from skillyard.engine.environments.environments import JUST_USED_S
-from skillyard.engine.environments.room import Room
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
 from skillyard.engine.packages_config import PackagesConfig
-from skillyard.engine.recovery import sweep
+from tests.engine.building import MINE, kept, until
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 
 pytestmark = pytest.mark.anyio
-
-MINE = {
-    "mine": EnvironmentDefinition(("a-pkg", "b"), ("b",)),
-    "base": EnvironmentDefinition(),
-    "same": EnvironmentDefinition(("b>=1", "a-pkg")),
-}
-
-
-@pytest.fixture
-async def environments(rig: Rig) -> AsyncIterator[Environments]:
-    rig.configure(environments=MINE)
-    yield rig.engine.environments
-    await rig.engine.environments.close()
-
-
-def kept(rig: Rig) -> list[str]:
-    """What lies in the directory of environments, without locks."""
-    home = rig.home / "environments"
-    return sorted(path.name for path in home.iterdir() if path.name != "locks") if home.is_dir() else []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def of(environments: Environments, *requirements: str) -> Environment:
-    return await environments.of(Wanted.of(requirements), "somebody")
 
 
 async def test_base_needs_nothing(environments: Environments, rig: Rig) -> None:
@@ -174,111 +140,6 @@ async def test_a_caller_that_goes_away_does_not_stop_it_for_others(environments:
     assert (await stays).distributions
 
 
-async def test_only_so_many_build_at_once(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
-    environments = rig.engine.environments
-    rig.builder.gate = asyncio.Event()
-    tasks = [asyncio.create_task(of(environments, name)) for name in ("x", "y")]
-    await until(lambda: rig.builder.installed)
-    states = sorted(build.state.value for build in environments.building.at_work())
-    assert states == ["installing", "waiting"]
-    rig.builder.gate.set()
-    await asyncio.gather(*tasks)
-
-
-async def test_who_has_many_builds_waits_behind_who_has_few(rig: Rig) -> None:
-    """Also when some of them gave up."""
-    room, order = Room(1), []
-
-    async def build(owner: str) -> None:
-        async with room.place(owner):
-            order.append(owner)
-            await asyncio.sleep(0)
-
-    many = [asyncio.create_task(build("many")) for _ in range(6)]
-    await asyncio.sleep(0)
-    late = [asyncio.create_task(build(owner)) for owner in ("few", "few", "one")]
-    await asyncio.sleep(0)
-    late[0].cancel()
-    many[1].cancel()
-    async with asyncio.timeout(10):
-        await asyncio.gather(*many, *late, return_exceptions=True)
-        await build("again")
-    assert order == ["many", "many", "few", "one", "many", "many", "many", "again"]
-
-
-async def test_wheels_are_fetched_in_turn_with_builds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has a sandbox as large as a build's."""
-    monkeypatch.setattr(building, "MOST_EACH", 2)
-    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
-    environments = rig.engine.environments
-    await environments.get("mine")
-    rig.builder.gate = asyncio.Event()
-    build = asyncio.create_task(of(environments, "x"))
-    await until(lambda: len(rig.builder.installed) == 2)
-    one = Principal("one", frozenset({Scope.EXECUTE, Scope.BLOBS}))
-    asked = [asyncio.create_task(rig.call("environments.wheels", one, environment="mine")) for _ in range(3)]
-    done, waiting = await asyncio.wait(asked, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-    assert [type(task.exception()) for task in done] == [Busy]
-    assert rig.builder.fetched == 0
-    rig.builder.gate.set()
-    assert all(found["archive"] for found in await asyncio.gather(*waiting))
-    await build
-
-
-async def test_who_has_the_same_environment_does_not_see_what_others_asked_for(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(run_code=("a-pkg", "b")))
-    first, second = (Principal(name, frozenset({Scope.RUN_CODE})) for name in ("first", "second"))
-    built = (await rig.call("environments.build", first, packages=["a-pkg ; 'mine' != ''"]))["environment"]
-    await rig.call("environments.build", second, packages=["a-pkg"])
-
-    async def asked_for(**what: Any) -> Any:
-        return (await rig.call("environments.show", second, **what))["environment"]["requirements"]
-
-    assert await asked_for(packages=["a-pkg"]) == ["a-pkg"]
-    assert await asked_for(environment=built["digest"]) == []
-    with pytest.raises(Forbidden):
-        await asked_for(packages=["c"])
-
-
-async def test_environments_that_are_in_use_leave_no_room_for_ever_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A caller who asks for one large set after the other fills no disk between two sweeps."""
-    monkeypatch.setattr(f"{Environments.__module__}._MIB", 0)
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=1))
-    environments = rig.engine.environments
-    first = await of(environments, "a")
-    with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
-        await of(environments, "b")
-    rig.clock.time += JUST_USED_S + 1
-    assert (await of(environments, "c")).distributions == {"c": "1.5.0"}
-    assert first.digest not in kept(rig)
-
-
-async def test_only_so_many_wait_for_one_owner_and_in_all(
-    environments: Environments, rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(building, "MOST_EACH", 2)
-    monkeypatch.setattr(building, "MOST_BUILDS", 3)
-    rig.builder.gate = asyncio.Event()
-    for owner, name in (("one", "a"), ("one", "b"), ("two", "c")):
-        environments.begin(Wanted.of([name]), owner, refresh=False)
-    environments.begin(Wanted.of(["a"]), "one", refresh=False)  # that one waits already
-    for owner in ("one", "three"):
-        with pytest.raises(Busy, match="too many environments"):
-            environments.begin(Wanted.of(["d"]), owner, refresh=False)
-
-
-async def test_a_builder_that_no_longer_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "PATIENCE_S", 0.01)
-    rig.configure(environments=MINE, packages=PackagesConfig(timeout_s=0.01))
-    rig.builder.gate = asyncio.Event()
-    with pytest.raises(BuildFailed, match="no longer answers"):
-        await rig.engine.environments.get("mine")
-    assert kept(rig) == []
-
-
 async def test_who_may_ask_for_what(environments: Environments, rig: Rig) -> None:
     rig.configure(environments=MINE, packages=PackagesConfig(run_code=("b",)))
     executes = Principal("e", frozenset({Scope.EXECUTE}))
@@ -390,76 +251,6 @@ async def test_a_damaged_record_means_that_it_is_built_again(environments: Envir
 async def test_unknown_names_are_refused(environments: Environments) -> None:
     with pytest.raises(InvalidInput, match="environment: unknown environment; known are base, mine, same"):
         await environments.get("other")
-
-
-async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=1000.0))
-    environments = rig.engine.environments
-    old = await of(environments, "old")
-    rig.clock.time += 900
-    young = await of(environments, "young")
-    rig.clock.time += 200
-    assert await environments.evict() == 1
-    assert kept(rig) == [young.digest, f"{young.digest}.json"]
-    assert (await of(environments, "old")).digest == old.digest
-
-
-async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None))
-    environments = rig.engine.environments
-    made = []
-    for name in ("a", "b", "c"):
-        made.append(await of(environments, name))
-        rig.clock.time += 10
-    rig.clock.time += 1000
-    await of(environments, "a")  # used again, and that is written down
-    size = sum(e.built.size for e in made if e.built)
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None, max_bytes=size - 1))
-    environments = rig.engine.environments
-    rig.clock.time += JUST_USED_S + 1
-    assert await environments.evict() == 1
-    assert made[1].digest not in kept(rig)
-
-
-async def test_what_a_run_uses_stays(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
-    environments = rig.engine.environments
-    digest = (await environments.get("mine")).digest
-    rig.clock.time += JUST_USED_S + 1
-    with environments.using(digest):
-        assert await environments.evict() == 0
-        with pytest.raises(Busy, match="1 run at work uses it"):
-            await environments.remove(digest, forget=False)
-    assert await environments.evict(in_use={digest}) == 0
-    assert await environments.evict() == 1
-
-
-async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
-    await rig.engine.environments.get("mine")
-    rig.clock.time += JUST_USED_S + 1
-    rig.builder.at_work = frozenset({"build_1"})
-    rig.backend.foreign = [Held("h1", "build_1", Owner.RUN, 500.0), Held("h2", "build_2", Owner.RUN, 500.0)]
-    swept = await sweep(rig.engine)
-    assert (swept.environments, swept.sandboxes) == (1, 1)
-    assert rig.backend.destroyed == ["h2"]
-    assert kept(rig) == []
-
-
-async def test_it_is_written_down_now_and_then_that_one_is_used(environments: Environments, rig: Rig) -> None:
-    digest = (await environments.get("mine")).digest
-    facts = rig.home / "environments" / f"{digest}.json"
-    began = facts.stat().st_mtime
-    rig.clock.time += 60
-    await environments.get("mine")
-    assert facts.stat().st_mtime == began
-    rig.clock.time += 1000
-    await environments.get("mine")
-    assert facts.stat().st_mtime == rig.clock.time
-    rig.configure(environments=MINE)
-    found = await rig.engine.environments.store.find(digest)
-    assert found is not None
-    assert found.used_at == rig.clock.time
 
 
 async def test_an_environment_that_cannot_be_had_is_a_failed_run(rig: Rig) -> None:
