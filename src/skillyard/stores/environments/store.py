@@ -52,8 +52,8 @@ class LocalEnvironments:
         known = self._known.get(digest)
         if known is None:
             known = await asyncio.to_thread(self._read, digest)
-            if known is not None:
-                self._known[digest] = known
+            if known is not None:  # what was written while it was read is newer
+                known = self._known.setdefault(digest, known)
         return known
 
     def packages(self, digest: str) -> Path:
