@@ -20,10 +20,11 @@ MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _USUAL = PackagesConfig()
+PYPI_WORD = "pypi"
 
 
 class PackagesSettings(BaseModel):
-    """``index`` is a simple index (PEP 503, PEP 691). ``network`` is what builds may reach, by default the index's host
+    """``index`` is a simple index (PEP 503, PEP 691): a URL, or ``pypi``. ``network`` is what builds may reach, by default the index's host
     (and PyPI's file host for PyPI). ``secret`` names the stored secret that the index wants: a token, or user:password;
     it stays at the gate. ``wheels`` is a directory of wheels that builds see; ``offline`` builds see nothing else.
     ``source`` are packages to build from source; all others are taken as wheels. ``memory_mb`` (by default 2048),
@@ -34,7 +35,7 @@ class PackagesSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    index: str = PYPI
+    index: str = PYPI_WORD
     network: tuple[str, ...] | None = None
     secret: str = ""
     wheels: Path | None = None
@@ -52,7 +53,8 @@ class PackagesSettings(BaseModel):
     @field_validator("index")
     @classmethod
     def _check_index(cls, value: str) -> str:
-        index_rule(value)
+        if value != PYPI_WORD:
+            index_rule(value)
         return value.rstrip("/")
 
     @field_validator("network", mode="before")
@@ -99,11 +101,12 @@ class PackagesSettings(BaseModel):
         if self.offline and self.wheels is None:
             raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
         if self.secret:
-            check_secret_index(self.index)
+            check_secret_index(self._index_url())
         half_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 2
-        given = self.model_dump(exclude={"network", "max_age_s", "memory_mb", "disk_mb"})
+        given = self.model_dump(exclude={"index", "network", "max_age_s", "memory_mb", "disk_mb"})
         return PackagesConfig(
             **given,
+            index=self._index_url(),
             network=self._rules(),
             max_age_s=self.max_age_s or None,
             memory_mb=self.memory_mb or min(_USUAL.memory_mb, half_mb),
@@ -113,4 +116,8 @@ class PackagesSettings(BaseModel):
     def _rules(self) -> tuple[Rule, ...]:
         if self.network is not None:
             return parse_rules(self.network, "packages.network")
-        return PYPI_RULES if self.index == PYPI else (index_rule(self.index),)
+        url = self._index_url()
+        return PYPI_RULES if url == PYPI else (index_rule(url),)
+
+    def _index_url(self) -> str:
+        return PYPI if self.index == PYPI_WORD else self.index

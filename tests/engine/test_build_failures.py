@@ -17,7 +17,7 @@ from skillyard.engine.environments.build_log import MOST_BYTES, BuildLog
 from skillyard.engine.environments.builder import SandboxBuilder
 from skillyard.engine.environments.explain import MOST, explained
 from skillyard.engine.environments.steps import Steps
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages_config import PYPI, PackagesConfig
 from skillyard.settings import load_settings
 from tests.engine.conftest import Rig
 
@@ -46,7 +46,7 @@ def refused(host: str, reason: str) -> dict[str, Any]:
         (FAILED, "error: write failed: No space left on device (os error 28)", "disk of 200 MiB (packages.disk_mb)"),
         (Ending(Outcome.OUTPUT), "", "disk of 200 MiB (packages.disk_mb)"),
         (Ending(Outcome.TIMEOUT), "", "longer than 30 s (packages.timeout_s)"),
-        (FAILED, UNKNOWN, "there is no package 'acme' in the index https://pypi.org/simple"),
+        (FAILED, UNKNOWN, f"there is no package 'acme' in the index {PYPI}"),
         (FAILED, AWAY, "the index cannot be read: http://index.test/simple/acme/: dns error"),
         (FAILED, "", "ended with code 2 and said nothing"),
         (Ending(Outcome.SIGNAL, signal=9), "", "ended by signal 9"),
@@ -164,7 +164,8 @@ def test_an_index_opens_its_own_host_and_port_alone(tmp_path: Path) -> None:
         return [rule.text for rule in load_settings(data_dir=tmp_path, packages=packages).packages.config().network]
 
     assert rules() == ["pypi.org", "files.pythonhosted.org"]
-    assert rules(index="https://pypi.internal/simple") == ["pypi.internal:443"]
+    assert PackagesSettings(index="pypi").config() == PackagesSettings(index=PYPI).config()
+    assert rules(index="https://packages.internal/simple") == ["packages.internal:443"]
     assert rules(index="http://[::1]:3141/root/pypi") == ["[::1]:3141"]
     assert rules(index="https://x.test/simple", network=["x.test", "cdn.test"]) == ["x.test", "cdn.test"]
 

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from skillyard.domain.egress.rule import Rule, parse_rule
 from skillyard.domain.errors import InvalidInput, shape
 
-PYPI = "https://pypi.org/simple"
-PYPI_RULES = tuple(parse_rule(text) for text in ("pypi.org", "files.pythonhosted.org"))
+_PYPI_HOST = "pypi.org"
+PYPI = f"https://{_PYPI_HOST}/simple"
+PYPI_RULES = tuple(parse_rule(host) for host in (_PYPI_HOST, "files.pythonhosted.org"))
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -54,7 +55,7 @@ def index_rule(url: str) -> Rule:
         host, port, parts = None, None, urlsplit("")
     odd = not url.isascii() or not url.isprintable() or " " in url
     if odd or not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
-        rule = "must be an http or https URL such as 'https://pypi.org/simple'"
+        rule = "must be 'pypi', or an http or https URL such as 'https://packages.example/simple'"
         raise InvalidInput("packages.index", rule, shape(url))
     if parts.username is not None or parts.password is not None:
         raise InvalidInput("packages.index", "must not hold credentials: store them and name them in packages.secret")
