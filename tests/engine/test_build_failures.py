@@ -164,7 +164,7 @@ def test_an_index_opens_its_own_host_and_port_alone(tmp_path: Path) -> None:
         return [rule.text for rule in load_settings(data_dir=tmp_path, packages=packages).packages.config().network]
 
     assert rules() == ["pypi.org", "files.pythonhosted.org"]
-    assert PackagesSettings(index="pypi").config() == PackagesSettings(index=PYPI).config()
+    assert rules(index="pypi") == rules(index=PYPI) == rules()
     assert rules(index="https://packages.internal/simple") == ["packages.internal:443"]
     assert rules(index="http://[::1]:3141/root/pypi") == ["[::1]:3141"]
     assert rules(index="https://x.test/simple", network=["x.test", "cdn.test"]) == ["x.test", "cdn.test"]
