@@ -24,14 +24,14 @@ PYPI_WORD = "pypi"
 
 
 class PackagesSettings(BaseModel):
-    """``index`` is a simple index (PEP 503, PEP 691): a URL, or ``pypi``. ``network`` is what builds may reach, by default
-    the index's host (and PyPI's file host for PyPI). ``secret`` names the stored secret that the index wants: a token, or
-    user:password; it stays at the gate. ``wheels`` is a directory of wheels that builds see; ``offline`` builds see
-    nothing else. ``source`` are packages to build from source; all others are taken as wheels. ``memory_mb`` (by default
-    2048), ``disk_mb`` (6144, each at most half of the host's memory) and ``timeout_s`` are a build's limits, ``at_once``
-    how many work at a time. ``max_bytes``, ``max_age_s`` (0: ever) say when unused environments go. ``allow`` are
-    patterns of names that anybody may have, ``run_code`` of those that code and unapproved skills may have; ``!``
-    denies."""
+    """``index`` is a simple index (PEP 503, PEP 691): a URL, or ``pypi``. ``network`` is what builds may reach,
+    by default the index's host (and PyPI's file host for PyPI). ``secret`` names the stored secret that the
+    index wants: a token, or user:password; it stays at the gate. ``wheels`` is a directory of wheels that
+    builds see; ``offline`` builds see nothing else. ``source`` are packages to build from source; all others
+    are taken as wheels. ``memory_mb`` (by default 2048), ``disk_mb`` (6144, each at most half of the host's
+    memory) and ``timeout_s`` are a build's limits, ``at_once`` how many work at a time. ``max_bytes``,
+    ``max_age_s`` (0: ever) say when unused environments go. ``allow`` are patterns of names that anybody may
+    have, ``run_code`` of those that code and unapproved skills may have; ``!`` denies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
