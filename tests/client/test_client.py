@@ -17,6 +17,7 @@ from skillyard.client.blocking import BlockingTransport
 from skillyard.client.discovery import ServerUrl
 from skillyard.client.exchange import Request, Response
 from skillyard.client.transport import HttpxTransport
+from tests.client.damaging import Damaging
 from tests.client.yardserver import TOKEN, Refusal, YardServer, completed, failed, serving
 
 pytestmark = pytest.mark.anyio
@@ -320,7 +321,7 @@ async def test_a_missing_blob_leaves_no_file(client: Client, tmp_path: Path) -> 
 
 
 async def test_damaged_bytes_leave_no_file(client: Client, yard: YardServer, tmp_path: Path) -> None:
-    async with Client(yard.url, TOKEN, transport=lambda url: _Damaging(HttpxTransport(url))) as damaged:
+    async with Client(yard.url, TOKEN, transport=lambda url: Damaging(HttpxTransport(url))) as damaged:
         stored = await client.put_blob(b"good bytes")
         with pytest.raises(errors.BadReply, match="digest"):
             await damaged.get_blob(stored.blob_id, tmp_path / "out")
@@ -366,38 +367,3 @@ def test_the_blocking_client(yard: YardServer, tmp_path: Path) -> None:
         assert next(unread)
         unread.close()
         assert client.run_code("y").ok
-
-
-class _Damaging:
-    """A transport that flips what comes."""
-
-    def __init__(self, inner: HttpxTransport) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def send(self, request: Any) -> Any:
-        return _DamagedContext(self._inner.send(request))
-
-
-class _DamagedContext:
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def __aenter__(self) -> Any:
-        return _DamagedResponse(await self._context.__aenter__())
-
-    async def __aexit__(self, *exc: Any) -> Any:
-        return await self._context.__aexit__(*exc)
-
-
-class _DamagedResponse:
-    def __init__(self, response: Any) -> None:
-        self.status = response.status
-        self.headers = response.headers
-        self._response = response
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        async for chunk in self._response.chunks():
-            yield bytes(byte ^ 1 for byte in chunk)
