@@ -15,9 +15,10 @@ from skillyard.domain.principal import Principal
 from skillyard.faces.http import body, ranges
 from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.caller import HttpCaller
-from skillyard.faces.http.errors import BadRequest, MethodNotAllowed
+from skillyard.faces.http.errors import MethodNotAllowed
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
+from skillyard.faces.http.uploads import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
 
@@ -76,13 +77,7 @@ class BlobEndpoint:
             raise MethodNotAllowed("PUT")
         refuse_query(scope)
         headers = Headers(scope=scope)
-        encodings = set(headers.getlist("content-encoding"))
-        if "content-range" in headers or not encodings <= {"identity"}:
-            raise BadRequest("Content-Range and Content-Encoding: send the whole content as it is")
-        kinds = headers.getlist("content-type")
-        if len(kinds) > 1:
-            raise BadRequest("Content-Type: came more than once")
-        kind = next(iter(kinds), "") or DEFAULT_KIND
+        kind = upload_type(headers, "content") or DEFAULT_KIND
         async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:
             info = await self._blobs.put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
@@ -143,9 +138,3 @@ def _describe(info: BlobInfo, part: ranges.Range | None) -> dict[str, str]:
         "content-disposition": "attachment",
     }
     return headers | ({"content-range": part.content_range(info.size)} if part else {})
-
-
-def refuse_query(scope: Scope) -> None:
-    """Raises BadRequest when there are query parameters."""
-    if scope["query_string"]:
-        raise BadRequest("this path takes no query parameters")

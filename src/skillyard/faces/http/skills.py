@@ -15,11 +15,12 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.skill import Finding, Skill
 from skillyard.faces.http import body, ranges
 from skillyard.faces.http.auth import principal_of
-from skillyard.faces.http.blobs import Traffic, refuse_query
+from skillyard.faces.http.blobs import Traffic
 from skillyard.faces.http.caller import HttpCaller
-from skillyard.faces.http.errors import BadRequest, MethodNotAllowed, UnsupportedMediaType
+from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
+from skillyard.faces.http.uploads import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.bundles import ArchiveForm, Exported
 
@@ -158,13 +159,7 @@ def _ranked(part: str) -> tuple[str, float]:
 
 
 def _check_upload(headers: Headers) -> None:
-    encodings = set(headers.getlist("content-encoding"))
-    if "content-range" in headers or not encodings <= {"identity"}:
-        raise BadRequest("Content-Range and Content-Encoding: send the whole archive as it is")
-    kinds = headers.getlist("content-type")
-    if len(kinds) > 1:
-        raise BadRequest("Content-Type: came more than once")
-    kind = kinds[0].partition(";")[0].strip().lower() if kinds else ""
+    kind = upload_type(headers, "archive").partition(";")[0].strip().lower()
     if kind and kind not in TYPES:
         raise UnsupportedMediaType("Content-Type: must be application/zip, application/gzip or application/x-tar")
 
