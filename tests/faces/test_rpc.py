@@ -100,7 +100,23 @@ async def test_the_answer_carries_the_id(rpc: Rpc, id: Any) -> None:
     assert type(reply["id"]) is type(id)
 
 
-@pytest.mark.parametrize("id", [1.5, 1.0, True, False, [], {}])
+@pytest.mark.parametrize(
+    "id", ["1.5", "1.0", "-0.0", "1e2", "1E+2", "0.10", "3.141592653589793238462643383279", "1e-400"]
+)
+async def test_a_number_with_a_fraction_or_an_exponent_comes_back_as_it_was_written(rpc: Rpc, id: str) -> None:
+    call = f'{{"jsonrpc":"2.0","method":"list_skills","params":{{"x":1.50}},"id":{id}}}'
+    answer = await rpc.answer(call.encode())
+    assert answer.well_formed
+    assert answer.content == f'{{"jsonrpc":"2.0","id":{id},"result":{{"echo":{{"x":1.5}}}}}}'.encode()
+    wrong = await rpc.answer(call.replace("list_skills", "nothing").encode())
+    assert f'"id":{id},"error"'.encode() in (wrong.content or b"")
+    envelope = await rpc.answer(call.replace('"2.0"', '"1.0"').encode())
+    assert f'"id":{id},"error"'.encode() in (envelope.content or b"")
+    batch = await rpc.answer(f'[{call},{{"jsonrpc":"2.0","method":"list_skills","id":2}}]'.encode())
+    assert (batch.content or b"").startswith(f'[{{"jsonrpc":"2.0","id":{id},"result"'.encode())
+
+
+@pytest.mark.parametrize("id", [True, False, [], {}])
 async def test_other_ids_are_refused(rpc: Rpc, id: Any) -> None:
     reply = await rpc.ask(request(id=id))
     assert (reply["id"], reply["error"]["code"]) == (None, -32600)

@@ -69,7 +69,6 @@ NO_REQUEST: dict[str, bytes] = {
     "a list as method": b'{"jsonrpc":"2.0","id":1,"method":["list_skills"]}',
     "an object as id": b'{"jsonrpc":"2.0","id":{},"method":"list_skills"}',
     "true as id": b'{"jsonrpc":"2.0","id":true,"method":"list_skills"}',
-    "a fraction as id": b'{"jsonrpc":"2.0","id":1.5,"method":"list_skills"}',
     "a string as params": CALL % b'"x"',
     "null as params": CALL % b"null",
     "another member": b'{"jsonrpc":"2.0","id":1,"method":"list_skills","__proto__":{}}',

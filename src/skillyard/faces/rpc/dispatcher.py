@@ -14,7 +14,7 @@ from skillyard.engine.methods import UnknownMethod
 from skillyard.faces.rpc import envelope
 from skillyard.faces.rpc.envelope import Request
 from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, error_object
-from skillyard.faces.rpc.wire import dumps, loads
+from skillyard.faces.rpc.wire import loads
 
 logger = logging.getLogger("skillyard.rpc")
 
@@ -89,7 +89,7 @@ class Dispatcher:
             return Answer(None)
         try:
             value = await self._measured(request, principal, caller)
-            return _paid(request, dumps(envelope.result(request.id, value)), caller)
+            return _paid(request, envelope.result(request.id, value), caller)
         except CallerGone:
             raise
         except Exception as exc:  # noqa: BLE001 - error_object logs what is our fault
@@ -111,7 +111,7 @@ class Dispatcher:
         try:
             request = envelope.read_request(value)
         except InvalidRequest as exc:
-            return Answer(dumps(envelope.failure(exc.id, error_object(exc))))
+            return Answer(envelope.failure(exc.id, error_object(exc)))
         if so_far > MAX_BATCH_ANSWER and not request.notification:
             refusal = Busy(f"the answers of this batch passed {MAX_BATCH_ANSWER} bytes", retry_after_ms=0)
             return Answer(_failure(request, refusal))
@@ -166,7 +166,7 @@ class Dispatcher:
 def malformed(exc: ParseError | InvalidRequest) -> Answer:
     """The answer to a body that is no request and no batch."""
     id = exc.id if isinstance(exc, InvalidRequest) else None
-    return Answer(dumps(envelope.failure(id, error_object(exc))), well_formed=False)
+    return Answer(envelope.failure(id, error_object(exc)), well_formed=False)
 
 
 def _check_batch(values: list[Any]) -> None:
@@ -191,4 +191,4 @@ def _refused(request: Request, exc: Exception) -> Answer:
 
 
 def _failure(request: Request, exc: Exception) -> bytes:
-    return dumps(envelope.failure(request.id, error_object(exc)))
+    return envelope.failure(request.id, error_object(exc))

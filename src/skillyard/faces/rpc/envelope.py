@@ -7,8 +7,9 @@ from typing import Any
 
 from skillyard.domain.errors import shape
 from skillyard.faces.rpc.errors import InvalidRequest
+from skillyard.faces.rpc.wire import Written, dumps
 
-RequestId = str | int | None
+RequestId = str | int | Written | None
 
 MEMBERS = frozenset({"jsonrpc", "method", "params", "id"})
 
@@ -40,19 +41,27 @@ def read_request(value: Any) -> Request:
     return Request(method, params, id, "id" not in value)
 
 
-def result(id: RequestId, value: dict[str, Any]) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": id, "result": value}
+def result(id: RequestId, value: dict[str, Any]) -> bytes:
+    """Raises ValueError for what JSON does not have."""
+    return _reply(id, "result", value)
 
 
-def failure(id: RequestId, error: dict[str, Any]) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": id, "error": error}
+def failure(id: RequestId, error: dict[str, Any]) -> bytes:
+    return _reply(id, "error", error)
+
+
+def _reply(id: RequestId, member: str, value: dict[str, Any]) -> bytes:
+    if type(id) is not Written:
+        return dumps({"jsonrpc": "2.0", "id": id, member: value})
+    rest = dumps({member: value})
+    return b'{"jsonrpc":"2.0","id":' + id.text.encode() + b"," + rest[1:]
 
 
 def _id(value: dict[str, Any]) -> RequestId:
     id = value.get("id")
-    if id is None or isinstance(id, str) or type(id) is int:
+    if id is None or isinstance(id, str) or type(id) in (int, Written):
         return id
-    raise InvalidRequest(f"id: must be a string, an integer or null (got {shape(id)})")
+    raise InvalidRequest(f"id: must be a string, a number or null (got {shape(id)})")
 
 
 def _refuse_unknown_members(value: dict[str, Any], id: RequestId) -> None:

@@ -29,7 +29,7 @@ class InvalidRequest(SkillyardError):
     type = "InvalidRequest"
     code = -32600
 
-    def __init__(self, message: str, *, id: str | int | None = None, **details: Any) -> None:
+    def __init__(self, message: str, *, id: Any = None, **details: Any) -> None:
         super().__init__(message, **details)
         self.id = id
 

@@ -46,12 +46,36 @@ def loads(body: bytes) -> Any:
         raise ParseError("not JSON that we take: an integer has too many digits") from None
     _refuse_too_deep(body, value)
     _refuse_lone_surrogates(body, value)
+    _keep_ids(text, value)
     return value
 
 
 def dumps(value: Any) -> bytes:
     """Compact UTF-8. Raises ValueError for NaN and Infinity; a lone surrogate becomes ``?``."""
     return _encoder.encode(value).encode("utf-8", "replace")
+
+
+class Written(float):
+    """A number of JSON with the digits that stood there: what is echoed must not change."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+def _keep_ids(text: str, value: Any) -> None:
+    """An ``id`` with a fraction or an exponent becomes :class:`Written`. They are rare, so the text is read again."""
+    requests = value if type(value) is list else [value]
+    marked = [i for i, request in enumerate(requests) if type(request) is dict and type(request.get("id")) is float]
+    if not marked:
+        return
+    ids = _writing.decode(text)
+    for i in marked:
+        requests[i]["id"] = (ids if type(value) is list else [ids])[i]
 
 
 def _text(body: bytes) -> str:
@@ -139,4 +163,5 @@ def _too_deep() -> ParseError:
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_float=_finite, parse_constant=_constant)
+_writing = json.JSONDecoder(object_pairs_hook=lambda pairs: dict(pairs).get("id"), parse_float=Written)
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
