@@ -102,8 +102,8 @@ def test_prctl_does_what_is_listed(arch: str, option: int) -> None:
 
 @ARCHES
 def test_words_are_put_in_no_terminals_mouth(arch: str) -> None:
-    for command in call_arguments.REFUSED_IOCTLS.values():
-        assert both(arch, "ioctl", 0, command) == ERRNO | errno.EPERM
+    for command in (0x5412, 0x541C, 0x5423):  # TIOCSTI, TIOCLINUX, TIOCSETD
+        assert both(arch, "ioctl", 0, command) == ERRNO | errno.ENOTTY
     assert both(arch, "ioctl", 0, 0x5413) == ALLOW  # TIOCGWINSZ
 
 
@@ -116,9 +116,24 @@ def test_a_personality_is_asked_for_and_never_changed(arch: str) -> None:
 @ARCHES
 def test_what_tells_of_others_files_is_not_there(arch: str) -> None:
     assert both(arch, "inotify_init1") == ERRNO | errno.ENOSYS
-    for command in call_arguments.REFUSED_FCNTLS.values():
-        assert both(arch, "fcntl", 0, command) == ERRNO | errno.EPERM
+    for command in (1024, 1026):  # F_SETLEASE, F_NOTIFY
+        assert both(arch, "fcntl", 0, command) == ERRNO | errno.EINVAL
     assert both(arch, "fcntl", 0, 3) == ALLOW  # F_GETFL
+
+
+@ARCHES
+@given(command=st.integers(0, 2**32 - 1))
+def test_files_are_asked_and_changed_by_listed_commands_only(arch: str, command: int) -> None:
+    assert (both(arch, "fcntl", 3, command) == ALLOW) == (command in call_arguments.FCNTLS.values())
+    assert (both(arch, "ioctl", 3, command) == ALLOW) == (command in call_arguments.IOCTLS.values())
+
+
+@ARCHES
+def test_files_of_others_are_not_changed_by_hints_or_flags(arch: str) -> None:
+    for command in (36, 37, 38, 1036, 1038):  # F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW, F_SET_RW_HINT, F_SET_FILE_…
+        assert both(arch, "fcntl", 3, command) == ERRNO | errno.EINVAL
+    for command in (0x40086602, 0x401C5820, 0x40049409, 0xC0185879):  # SETFLAGS, FSSETXATTR, FICLONE, FITRIM
+        assert both(arch, "ioctl", 3, command) == ERRNO | errno.ENOTTY
 
 
 @ARCHES

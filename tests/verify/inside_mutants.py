@@ -286,7 +286,8 @@ CLOSING_RULES = ()
     ),
     Mutant(
         "seccomp_rules", ("seccomp",), "the filters let every argument through",
-        ("syscalls-huge-pages", "privileges-core-dumps", "syscalls-terminals", "processes-peer", "channel-urgent-data"),
+        ("syscalls-huge-pages", "syscalls-marks", "privileges-core-dumps", "syscalls-terminals", "processes-peer",
+         "channel-urgent-data"),
         {RULES: "RULES = CLOSING_RULES = UNCOUNTED_RULES = ()"},
     ),
     Mutant(

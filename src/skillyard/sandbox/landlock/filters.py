@@ -30,10 +30,6 @@ _ABOUT_MANY = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
 """Likewise, behind what is meant: a process or a group (PRIO_PROCESS, IOPRIO_WHO_PGRP and so on), never a user, who
 may be the server's."""
 
-_PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
-"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE (linux/falloc.h): as fallocate, which takes a whole disk in one
-call, whatever RLIMIT_FSIZE says (FALLOC_FL_KEEP_SIZE), long before a watch can look."""
-
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 
 _MODES_AND_TIMES = (
@@ -79,7 +75,6 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
         program += bpf.when(nr[name], bpf.one_of(argument, [0], refuse()))
     for name, kinds in _ABOUT_MANY.items():
         program += bpf.when(nr[name], [*bpf.one_of(ARG0, kinds, refuse())[:-1], *bpf.one_of(ARG1, [0], refuse())])
-    program += bpf.when(nr["ioctl"], bpf.none_of(ARG1, _PREALLOCATIONS))
     program += bpf.when(nr["clone"], _one_table())
     if ids is not None:
         program += _identities(nr, *ids)

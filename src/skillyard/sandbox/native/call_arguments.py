@@ -12,10 +12,77 @@ from dataclasses import dataclass
 from skillyard.sandbox.native import bpf, kernel
 from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, ARG3, JEQ, JSET, LOAD, Instruction, refuse
 
-REFUSED_FCNTLS: Mapping[str, int] = {"F_SETLEASE": 1024, "F_NOTIFY": 1026}
+FCNTLS: Mapping[str, int] = {
+    "F_DUPFD": 0,
+    "F_GETFD": 1,
+    "F_SETFD": 2,
+    "F_GETFL": 3,
+    "F_SETFL": 4,
+    "F_GETLK": 5,
+    "F_SETLK": 6,
+    "F_SETLKW": 7,
+    "F_SETOWN": 8,
+    "F_GETOWN": 9,
+    "F_SETSIG": 10,
+    "F_GETSIG": 11,
+    "F_SETOWN_EX": 15,
+    "F_GETOWN_EX": 16,
+    "F_DUPFD_QUERY": 1027,
+    "F_DUPFD_CLOEXEC": 1030,
+    "F_SETPIPE_SZ": 1031,
+    "F_GETPIPE_SZ": 1032,
+    "F_ADD_SEALS": 1033,
+    "F_GET_SEALS": 1034,
+}
 PEER_OPTIONS: Mapping[str, int] = {"SO_PASSPIDFD": 76, "SO_PEERPIDFD": 77}
 PROTOCOL_OPTIONS: Mapping[str, int] = {"TCP_ULP": 31}
-REFUSED_IOCTLS: Mapping[str, int] = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423}
+IOCTLS: Mapping[str, int] = {
+    "TCGETS": 0x5401,
+    "TCSETS": 0x5402,
+    "TCSETSW": 0x5403,
+    "TCSETSF": 0x5404,
+    "TCSBRK": 0x5409,
+    "TCXONC": 0x540A,
+    "TCFLSH": 0x540B,
+    "TIOCSCTTY": 0x540E,
+    "TIOCGPGRP": 0x540F,
+    "TIOCSPGRP": 0x5410,
+    "TIOCOUTQ": 0x5411,
+    "TIOCGWINSZ": 0x5413,
+    "TIOCSWINSZ": 0x5414,
+    "FIONREAD": 0x541B,
+    "FIONBIO": 0x5421,
+    "TIOCNOTTY": 0x5422,
+    "TIOCGSID": 0x5429,
+    "TIOCGPTN": 0x80045430,
+    "TIOCSPTLCK": 0x40045431,
+    "TIOCGPTPEER": 0x5441,
+    "FIONCLEX": 0x5450,
+    "FIOCLEX": 0x5451,
+    "FIOASYNC": 0x5452,
+    "TCGETS2": 0x802C542A,
+    "TCSETS2": 0x402C542B,
+    "TCSETSW2": 0x402C542C,
+    "TCSETSF2": 0x402C542D,
+    "FS_IOC_GETFLAGS": 0x80086601,
+    "SIOCATMARK": 0x8905,
+    "SIOCGIFNAME": 0x8910,
+    "SIOCGIFCONF": 0x8912,
+    "SIOCGIFFLAGS": 0x8913,
+    "SIOCSIFFLAGS": 0x8914,
+    "SIOCGIFADDR": 0x8915,
+    "SIOCGIFDSTADDR": 0x8917,
+    "SIOCGIFBRDADDR": 0x8919,
+    "SIOCGIFNETMASK": 0x891B,
+    "SIOCGIFMTU": 0x8921,
+    "SIOCGIFHWADDR": 0x8927,
+    "SIOCGIFINDEX": 0x8933,
+    "SIOCGIFTXQLEN": 0x8942,
+    "SIOCETHTOOL": 0x8946,
+    "SIOCOUTQNSD": 0x894B,
+}
+"""Of terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up when the
+walls are built; without CAP_NET_ADMIN the kernel refuses it."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}
@@ -153,9 +220,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("ioctl",),
-        f"any command but {_names(REFUSED_IOCTLS)}",
-        "ioctl_tty(2): putting words into a terminal's mouth, the console, line disciplines",
-        tuple(bpf.none_of(ARG1, REFUSED_IOCTLS.values())),
+        f"{_names(IOCTLS)} (others: `ENOTTY`)",
+        "ioctl_tty(2): putting words into a terminal's mouth, the console, line disciplines; ioctl_iflags(2) and each "
+        "file system's own commands change what others see of a file, or take space that no limit counts",
+        tuple(bpf.one_of(ARG1, IOCTLS.values(), refuse(errno.ENOTTY))),
     ),
     Rule(
         ("personality",),
@@ -165,9 +233,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("fcntl",),
-        f"any command but {_names(REFUSED_FCNTLS)}",
-        "fcntl(2): they tell of others' use of shared files, as inotify does",
-        tuple(bpf.none_of(ARG1, REFUSED_FCNTLS.values())),
+        f"{_names(FCNTLS)} (others: `EINVAL`)",
+        "fcntl(2): leases and notes tell of others' use of shared files, as inotify does; a write hint changes a file "
+        "for all who have it; locks of open file descriptions (`F_OFD_SETLK`) have no process that they could be "
+        "counted with",
+        tuple(bpf.one_of(ARG1, FCNTLS.values(), refuse(errno.EINVAL))),
     ),
     Rule(
         ("setsockopt", "getsockopt"),

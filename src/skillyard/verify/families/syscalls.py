@@ -6,12 +6,17 @@ from skillyard.verify.make import Family
 
 FAMILY = Family("syscalls", walls=("seccomp",), invariants=(2, 7))
 
+_NO = ("EPERM", "ENOSYS")
 _TWIN = 'works("a harmless call", lambda: os.getpid() > 0)\n'
 
 
-def _calls(name: str, tries: str, lines: str, invariants: tuple[int, ...] = (2, 7)) -> None:
-    """``lines``: calls with their arguments, one a line; arguments that the kernel itself would not just refuse."""
-    made = "\n".join(f"call_refused({line.strip()})" for line in lines.strip().splitlines())
+def _calls(name: str, tries: str, lines: str, invariants: tuple[int, ...] = (2, 7), no: str = "") -> None:
+    """``lines``: calls with their arguments, one a line; arguments that the kernel itself would not just refuse.
+    ``no``: how else than usual they may be refused."""
+    made = "\n".join(
+        f"call_refused({line.strip().rstrip(',')}, refused={(*_NO, *no.split())})"
+        for line in lines.strip().splitlines()
+    )
     prepared = "buffer = ctypes.create_string_buffer(4096)\n"
     FAMILY.program(name, tries, prepared + made + "\n" + _TWIN, invariants=invariants)
 
@@ -136,7 +141,14 @@ _calls("watches", "Watch files that it shares with the host and with others: ino
     "fanotify_mark", -1, 1, 0, -100, b"/"
     "fcntl", os.open("/usr/bin/env", os.O_RDONLY), 1024, 0
     "fcntl", os.open("/usr/bin", os.O_RDONLY), 1026, 0x80000001
-""", (3, 7))  # fmt: skip
+""", (3, 7), "EINVAL")  # fmt: skip
+_calls("marks", "Change what others see of a file that all may read: write hints, flags, locks of no process.", """
+    "fcntl", os.open("/usr/bin/env", os.O_RDONLY), 1036, ctypes.create_string_buffer(struct.pack("Q", 5))
+    "fcntl", os.open("/usr/bin/env", os.O_RDONLY), 37, ctypes.create_string_buffer(32)
+    "ioctl", os.open("/tmp/own", os.O_CREAT | os.O_RDWR), 0x40086602, ctypes.create_string_buffer(b"@" + bytes(7))
+    "ioctl", os.open("/tmp/own", os.O_CREAT | os.O_RDWR), 0x401C5820, ctypes.create_string_buffer(28)
+    "ioctl", os.open("/tmp/own", os.O_CREAT | os.O_RDWR), 0x40305828, ctypes.create_string_buffer(48)
+""", (3, 4), "EINVAL ENOTTY")  # fmt: skip
 _calls("splicing", "Move pages between pipes and files without copying, where kernels were broken before.", """
     "splice", -1, 0, -1, 0, 0, 0
     "tee", -1, -1, 0, 0
@@ -147,7 +159,7 @@ _calls("terminals", "Type into terminals, take line disciplines and consoles, wi
     "ioctl", 0, 0x100005412, b"x"
     "ioctl", 0, 0x541C, b"x"
     "ioctl", 0, 0x5423, b"x"
-""")  # fmt: skip
+""", no="ENOTTY")  # fmt: skip
 _calls("process-options", "Set what a process may be by prctl: memory maps, filters, capabilities, speculation.", """
     "prctl", 22, 1, 0, 0, 0
     "prctl", 24, 0, 0, 0, 0
