@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from skillyard.sandbox.landlock.places import SHOWN, WRITABLE
 from skillyard.sandbox.native import kernel, landlock
+from skillyard.sandbox.native.walls import SMALL_STACK, lessen_stacks
 
 _NICE = 10
 """Where only the keeper stands against a fork bomb, it comes before it."""
@@ -155,6 +156,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _limit(spec: Build) -> None:
+    lessen_stacks(SMALL_STACK)
     for kind, value in (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),

@@ -55,6 +55,9 @@ MNT_DETACH = 2
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_AT_EXECFN = 31
+"""getauxval(3): the address of a word that the kernel put on top of the stack."""
+_STACK_SLACK = 1 << 16
 AT_EMPTY_PATH = 0x1000
 AT_RECURSIVE = 0x8000
 AT_FDCWD = -100
@@ -290,6 +293,15 @@ def install_filter(assembled: bytes) -> None:
     code = ctypes.create_string_buffer(assembled, len(assembled))
     program = struct.pack("HxxxxxxP", len(assembled) // 8, ctypes.addressof(code))
     call("seccomp", NR_SECCOMP, ctypes.c_uint(1), ctypes.c_uint(0), program)
+
+
+def grow_stack(size: int) -> None:
+    """Make the stack of the first thread as large as its limit ``size`` lets it become, at the price of one page: what
+    the limit counts is the mapping, which grows down to any address in it that is touched."""
+    _libc.getauxval.restype = ctypes.c_ulong
+    top = _libc.getauxval(ctypes.c_ulong(_AT_EXECFN))
+    if top:
+        ctypes.memset(top - size + _STACK_SLACK, 0, 1)
 
 
 def set_file_ids(uid: int, gid: int) -> None:

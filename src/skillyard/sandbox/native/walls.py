@@ -31,6 +31,10 @@ CODE_ROOT = "/opt/skillyard"
 _OOM_SCORE = "500"
 """When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
 
+SMALL_STACK = 4 << 20
+"""Of a thread where RLIMIT_DATA is what bounds a process: a hundred in the default limits."""
+_USUAL_STACK = 8 << 20
+
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 MASKED_FILES = (
@@ -46,7 +50,8 @@ MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "s
 
 class Build(NamedTuple):
     """What the keeper decided for one sandbox. ``uid`` is its id in the zygote's user namespace, its own or, where
-    there is but one, the zygote's."""
+    there is but one, the zygote's. ``stack_bytes`` is what a thread's stack takes unless it asks for another size;
+    0 for the usual."""
 
     uid: int
     own_uid: bool
@@ -54,6 +59,7 @@ class Build(NamedTuple):
     inodes: int
     processes: int
     data_bytes: int
+    stack_bytes: int
     cpus: tuple[int, ...]
     landlock: int
     proc_files: tuple[str, ...]
@@ -68,7 +74,7 @@ class Build(NamedTuple):
     @classmethod
     def decode(cls, raw: bytes) -> Build:
         *numbers, cpus, landlock_abi, files, directories = raw.decode().split(" ")
-        uid, own_uid, disk, inodes, processes, data = map(int, numbers)
+        uid, own_uid, disk, inodes, processes, data, stack = map(int, numbers)
         return cls(
             uid,
             bool(own_uid),
@@ -76,6 +82,7 @@ class Build(NamedTuple):
             inodes,
             processes,
             data,
+            stack,
             tuple(map(int, cpus.split(","))) if cpus else (),
             int(landlock_abi),
             tuple(files.split(",")) if files else (),
@@ -186,8 +193,22 @@ def core_limit() -> int:
     return 1 if hard == resource.RLIM_INFINITY else min(1, hard)
 
 
+def lessen_stacks(size: int) -> None:
+    """Let threads of programs that are started from here on have stacks of ``size``: the C library takes the limit for
+    it (pthread_create(3)), and RLIMIT_DATA counts them whole. The stack of this process and its forks keeps the room
+    that it had: it is grown now, and the limit counts when a stack grows. Programs may raise the limit again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft != resource.RLIM_INFINITY and soft <= size:
+        return
+    room = _USUAL_STACK if soft == resource.RLIM_INFINITY else min(soft, _USUAL_STACK)
+    kernel.grow_stack(room)
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+
+
 def _limit(spec: Build) -> None:
     """RLIMIT_NPROC counts per user namespace when it is set inside one (Linux 5.14)."""
+    if spec.stack_bytes:
+        lessen_stacks(spec.stack_bytes)
     for kind, value in (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),

@@ -58,6 +58,14 @@ except RuntimeError: pass
 print(json.dumps(count), flush=True)
 release.set()
 """
+HUNDRED_THREADS = """
+import subprocess, sys
+source = 'import threading\\nrelease = threading.Event()\\n'
+source += 'threads = [threading.Thread(target=release.wait) for _ in range(100)]\\n'
+source += 'try:\\n    for one in threads: one.start()\\n    print(threading.active_count())\\nfinally: release.set()'
+done = subprocess.run([sys.executable, '-c', source], capture_output=True, text=True)
+print(done.stdout + done.stderr[-300:])
+"""
 BOMB = """
 import os
 while True:
@@ -159,6 +167,13 @@ async def threads_are_counted(ground: Ground) -> None:
         return
     count = await ground.look(THREAD_UNTIL_REFUSED, limits=Limits(timeout_ms=20_000, pids=32))
     expect(16 <= count <= 32, "threads are refused at the limit", count)
+
+
+@limits.check("memory")
+async def a_hundred_threads_start_in_a_child(ground: Ground) -> None:
+    """At the default limits, and with stacks as programs have them that ask for none of another size."""
+    result = await ground.run(python(HUNDRED_THREADS), Limits(timeout_ms=20_000))
+    expect(result.stdout.split() == [b"101"], "a hundred threads start in a child", result)
 
 
 @limits.check("pids")

@@ -38,6 +38,9 @@ _SPARE_PIDS = 8
 """RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
 _ZYGOTE_PIDS = 64
 """Of one that runs packages' code, clones included until they are in groups of their own."""
+_STACK = 8 * MIB
+"""Of a thread. RLIMIT_DATA counts it whole, however little is touched: where a controller counts what is, there is
+room for all the threads that may be."""
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
 
@@ -227,14 +230,15 @@ class Yard:
         return GroupLimits(memory, shape.pids + 1, shape.cpus)
 
     def _build(self, box: Box) -> bytes:
-        shape = box.shape
+        shape, counted = box.shape, self._host.cgroups.has("memory")
         build = walls.Build(
             uid=box.slot or self._host.ids.inside,
             own_uid=box.slot > 0,
             disk_bytes=shape.disk_mb * MIB,
             inodes=max(4096, shape.disk_mb * _INODES_PER_MIB),
             processes=shape.pids + 1 + (_SPARE_PIDS if self._host.cgroups.has("pids") else 0),
-            data_bytes=shape.memory_mb * MIB,
+            data_bytes=shape.memory_mb * MIB + (shape.pids * _STACK if counted else 0),
+            stack_bytes=0 if counted else walls.SMALL_STACK,
             cpus=self._affinity(shape.cpus),
             landlock=self._host.landlock,
             proc_files=self._host.proc_files,
