@@ -126,7 +126,8 @@ the key file of the secret store; it is read from the environment only.
     rows = ["| setting | type | default |", "| --- | --- | --- |", *_settings(Settings, "")]
     environments = """
 `environments.NAME.packages` is a list of requirements to install on first use, `environments.NAME.preload` a list of
-modules to import ahead of a run. `base` (nothing) and `data` (numpy, pandas) are there without being defined.
+modules to import ahead of a run, beside those of a table; `false` for none at all ([preloading.md](preloading.md)).
+`base` (nothing) and `data` (numpy, pandas) are there without being defined.
 """
     return "\n".join([NOTE, head, *rows, environments])
 

@@ -34,7 +34,6 @@ from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.database import Database
 from skillyard.stores.environments import LocalEnvironments
-from skillyard.stores.preloads import FilePreloads
 from skillyard.stores.records import SqliteRecords
 from skillyard.stores.secret_audit import SqliteSecretAudit
 from skillyard.stores.tokens import FileTokens
@@ -154,7 +153,6 @@ class Runtime(ProtocolMethods):
             clock=self.clock,
             ids=ids,
             environments=LocalEnvironments(places.environments, self.clock),
-            preloads=FilePreloads(places.preloads),
             gate=gate,
             secret_readers=readers,
         )

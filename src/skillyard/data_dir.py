@@ -68,11 +68,6 @@ class DataDir:
         return self.home / "catalogue.db"
 
     @property
-    def preloads(self) -> Path:
-        """What runs import."""
-        return self.home / "preloads"
-
-    @property
     def environments(self) -> Path:
         return self.home / "environments"
 

@@ -194,10 +194,11 @@ class ServerSettings(_Section):
 
 
 class EnvironmentSettings(_Section):
-    """Requirements to install, and modules to import ahead of a run."""
+    """Requirements to install, and modules to import ahead of a run, beside those that are known to be fit for it;
+    false or empty for none at all."""
 
     packages: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] | Literal[False] | None = None
 
     @field_validator("packages")
     @classmethod
@@ -206,6 +207,15 @@ class EnvironmentSettings(_Section):
             if not is_requirement(text):
                 rule = "must be requirements such as 'numpy>=2,<3'; no URLs, paths or options"
                 raise InvalidInput("environments.packages", rule, shape(text))
+        return value
+
+    @field_validator("preload")
+    @classmethod
+    def _check_preload(cls, value: tuple[str, ...] | Literal[False] | None) -> tuple[str, ...] | Literal[False] | None:
+        """Importing ``x.__main__`` would run it."""
+        for name in value or ():
+            if not all(part.isidentifier() and not part.startswith("__") for part in name.split(".")):
+                raise InvalidInput("environments.preload", "must be false or names of modules, such as 'a.b'", name)
         return value
 
 
@@ -314,7 +324,10 @@ class Settings(BaseSettings):
 
     def environment_definitions(self) -> dict[str, EnvironmentDefinition]:
         """The bundled ones, and the operator's, which may redefine them."""
-        own = {name: EnvironmentDefinition(given.packages, given.preload) for name, given in self.environments.items()}
+        own = {
+            name: EnvironmentDefinition(given.packages, () if given.preload is False else given.preload)
+            for name, given in self.environments.items()
+        }
         return {**BUNDLED, **own}
 
 

@@ -99,7 +99,7 @@ def test_each_line_of_the_budget_is_judged_or_left_open(report: dict[str, Any]) 
         )
     open_lines = {line["name"] for line in report["budget"] if line["met"] is None}
     assert "numpy and pandas preloaded, ready, p50" in open_lines
-    assert "numpy learnt, ready: of a run without packages" in open_lines
+    assert "numpy preloaded, ready: of a run without packages" in open_lines
 
 
 def test_who_is_absent_is_named_with_a_reason(report: dict[str, Any]) -> None:

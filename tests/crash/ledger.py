@@ -126,7 +126,6 @@ _DIRECTORIES = {
     "blobs/tmp",
     "environments",
     "environments/locks",
-    "preloads",
     "run",
     "run/gate",
     "run/root",

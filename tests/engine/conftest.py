@@ -128,7 +128,6 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         ids=SystemIds(),
         environments=LocalEnvironments(rig.home / "environments", rig.clock),
         gate=rig.gate,
-        preloads=rig.extra.get("preloads"),
     )
     return Engine(ports, config, rig.events.append, rig.builder)
 

@@ -37,7 +37,6 @@ async def test_concurrent_requests_build_once(environments: Environments, rig: R
     assert len({environment.ref for environment in found}) == 1
     environment = found[0]
     assert environment.distributions == {"a-pkg": "1.5.0", "b": "1.5.0"}
-    assert environment.ref.preload == ("b",)
     assert environment.ref.packages is not None
     assert environment.ref.packages.name == environment.digest == environment.ref.digest
     assert environment.built is not None

@@ -76,6 +76,9 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
         ("[limits", "cannot be read as TOML"),
         ('[packages]\nrun_code = "numpy"', "packages.run_code: must be a list"),
         ('[environments.Plots]\npackages = ["matplotlib"]', "environments: must be lowercase letters"),
+        ('[environments.x]\npreload = ["a b"]', "environments.preload: must be false or names of modules, .*got a b"),
+        ('[environments.x]\npreload = ["a.__main__"]', "environments.preload: must be false or names of modules"),
+        ("[environments.x]\npreload = true", "environments.x.preload"),
         (
             '[policy]\nisolation = "docker"',
             "policy.isolation: Input should be 'native', 'gvisor', 'landlock' or 'auto'",

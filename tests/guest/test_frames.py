@@ -22,7 +22,6 @@ from skillyard.domain.frames import (
     FrameFault,
     FrameLimits,
     FrameReader,
-    Imports,
     Result,
     ResultFault,
 )
@@ -92,14 +91,6 @@ def test_a_killed_guest_has_said_nothing_more(length: int) -> None:
     ("data", "sentence"),
     [
         (b"Z", "unknown type 0x5a"),
-        (frame("I", b"[]"), "no JSON object"),
-        (frame("I", {"imported": ["a"] * 65, "used": []}), "no modules"),
-        (frame("I", {"imported": ["a/b"], "used": []}), "no modules"),
-        (frame("I", {"imported": ["a..b"], "used": []}), "no modules"),
-        (frame("I", {"imported": ["a" * 201], "used": []}), "no modules"),
-        (frame("I", {"imported": [], "used": [3]}), "no modules"),
-        (frame("I", {"imported": "abc", "used": []}), "no modules"),
-        (frame("I", {"imported": [], "used": []}) * 2, "a second frame I"),
         (b"\0\0\0\0\0", "unknown type 0x00"),
         (b"R\xff\xff\xff\xff", "a frame R is 4294967295 bytes long, and 16777216 is the limit"),
         (b"B\0\0\x20\x00", "a frame B is 8192 bytes long, and 4096 is the limit"),
@@ -158,14 +149,6 @@ def test_limits(limits: FrameLimits, data: bytes, sentence: str) -> None:
     fault = read(data, limits)[1]
     assert fault is not None
     assert sentence in fault
-
-
-def test_what_was_imported_comes_once_and_is_not_the_end() -> None:
-    reader = FrameReader()
-    told = frame("I", {"imported": ["numpy", "scipy.stats"], "used": ["PIL"], "more": 1})
-    assert reader.feed(told) == [Imports(("numpy", "scipy.stats"), ("PIL",))]
-    assert reader.finish() is None
-    assert reader.feed(frame("R", b"{}")) == [Result(b"{}")]
 
 
 def test_a_fault_stays() -> None:

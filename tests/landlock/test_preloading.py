@@ -29,7 +29,7 @@ async def test_modules_at_fault_are_left_out(yard: Yard) -> None:
     assert await yard.imported("good", "threads", "leaves", "hangs", "claims", "fine") == ["good", "fine"]
 
 
-async def test_nothing_is_learnt(yard: Yard) -> None:
+async def test_nothing_is_made_ready_but_what_the_operator_names(yard: Yard) -> None:
     assert await yard.backend.prepare(yard.spec("good")) is None
 
 

@@ -58,6 +58,7 @@ def test_a_whole_manifest() -> None:
             entrypoint = "code/main.py"
             export = "main"
             environment = "data"
+            preload = false
             [permissions]
             network = ["api.x.com", "*.x.com:8443", "localhost"]
             secrets = ["API_KEY", {name = "OTHER", optional = true}]
@@ -77,7 +78,7 @@ def test_a_whole_manifest() -> None:
     )
     assert problems == []
     assert manifest is not None
-    assert manifest.runtime == RuntimeSpec("python", "code/main.py", "main", "data")
+    assert manifest.runtime == RuntimeSpec("python", "code/main.py", "main", "data", preload=False)
     assert manifest.tags == ("crm", "leads")
     needs = manifest.needs
     assert needs.network == ("api.x.com", "*.x.com:8443", "localhost")
@@ -178,6 +179,8 @@ def test_kinds() -> None:
         ("environment", "../base", "environment"),
         ("environment", "", "empty"),
         ("environment", 3, "type"),
+        ("preload", "no", "type"),
+        ("preload", 0, "type"),
     ],
 )
 def test_runtime(key: str, value: object, rule: str) -> None:

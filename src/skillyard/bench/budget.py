@@ -63,8 +63,8 @@ def _latencies(latency: Mapping[str, Rounds]) -> Iterator[Line]:
     tails = [tail for name in ("ready", "on_demand") if (tail := _ms(latency, name, 99)) is not None]
     yield Line("run_code, p99 of the slower of these", 10.0, "ms", max(tails, default=None))
     yield Line("numpy and pandas preloaded, ready, p50", 4.0, "ms", _ms(latency, "data", 50))
-    learnt = latency["learnt"].ratio(latency["ready"]) if {"learnt", "ready"} <= latency.keys() else None
-    yield Line("numpy learnt, ready: of a run without packages", 1.3, "", None if learnt is None else round(learnt, 2))
+    numpy = latency["numpy"].ratio(latency["ready"]) if {"numpy", "ready"} <= latency.keys() else None
+    yield Line("numpy preloaded, ready: of a run without packages", 1.3, "", None if numpy is None else round(numpy, 2))
     added = latency["http"].excess(latency["ready"]) if {"http", "ready"} <= latency.keys() else None
     yield Line("what HTTP adds, median", 1.5, "ms", None if added is None else round(added * 1000, 3))
 

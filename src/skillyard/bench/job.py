@@ -53,9 +53,8 @@ DATA = Job(
     'def main(args): return {"sum": int(pandas.Series(numpy.array(args["xs"], dtype="int64")).sum())}',
     environment="data",
 )
-LEARNT = Job(
+NUMPY = Job(
     "numpy",
     'import numpy\ndef main(args): return {"sum": int(numpy.array(args["xs"], dtype="int64").sum())}',
-    environment="learnt",
+    environment="numpy",
 )
-"""Nobody says that numpy is to be imported ahead: that is learnt from the first run."""

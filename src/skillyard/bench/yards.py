@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.assembly import Runtime
-from skillyard.bench.job import DATA, LEARNT, SUM, Job
+from skillyard.bench.job import DATA, NUMPY, SUM, Job
 from skillyard.bench.subject import Awaited, Blocking, Skipped, Subject
 from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
@@ -62,12 +62,12 @@ class Yards:
         for subject in found:
             for _ in range(_WARM_UP):
                 await subject.doing.once()
-                await self.ready.engine.preloads.settled()
+                await self.ready.engine.ahead.settled()
         return found, skipped
 
     def _data_subjects(self, walls: str) -> list[Subject]:
         return [
-            Subject("learnt", "skillyard, ready", walls, LEARNT, _in_process(self.ready, LEARNT), self._settled, 4),
+            Subject("numpy", "skillyard, ready", walls, NUMPY, _in_process(self.ready, NUMPY), self._settled, 4),
             Subject("data", "skillyard, ready", walls, DATA, _in_process(self.ready, DATA), self._settled, 3),
             Subject("data_on_demand", "skillyard, on demand", walls, DATA, _in_process(self.demand, DATA)),
             Subject("http_data", "skillyard over HTTP, ready", walls, DATA, _http(self.ready_client, DATA), _pause, 3),
@@ -82,7 +82,7 @@ class Yards:
     async def _install_data(self) -> str:
         """Why it cannot be had, or nothing."""
         try:
-            await self.ready.engine.environments.get(LEARNT.environment)
+            await self.ready.engine.environments.get(NUMPY.environment)
             environment = await self.ready.engine.environments.get(DATA.environment)
         except SkillyardError as error:
             return error.message
@@ -140,8 +140,8 @@ async def open_yards(home: Path) -> AsyncIterator[Yards]:
 
 
 def _settings(data_dir: Path, ready: int) -> Settings:
-    learnt = {LEARNT.environment: {"packages": ["numpy"]}}
-    return load_settings(data_dir=data_dir, native={"ready": ready}, environments=learnt)
+    numpy = {NUMPY.environment: {"packages": ["numpy"]}}
+    return load_settings(data_dir=data_dir, native={"ready": ready}, environments=numpy)
 
 
 def _in_process(runtime: Runtime, job: Job) -> Awaited:

@@ -19,8 +19,6 @@ PIECE = 1024 * 1024
 _HEAD = 5
 _MAX_HEADER = 4096
 _MAX_FAILURE = 256 * 1024
-_MAX_IMPORTS = 32 * 1024
-MOST_IMPORTS = 64
 _MAX_NUMBER = 2**31 - 1
 _FREE_PIECES, _FAIR_PIECE = 4096, 4096
 """Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
@@ -105,16 +103,7 @@ class Failure:
     errno: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Imports:
-    """Which of the environment's modules the code says it imported, in order, and which top-level ones that were there
-    already it used: each a dotted name, at most :data:`MOST_IMPORTS` of both."""
-
-    imported: tuple[str, ...] = ()
-    used: tuple[str, ...] = ()
-
-
-Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Imports | Result | Failure
+Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Result | Failure
 
 
 class FrameReader:
@@ -129,13 +118,11 @@ class FrameReader:
         self._last = 0
         self._blobs = 0
         self._bytes = self._pieces = 0
-        self._told_imports = False
         self._readers: dict[int, tuple[int, Callable[[bytes], Frame]]] = {
             ord("B"): (_MAX_HEADER, self._begin),
             ord("D"): (PIECE + 4, self._data),
             ord("E"): (_MAX_HEADER, self._end),
             ord("A"): (_MAX_HEADER, self._abandon),
-            ord("I"): (_MAX_IMPORTS, self._imports),
             ord("R"): (limits.result_bytes, Result),
             ord("X"): (_MAX_FAILURE, _failure),
         }
@@ -235,13 +222,6 @@ class FrameReader:
         self._close(n)
         return BlobAbandon(n)
 
-    def _imports(self, payload: bytes) -> Imports:
-        if self._told_imports:
-            raise FrameFault("a second frame I")
-        self._told_imports = True
-        header = _header(payload, "I")
-        return Imports(_names(header.get("imported")), _names(header.get("used")))
-
     def _close(self, n: int) -> int:
         if n not in self._open:
             raise FrameFault(f"an end of blob {n}, which is not open")
@@ -274,16 +254,6 @@ def _integer(header: dict[str, Any], name: str, type_: str) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
         raise FrameFault(f"'{name}' of a frame {type_} is no count")
     return value
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_IMPORTS or not all(map(_is_module, value)):
-        raise FrameFault("a frame I names what are no modules")
-    return tuple(value)
-
-
-def _is_module(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= 200 and all(part.isidentifier() for part in name.split("."))
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,7 @@ from skillyard.domain.limits import LimitFamily, Limits
 from skillyard.domain.manifest_report import Path, Report
 from skillyard.domain.skill import RuntimeSpec
 
-_KEYS = frozenset({"language", "entrypoint", "export", "environment"})
+_KEYS = frozenset({"language", "entrypoint", "export", "environment", "preload"})
 _ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HUGE = 2**53
 _ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float(_HUGE), pids=_HUGE, disk_mb=_HUGE))
@@ -35,7 +35,11 @@ def read_runtime(report: Report, data: Mapping[str, Any]) -> RuntimeSpec | None:
     _check_values(report, language, entrypoint, export, environment)
     if language is None or entrypoint is None or export is None:
         return None
-    return RuntimeSpec(language, entrypoint, export, environment)
+    preload = table.get("preload", True)
+    if not isinstance(preload, bool):
+        report.error(("runtime", "preload"), "type", "must be true or false", preload)
+        return None
+    return RuntimeSpec(language, entrypoint, export, environment, preload)
 
 
 def _check_values(

@@ -32,12 +32,14 @@ class SkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSpec:
-    """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it."""
+    """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it; ``preload`` is
+    whether packages may be imported ahead of its runs."""
 
     language: str
     entrypoint: str
     export: str
     environment: str = "base"
+    preload: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from skillyard.domain.frames import (
     FrameFault,
     FrameLimits,
     FrameReader,
-    Imports,
     Result,
     ResultFault,
 )
@@ -30,7 +29,6 @@ class Channel:
     def __init__(self, sink: BlobSink, limits: FrameLimits) -> None:
         self.sink = sink
         self.final: Result | Raised | None = None
-        self.imports: Imports | None = None
         self._limits = limits
         self._reader = FrameReader(limits)
 
@@ -59,8 +57,6 @@ class Channel:
                 await self.sink.end(frame.n)
             case BlobAbandon():
                 await self.sink.abandon(frame.n)
-            case Imports():
-                self.imports = frame
 
 
 def value_of(result: Result) -> dict[str, Any]:

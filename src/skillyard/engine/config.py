@@ -19,15 +19,16 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDefinition:
-    """A named set of packages: PEP 508 requirements to install, and modules worth importing ahead."""
+    """A named set of packages: PEP 508 requirements to install, and modules to import ahead, beside those of the table
+    (:mod:`skillyard.engine.curated`); empty for none at all, None for the table's alone."""
 
     packages: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] | None = None
 
 
 BUNDLED: Mapping[str, EnvironmentDefinition] = {
     "base": EnvironmentDefinition(),
-    "data": EnvironmentDefinition(packages=("numpy", "pandas"), preload=("numpy", "pandas")),
+    "data": EnvironmentDefinition(packages=("numpy", "pandas")),
 }
 
 

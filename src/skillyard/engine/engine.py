@@ -15,6 +15,7 @@ from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine import live_network, recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission
+from skillyard.engine.ahead import Ahead
 from skillyard.engine.backends import Backends
 from skillyard.engine.catalogue.diff import Diffs
 from skillyard.engine.catalogue.registry import Registry
@@ -30,7 +31,6 @@ from skillyard.engine.idempotency import Keys
 from skillyard.engine.large import LargeReads
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
-from skillyard.engine.preloads import Preloads
 from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
@@ -45,7 +45,6 @@ from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
-from skillyard.ports.preloads import PreloadStore
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
@@ -72,8 +71,6 @@ class Ports:
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
-    preloads: PreloadStore | None = None
-    """Without one, what runs import is learnt anew by each process."""
 
 
 class Engine:
@@ -109,7 +106,7 @@ class Engine:
         self.diffs = Diffs()
         self.schemas = SchemaChecks()
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
-        self.preloads = Preloads(ports.preloads, ports.clock, emit, enabled=self.config.preload)
+        self.ahead = Ahead(emit, enabled=self.config.preload)
         self.environments = make_environments(self, ports.environments, builder)
         self._keys = Keys(ports.records)
         self._background = Tasks()
@@ -234,6 +231,6 @@ class Engine:
         if endings:
             await asyncio.wait(endings)
         await self.environments.close()
-        await self.preloads.close()
+        await self.ahead.close()
         await self.tasks.drain()
         await self._background.close()

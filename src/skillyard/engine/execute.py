@@ -77,7 +77,8 @@ class Execution:
             await self._engine.records.insert(first)
             self._final = await self._conclude(await self._attempt())
             final = await self._close(self._final)
-            self._teach()
+            if self._grant.wish is not None:
+                self._engine.ahead.fulfil(self._grant.wish, self._spec)
             return final
         except asyncio.CancelledError:
             await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
@@ -85,10 +86,6 @@ class Execution:
         except BaseException as error:
             await self._engine.tasks.shielded(self._fail(error), f"fail {self._plan.run_id}")
             raise
-
-    def _teach(self) -> None:
-        if self._grant.lesson is not None:
-            self._engine.preloads.learn(self._grant.lesson, self._spec, self._channel.imports)
 
     async def _attempt(self) -> Failure | None:
         """Run the program in a sandbox of its own; why it failed, if it did."""

@@ -22,13 +22,13 @@ from skillyard.domain.limits import Limits
 from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill import Skill
+from skillyard.engine.ahead import Wish, consented
 from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.environments import Environment
 from skillyard.engine.network import check_offer, granted, layers_of
 from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.plan import Plan
-from skillyard.engine.preloads import Lesson, may_preload
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.refused import Refused
 from skillyard.engine.run_environment import run_environment
@@ -56,7 +56,7 @@ class Grant:
     limits: FrameLimits
     network: NetworkGrant | None = None
     needs: dict[str, Any] | None = None
-    lesson: Lesson | None = None
+    wish: Wish | None = None
 
 
 async def make_grant(engine: Engine, plan: Plan) -> Grant:
@@ -64,7 +64,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     await _check_inputs(engine, plan)
     policy = _network(engine, plan)
     environment = await run_environment(engine, plan)
-    ref, lesson = await _ahead(engine, plan, environment)
+    ref, wish = _ahead(engine, plan, environment)
     given = await secrets_for_run(engine, plan)
     _tell(engine, plan, given)
     env, gated = _delivered(given)
@@ -80,7 +80,7 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
         limits=limits,
         network=_network_grant(engine, policy, given, gated),
         needs=run_needs(engine.config, plan, Given(policy, given, environment.distributions)),
-        lesson=lesson,
+        wish=wish,
     )
 
 
@@ -91,12 +91,11 @@ def _named(engine: Engine, plan: Plan, environment: Environment) -> str:
     return f"{plan.environment}+{environment.digest[:SHOWN]}"
 
 
-async def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Lesson | None]:
+def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Wish | None]:
     """The environment with what is imported ahead, where that may be."""
-    if environment.built is None:
-        return environment.ref, None
-    allowed = may_preload(plan, environment, engine.environments.is_named(environment))
-    return await engine.preloads.chosen(plan.offer.backend, environment, _group(engine.config, plan), allowed=allowed)
+    named = environment.built is None or engine.environments.is_named(environment)
+    modules = consented(plan, environment, engine.environments.definition(plan.environment), named=named)
+    return engine.ahead.chosen(plan.offer.backend, environment.ref, modules, _group(engine.config, plan))
 
 
 async def _check_inputs(engine: Engine, plan: Plan) -> None:

@@ -29,14 +29,11 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
     D  4 bytes n, bytes                    a piece of blob n, at most 1 MiB
     E  {"n": 1, "size": 12}                blob n is complete
     A  {"n": 1}                            blob n is abandoned and does not exist
-    I  {"imported": […], "used": […]}      packages that the run imported, and those that were there already
     R  JSON                                what the entrypoint returned, an object; the last frame
     X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
 
-``I`` comes at most once: modules of the environment that were asked for, in order, and top-level names of those that
-a warm interpreter brought and the run used. ``errno`` is there for an OSError that has one. A blob without E when the
-channel ends does not exist. A program that ends without R or X (``os._exit``, a signal) has said nothing: its exit
-status counts.
+``errno`` is there for an OSError that has one. A blob without E when the channel ends does not exist. A program that
+ends without R or X (``os._exit``, a signal) has said nothing: its exit status counts.
 
 Everything in a frame is hostile input to the host: foreign code can write to the channel too.
 

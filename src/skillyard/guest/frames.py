@@ -53,11 +53,9 @@ class Channel:
             ([] if taken is None else taken).extend(map(file.write, (frame,)))  # one step, which no signal divides
             file.flush()
 
-    def finish(self, kind: bytes, payload: bytes, imports: bytes = b"") -> None:
-        """Send the last frame, and ``imports`` before it, whatever the handlers of pending signals raise. Raises
-        OSError."""
-        before = _head(b"I", len(imports)) + imports if imports else b""
-        frame = memoryview(before + _head(kind, len(payload)) + payload)
+    def finish(self, kind: bytes, payload: bytes) -> None:
+        """Send the last frame, whatever the handlers of pending signals raise. Raises OSError."""
+        frame = memoryview(_head(kind, len(payload)) + payload)
         while True:
             try:
                 with self._lock:

@@ -20,8 +20,6 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
-from .noticed import note
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -181,7 +179,6 @@ class SkillFinder:
 
     def find_spec(self, fullname: str, path: MetaPath = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Raises ImportError for a skill that is not mounted."""
-        note(fullname)
         if fullname == ROOT:
             return _package(fullname, [])
         if not fullname.startswith(ROOT + "."):

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 
-from . import failure, noticed, process
+from . import failure, process
 from .blobs import Blobs
 from .call import call, find, forget_code, load_code, load_skill
 from .errors import SandboxError
@@ -41,10 +41,8 @@ _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
 
-def prepare(packages: str = "") -> None:
-    """Called once by a warm interpreter before it forks, after its preloads: what every run would do alike.
-    ``packages`` is the directory of the environment's packages, if it has one."""
-    noticed.prepare(packages)
+def prepare() -> None:
+    """Called once by a warm interpreter before it forks, after its preloads: what every run would do alike."""
     process.remember_warm()
     process.open_stdio()
     process.reset_signals()
@@ -136,7 +134,7 @@ class _Guest:
         if not self._channel.is_ours():
             _exit(0)
         try:
-            self._channel.finish(kind, payload, noticed.report())
+            self._channel.finish(kind, payload)
         except OSError as error:
             sys.stderr.write(f"the result cannot be sent: {error}\n")
 

@@ -71,14 +71,12 @@ class Environments:
     async def get(self, name: str, owner: str = OPERATOR) -> Environment:
         """The named environment, built first when it has to be. Raises InvalidInput, BuildFailed."""
         definition = self.definition(name)
-        return await self.of(union(definition, ()), owner, name=name, preload=definition.preload)
+        return await self.of(union(definition, ()), owner, name=name)
 
-    async def of(
-        self, wanted: Wanted, owner: str, *, name: str = UNNAMED, preload: tuple[str, ...] = ()
-    ) -> Environment:
+    async def of(self, wanted: Wanted, owner: str, *, name: str = UNNAMED) -> Environment:
         """The environment of these requirements, built first when it has to be. Raises BuildFailed."""
         if not wanted:
-            return Environment(standard_library(name, preload))
+            return Environment(standard_library(name))
         built = await self.ready(wanted)
         if built is None:
             try:
@@ -87,18 +85,18 @@ class Environments:
                 what = f"environment '{name}'" if name != UNNAMED else "the environment"
                 raise BuildFailed(f"{what} could not be built: {failed.message}", failed.log) from failed
             self._locks[wanted.digest] = built.digest
-        return await self._used(built, name, preload)
+        return await self._used(built, name)
 
     async def meeting(self, name: str, asked: Sequence[Asked]) -> Environment | None:
         """The named environment when it is ready and has all that is asked for. Raises InvalidInput."""
         definition = self.definition(name)
         wanted = union(definition, ())
         if not wanted:
-            return None if asked else Environment(standard_library(name, definition.preload))
+            return None if asked else Environment(standard_library(name))
         built = await self.ready(wanted)
         if built is None or any(missing(who.requirements, built.distributions) for who in asked):
             return None
-        return await self._used(built, name, definition.preload)
+        return await self._used(built, name)
 
     async def ready(self, wanted: Wanted) -> BuiltEnvironment | None:
         """What was built for these requirements. Raises StoreFault."""
@@ -178,11 +176,11 @@ class Environments:
         """Stop builds; nothing half-made is left."""
         await self.building.close()
 
-    async def _used(self, built: BuiltEnvironment, name: str, preload: tuple[str, ...]) -> Environment:
+    async def _used(self, built: BuiltEnvironment, name: str) -> Environment:
         await self.store.touch(built.digest)
         # One that was removed and built again lies in another directory of the same name: no warm interpreter of the
         # first may serve for it.
         removed = self._removed[built.digest]
         told = f"{name}-{removed}" if removed else name
-        ref = EnvironmentRef(told, self.store.packages(built.digest), preload, built.digest)
+        ref = EnvironmentRef(told, self.store.packages(built.digest), digest=built.digest)
         return Environment(ref, built.distributions, built)

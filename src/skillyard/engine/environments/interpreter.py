@@ -27,9 +27,9 @@ def platform_name() -> str:
     return f"{sys.implementation.name}-{version}-{sysconfig.get_platform()}-{libc}"
 
 
-def standard_library(name: str, preload: tuple[str, ...] = ()) -> EnvironmentRef:
+def standard_library(name: str) -> EnvironmentRef:
     """No packages at all."""
-    return EnvironmentRef(name, None, preload, Lock("", platform_name()).digest)
+    return EnvironmentRef(name, digest=Lock("", platform_name()).digest)
 
 
 def uv_program() -> Path:

@@ -159,7 +159,7 @@ class Steps:
         usual = self._engine.config.environments.get(DEFAULT_ENVIRONMENT)
         if usual is None or usual.packages:
             return standard_library("build")
-        return standard_library(DEFAULT_ENVIRONMENT, usual.preload)
+        return standard_library(DEFAULT_ENVIRONMENT)
 
     def _network(self, key: str, access: IndexAccess) -> RunNetwork | None:
         gate = self._engine.gate

@@ -175,7 +175,7 @@ class NativeBackend:
             link = await self._linked()
             told, _ = await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
-            return None  # a hint: whoever creates one will hear of it
+            return Prepared()  # a hint: whoever creates one will hear of it
         return Prepared(tuple(told["modules"]), told["faults"], told["memory_mb"] << 20)
 
     async def stats(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     if preload:
         with _scratch():
             import_watched(sock, preload)
-    guest.prepare(packages)
+    guest.prepare()
     gc.collect()
     gc.freeze()
     gc.disable()
