@@ -53,10 +53,10 @@ class Room:
         self._rooms = rooms
         self._number = number
 
-    def listen(self, *ports: int, watch: bool = True) -> list[socket.socket]:
+    def listen(self, *ports: int) -> list[socket.socket]:
         """As the native backend hands them over: names and proxies always."""
         streams = sorted({*ports, DNS_PORT, PROXY_PORT})
-        return self._rooms._ask({"op": "listen", "room": self._number, "streams": streams, "watch": watch})[1]
+        return self._rooms._ask({"op": "listen", "room": self._number, "streams": streams})[1]
 
     def program(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM) -> socket.socket:
         """A program's, with ten seconds of patience."""
@@ -92,7 +92,7 @@ class _Maker:
             return {}, (socket.socket(asked["family"], asked["kind"]),)  # type: ignore[arg-type]
         streams = asked["streams"]
         assert isinstance(streams, list)
-        wanted = listening.Listen(tuple(streams), (DNS_PORT,), watch=bool(asked["watch"]))
+        wanted = listening.Listen(tuple(streams), (DNS_PORT,))
         return {}, listening._open(wanted).sockets
 
     def _make(self) -> int:

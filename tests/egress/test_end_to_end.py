@@ -47,7 +47,7 @@ def main(args):
 """
 
 TRY = """
-import socket, time
+import contextlib, socket, time
 
 def main(args):
     tries = 0
@@ -56,7 +56,10 @@ def main(args):
         try:
             socket.create_connection((args["host"], args["port"]), 5).close()
             return {"tries": tries}
-        except OSError:
+        except ConnectionRefusedError:
+            if tries == 1:
+                with contextlib.suppress(OSError):
+                    socket.getaddrinfo("refused-once.test", 80)  # the record tells of it
             time.sleep(0.02)
 """
 
@@ -161,13 +164,13 @@ def test_what_code_may_reach_is_reached_with_and_without_a_proxy(client: SyncCli
 
 
 @pytest.mark.parametrize(
-    ("url", "reason"),
+    ("url", "proxy", "reason"),
     [
-        ("http://other.test/", "no code rule allows other.test"),
-        ("http://site.test:{other}/", "does not allow port {other}: write 'site.test:{other}'"),
+        ("http://other.test/", True, "no code rule allows other.test"),
+        ("http://other.test/", False, "no code rule allows other.test"),
+        ("http://site.test:{other}/", True, "does not allow port {other}: write 'site.test:{other}'"),
     ],
 )
-@pytest.mark.parametrize("proxy", [True, False])
 def test_what_it_may_not_fails_at_once_and_says_why(
     client: SyncClient, sites: list[int], url: str, reason: str, proxy: bool
 ) -> None:
@@ -182,6 +185,15 @@ def test_what_it_may_not_fails_at_once_and_says_why(
     assert run["network"]["refused"] >= 1
     refused = [c for c in network(client, run)["connections"] if not c["allowed"]]
     assert any(reason.format(port=port, other=other) in c["reason"] for c in refused)
+
+
+def test_a_port_that_no_rule_names_is_refused_by_the_sandbox_itself(client: SyncClient, sites: list[int]) -> None:
+    port, other = sites
+    run = client.run_code(FETCH, {"url": f"http://site.test:{other}/", "proxy": False})
+    assert run.error is not None
+    assert "a port that no rule names is refused at once" in run.error["message"]
+    assert f"code: site.test:{port}" in run.error["message"]
+    assert network(client, run)["connections"] == []
 
 
 def test_the_loopback_is_the_sandboxs_own(client: SyncClient, sites: list[int]) -> None:
@@ -257,6 +269,7 @@ def test_an_admin_widens_and_new_ports_are_plugged(
     assert run.ok, dict(run)
     allowed = [c for c in network(client, run)["connections"] if c["allowed"]]
     assert {(c["port"], c["layer"]) for c in allowed} == {(other, "admin")}
+    assert run.output["tries"] > 1
 
 
 def test_another_principal_changes_nothing(

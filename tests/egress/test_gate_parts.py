@@ -26,7 +26,6 @@ from skillyard.egress.own_addresses import OwnAddresses
 from skillyard.egress.synthetic import MOST_NAMES, OWN, POOL, Synthetic
 from skillyard.egress.trouble import Silent, Unreachable
 from skillyard.egress.usage import Usage
-from skillyard.egress.watcher import parse
 from skillyard.egress.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native import kernel
 
@@ -62,7 +61,7 @@ def test_a_log_counts_everything_and_stays_small(over: list[Connection], live: l
 def test_no_flood_hides_what_was_reached() -> None:
     log = Log()
     for port in range(1, 1000):
-        log.add(Connection("blocked", "9.9.9.9", port, False, "kernel", "", "no rule", 1))
+        log.add(Connection("direct", "9.9.9.9", port, False, "kernel", "", "no rule", 1))
         said = f"HTTP for h{port}.test, not api.test"  # whose text is the program's, and comes after the bytes
         log.add(Connection("direct", "api.test", 443, False, "held", "", said, 1, 1000, 10, ("KEY",)))
     for host in range(20):
@@ -137,22 +136,6 @@ class Used(RuleBasedStateMachine):
 
 TestUsed = Used.TestCase
 TestUsed.settings = settings(max_examples=15, stateful_step_count=40)
-
-
-@given(st.binary(max_size=128))
-def test_any_packet_can_be_looked_at(packet: bytes) -> None:
-    found = parse(packet)
-    assert found is None or 0 <= found[2] <= 65535
-
-
-def test_packets_are_understood() -> None:
-    v4 = bytes.fromhex("450000280000400040060000c6120001") + bytes([8, 8, 8, 8])
-    syn = (1234).to_bytes(2) + (7001).to_bytes(2) + bytes(8) + b"\x50\x02" + bytes(6)
-    assert parse(v4 + syn) == (6, ipaddress.ip_address("8.8.8.8"), 7001)
-    assert parse(v4 + syn.replace(b"\x50\x02", b"\x50\x12")) is None  # an answer
-    v6 = b"\x60" + bytes(5) + b"\x11\x40" + bytes(16) + ipaddress.ip_address("2001:4860::1").packed
-    assert parse(v6 + b"\x04\xd2\x00\x7b" + bytes(4)) == (17, ipaddress.ip_address("2001:4860::1"), 123)
-    assert parse(v6 + b"\x04\xd2\x00\x35" + bytes(4)) is None  # a question
 
 
 def test_the_hosts_addresses_are_known() -> None:

@@ -137,22 +137,6 @@ async def test_a_host_that_leads_to_a_closed_address_is_refused_by_the_floor(
     assert (row.host, row.layer, row.allowed) == ("localhost", "floor", False)
 
 
-async def test_attempts_at_ports_that_nobody_serves_are_in_the_log(shared_gate: ProcessGate, room: Room) -> None:
-    box = await plugged(shared_gate, room, EgressPlan(policy("api.test:7000")), 7000)
-    with pytest.raises(ConnectionRefusedError):
-        await box.connect("8.8.8.8", 7001)
-    with room.program(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-        udp.sendto(b"?", ("8.8.4.4", 123))
-    name = await box.resolve("api.test")
-    with pytest.raises(ConnectionRefusedError):
-        await box.connect(name, 7002)
-    rows = {(row.host, row.port): row for row in (await box.close()).connections}
-    assert {row.via for row in rows.values()} == {"blocked"}
-    assert rows["8.8.8.8", 7001].reason == "no operator rule allows 8.8.8.8"
-    assert rows["api.test", 7002].reason.startswith("operator rule 'api.test:7000' does not allow port 7002")
-    assert rows["8.8.4.4", 123].reason.startswith("UDP does not leave a sandbox")
-
-
 async def test_on_ports_of_the_web_the_refusal_is_said_in_their_protocol(shared_gate: ProcessGate, room: Room) -> None:
     box = await plugged(shared_gate, room, EgressPlan(policy("api.test")), 80, 443)
     reader, writer = await box.connect("8.8.8.8", 80)

@@ -89,6 +89,14 @@ async def test_what_failed_on_its_way_is_told_as_what_is_refused_is(rig: Rig) ->
     assert run["summary"] == f"HTTPError: {said}"
 
 
+async def test_a_port_that_the_sandbox_itself_refused_is_explained_by_the_rules(rig: Rig) -> None:
+    gate = rig.with_network(run_code=rules("x.com"))
+    run = await rig.run(connecting(gate, ends=raises("ConnectionRefusedError", "[Errno 111] Connection refused")))
+    assert run["error"]["message"].startswith("[Errno 111] Connection refused (network: a port that no rule names is")
+    assert run["error"]["message"].endswith("code: x.com)")
+    assert run["summary"].endswith("code: x.com)")
+
+
 async def test_a_run_that_reached_everything_gets_no_hint(rig: Rig) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
     run = await rig.run(connecting(gate, ("x.com", 443), ends=raises("ConnectionError", "gone")))

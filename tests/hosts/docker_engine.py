@@ -50,12 +50,23 @@ class Docker:
         env: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """A command of this tree in a container with ``options``; never checked."""
+        return self.program("-m", "skillyard", *words, options=options, user=user, stdin=stdin, env=env)
+
+    def program(
+        self,
+        *words: str,
+        options: Sequence[str] = (),
+        user: int = 0,
+        stdin: str = "",
+        env: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Python with ``words``, this tree in reach, in a container with ``options``; never checked."""
         variables = {"HOME": "/tmp", "SKILLYARD_DATA_DIR": "/tmp/data", "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}
         given = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
         shown = [word for path in shown_paths() for word in ("-v", f"{path}:{path}:ro")]
         fixed = ["--rm", "-i", "--network", "none", "--user", f"{user}:{user}", "--tmpfs", "/tmp:mode=1777"]
-        program = [sys.executable, "-m", "skillyard", *words]
-        return self("run", *fixed, *given, *shown, *options, HERE, *program, check=False, stdin=stdin.encode())
+        command = [sys.executable, *words]
+        return self("run", *fixed, *given, *shown, *options, HERE, *command, check=False, stdin=stdin.encode())
 
 
 def shown_paths() -> list[str]:

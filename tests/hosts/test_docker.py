@@ -15,6 +15,21 @@ from tests.hosts.docker_engine import ROOT, Docker, docker_daemon, import_here
 pytestmark = pytest.mark.timeout(300)
 
 CODE = "def main(args): return {'more': args['n'] + 1}\n"
+ASKS = """
+import socket
+from urllib.request import urlopen
+
+def main(args):
+    found = {"by proxy": urlopen(args["url"], timeout=30).status}
+    with socket.create_connection(("shop.test", 8081), 30) as peer:
+        peer.sendall(b"GET / HTTP/1.0\\r\\nHost: shop.test:8081\\r\\n\\r\\n")
+        found["directly"] = peer.makefile().readline().strip()
+    try:
+        socket.create_connection(("shop.test", 8082), 30)
+    except ConnectionRefusedError:
+        found["other port"] = "refused"
+    return found
+"""
 PROFILE = "deploy/docker-seccomp.json"
 USERS = pytest.mark.parametrize("user", [0, 1000], ids=["root", "user"])
 
@@ -76,6 +91,30 @@ def test_a_run_with_the_options_has_every_wall_without_any_capability(user: int,
     done = docker.skillyard("exec", "-", "--args", '{"n": 1}', "--json", options=options, user=user, stdin=CODE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["output"] == {"more": 2}
+
+
+@USERS
+def test_a_run_with_the_options_has_a_way_out(user: int, docker: Docker) -> None:
+    """To a server in the container, which has no other network here."""
+    options = ["--security-opt", f"seccomp={ROOT / PROFILE}", "--security-opt", "systempaths=unconfined"]
+    told = doctor(docker, user, options)["abilities"]["egress"]
+    assert told["level"] == "kernel", told
+    words = ["exec", "-", "--args", '{"url": "http://shop.test:8081/"}', "--json"]
+    program = f"""
+import subprocess, sys
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from threading import Thread
+Thread(target=HTTPServer(("127.0.0.1", 8081), SimpleHTTPRequestHandler).serve_forever, daemon=True).start()
+sys.exit(subprocess.run([sys.executable, "-m", "skillyard", *{words!r}]).returncode)
+"""
+    env = {
+        "SKILLYARD_NETWORK__RUN_CODE": '["shop.test:8081"]',
+        "SKILLYARD_NETWORK__HOSTS": '{"shop.test": "127.0.0.1"}',
+    }
+    done = docker.program("-c", program, options=options, user=user, stdin=ASKS, env=env)
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert run["output"] == {"by proxy": 200, "directly": "HTTP/1.1 200 OK", "other port": "refused"}
 
 
 @USERS

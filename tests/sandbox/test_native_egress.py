@@ -89,7 +89,6 @@ async def test_as_many_ports_as_there_may_be(ground: Ground, gate: TwinGate) -> 
         assert descriptors(keeper) < MOST_PORTS, "the keeper has let go of what it handed over"
     await session.close()
     await asyncio.sleep(0)
-    assert session.refused == [(6, "203.0.113.7", 1025)]
     assert descriptors("self") <= before + 2
 
 
@@ -172,7 +171,7 @@ async def test_a_sandbox_that_shares_the_hosts_network_is_never_listened_in(tmp_
     try:
         async with ground.sandbox() as sandbox:
             with pytest.raises(SandboxFault, match="host's network"):
-                await backend.open_sockets(sandbox.handle, {"streams": [443], "datagrams": [], "watch": True})
+                await backend.open_sockets(sandbox.handle, {"streams": [443], "datagrams": []})
     finally:
         await backend.close()
 

@@ -12,7 +12,6 @@ from skillyard.egress.door import Door, Serve
 from skillyard.egress.name_service import Datagrams
 from skillyard.egress.room import Room
 from skillyard.egress.session import Session
-from skillyard.egress.watcher import Watcher
 
 _SPOKEN: dict[int, Serve] = {DNS_PORT: name_service.serve, PROXY_PORT: proxy.serve}
 
@@ -25,16 +24,12 @@ class Listening:
         self._room = room
         self._on_fault = on_fault
         self._served: list[Door | Datagrams] = []
-        self._watcher: Watcher | None = None
 
     def add(self, sockets: Sequence[socket.socket]) -> None:
         """They are served until :meth:`close`. Raises OSError for what is no socket that we know."""
         for sock in sockets:
             sock.setblocking(False)
-            if sock.family == socket.AF_PACKET:
-                self._watch(sock)
-            else:
-                self._served.append(self._serve(sock))
+            self._served.append(self._serve(sock))
             self._room.listening += 1
 
     def _serve(self, sock: socket.socket) -> Door | Datagrams:
@@ -43,25 +38,8 @@ class Listening:
         _, port = endpoint(sock.getsockname())
         return Door(self._session, sock, _SPOKEN.get(port, transparent.serve), self._room, self._on_fault)
 
-    def _watch(self, sock: socket.socket) -> None:
-        """The latest one knows all ports that are served."""
-        self._watch_no_more()
-        self._watcher = Watcher(self._session, sock)
-
-    def _watch_no_more(self) -> None:
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
-            self._room.listening -= 1
-
-    def settle(self) -> None:
-        """The log has what was seen until now."""
-        if self._watcher is not None:
-            self._watcher.settle()
-
     def close(self) -> None:
         """Idempotent."""
-        self._watch_no_more()
         for served in self._served:
             served.close()
         self._room.listening -= len(self._served)

@@ -31,11 +31,6 @@ class Log:
         if not _merge(self._kinds, one):
             self._dropped += one.count
 
-    def lose(self, count: int) -> None:
-        """Count connections of which nothing is known."""
-        self.changed = self.changed or count > 0
-        self._dropped += count
-
     def snapshot(self, live: Iterable[Connection] = ()) -> NetworkLog:
         """With the connections that are not over."""
         kinds = {key: replace(kind) for key, kind in self._kinds.items()}

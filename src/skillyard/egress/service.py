@@ -99,7 +99,6 @@ class Service:
         opened = self._found(message)
         del self._sessions[message["session"]]
         self._room.sessions -= 1
-        opened.listening.settle()
         told = opened.session.close().as_dict()
         self._loop.call_soon(opened.listening.close)  # after the answer: the kernel takes its time with sockets
         return told

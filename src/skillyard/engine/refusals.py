@@ -23,6 +23,7 @@ _NO_WAY = re.compile(
     r"Network is unreachable|Name or service not known|Temporary failure in name resolution|[Cc]ould not resolve host"
 )
 """What programs say in a sandbox that has no network."""
+_NOBODY_LISTENS = re.compile(r"Connection refused|ECONNREFUSED")
 _TOLD = 10
 _MOST_REASON = 300
 _HEADS = re.compile(r"^[\w.]+(?=:|$)", re.MULTILINE)
@@ -35,7 +36,7 @@ def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
     error = record.error
     if error is None or record.status is not RunStatus.FAILED or not failed_to_connect(error):
         return told
-    return _hinted(told, error, refusal(network))
+    return _hinted(told, error, refusal(network) or _unseen(error, network))
 
 
 def without_network(record: RunRecord, why: str) -> RunRecord:
@@ -57,6 +58,17 @@ def refusal(network: Mapping[str, Any]) -> str:
     last = max(wrong, key=lambda c: c["last_ms"])
     more = f"; {len(wrong) - 1} more in the record" if len(wrong) > 1 else ""
     return f"(network: {_told(last)}{more})"
+
+
+def _unseen(error: Mapping[str, Any], network: Mapping[str, Any]) -> str:
+    """What may be wrong where the gate saw nothing: the sandbox itself refuses ports that no rule names."""
+    if _NOBODY_LISTENS.search(f"{error.get('message', '')}\n{error.get('traceback', '')}") is None:
+        return ""
+    layers = "; ".join(
+        f"{layer['name']}: {' '.join(layer['rules']) or 'none'}" for layer in network.get("in_force", network["layers"])
+    )
+    said = "a port that no rule names is refused at once, before the gate sees it; rules in force are"
+    return f"(network: {said} {shorten(layers, _MOST_REASON)})"
 
 
 def used(record: RunRecord) -> NetworkUsed:

@@ -43,11 +43,9 @@ class GateSession(Protocol):
 class Plug(Protocol):
     """What a backend plugs a sandbox into. The sockets listen in the sandbox's own network namespace, at each of its
     addresses, which are all that there are; what each is for can be seen by asking it: datagrams and streams on port 53
-    for names, :data:`PROXY_PORT` for proxy clients, streams on other ports for programs that know no proxy, a packet
-    socket for attempts at ports that nothing listens on (it takes the place of an earlier one of the session). They
-    are non-blocking, of AF_INET6 with IPV6_V6ONLY off (AF_INET where the host has no IPv6); datagrams tell the address
-    that was asked (IPV6_PKTINFO); each packet begins with its IP header and ends behind the transport's (SOCK_DGRAM),
-    and the last close of that socket waits for the kernel some milliseconds."""
+    for names, :data:`PROXY_PORT` for proxy clients, streams on other ports for programs that know no proxy. They are
+    non-blocking, of AF_INET6 with IPV6_V6ONLY off (AF_INET where the host has no IPv6); datagrams tell the address
+    that was asked (IPV6_PKTINFO)."""
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         """The gate serves them from here on; ours are closed. Raises GateFault for an unknown session or a gate that is

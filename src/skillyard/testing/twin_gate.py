@@ -17,7 +17,6 @@ from skillyard.domain.sandbox import Mount
 KNOWN_NAME, KNOWN_ADDRESS = "known.test", "198.18.0.2"
 """The one name that a twin's name server answers."""
 
-_TCP, _UDP = 6, 17
 _HEAD = struct.Struct(">6H")
 _RESPONSE, _NO_SUCH_NAME, _TYPE_A = 0x8180, 3, 1
 
@@ -25,15 +24,13 @@ _RESPONSE, _NO_SUCH_NAME, _TYPE_A = 0x8180, 3, 1
 @dataclass
 class TwinSession:
     """A connection is told ``meant ADDRESS PORT`` and stays open until the other end closes it or the session is cut.
-    ``arrived`` are the addresses and ports that were meant, ``refused`` (6 or 17, address, port) those that nothing
-    listens on."""
+    ``arrived`` are the addresses and ports that were meant."""
 
     id: str
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
     arrived: list[tuple[str, int]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    refused: list[tuple[int, str, int]] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
     ended: int = 0
     """Connections that the other end closed."""
@@ -43,8 +40,6 @@ class TwinSession:
         for given in sockets:
             sock = given.dup()
             sock.setblocking(False)
-            if sock.family == socket.AF_PACKET:
-                self._drop_packet_socket()
             self._listeners.append(sock)
             _watch(sock, self._reader(sock))
 
@@ -64,21 +59,13 @@ class TwinSession:
 
     async def log(self) -> NetworkLog:
         kinds = [Connection("direct", host, port, allowed=True, count=1) for host, port in self.arrived]
-        kinds += [Connection("blocked", host, port, allowed=False, count=1) for _, host, port in self.refused]
         return NetworkLog(tuple(kinds))
 
     async def close(self) -> NetworkLog:
         self.cut()
         return await self.log()
 
-    def _drop_packet_socket(self) -> None:
-        for old in [sock for sock in self._listeners if sock.family == socket.AF_PACKET]:
-            self._listeners.remove(old)
-            _forget(old)
-
     def _reader(self, sock: socket.socket) -> Callable[[], None]:
-        if sock.family == socket.AF_PACKET:
-            return lambda: self._see(sock)
         if sock.type == socket.SOCK_DGRAM:
             return lambda: self._answer_datagram(sock)
         return lambda: self._accept(sock)
@@ -144,16 +131,6 @@ class TwinSession:
             return _HEAD.pack(number, _RESPONSE, 1, 0, 0, 0) + question
         record = struct.pack(">HHHIH", 0xC00C, _TYPE_A, 1, 1, 4) + socket.inet_aton(KNOWN_ADDRESS)
         return _HEAD.pack(number, _RESPONSE, 1, 1, 0, 0) + question + record
-
-    def _see(self, sock: socket.socket) -> None:
-        try:
-            packet = sock.recv(256)
-        except OSError:
-            return
-        v4 = packet[0] >> 4 == 4
-        start = 4 * (packet[0] & 0xF) if v4 else 40
-        host = socket.inet_ntop(*((socket.AF_INET, packet[16:20]) if v4 else (socket.AF_INET6, packet[24:40])))
-        self.refused.append((packet[9] if v4 else packet[6], host, struct.unpack_from(">H", packet, start + 2)[0]))
 
 
 class TwinGate:

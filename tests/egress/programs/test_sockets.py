@@ -100,7 +100,7 @@ DATAGRAMS = r"""
 
 
 def test_datagrams_do_not_leave(place: Place) -> None:
-    """QUIC and all else: refused at once, and told."""
+    """QUIC and all else: refused at once."""
     world = place.world
     world.listeners.heard.clear()
     ports = [443, world.ports["echo"], world.ports["https"], 123]
@@ -108,8 +108,6 @@ def test_datagrams_do_not_leave(place: Place) -> None:
     told = place.yard.go(program(DATAGRAMS), ["api.yard.test:*", "*"], {"hosts": hosts, "ports": ports})
     assert set(told.output.values()) == {"ECONNREFUSED"}, told.output
     assert world.listeners.heard == []
-    assert told.refused("api.yard.test", world.ports["echo"]), told.connections
-    assert told.refused("20.0.0.10", world.ports["echo"]), told.connections
 
 
 VERSION_6 = r"""

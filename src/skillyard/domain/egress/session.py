@@ -88,8 +88,8 @@ def host_and_port(host: str, port: int) -> str:
 
 @dataclass(slots=True)
 class Connection:
-    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns, blocked (a packet to a
-    port that nothing listens on) or gate (what befell the gate itself). ``host`` is a name or an address; bytes are of
+    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns or gate
+    (what befell the gate itself). ``host`` is a name or an address; bytes are of
     bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the session's start."""
 
     via: str

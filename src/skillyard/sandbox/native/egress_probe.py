@@ -3,7 +3,6 @@ is not its own."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,16 +41,15 @@ class Attempt:
             return missing("a connection from a test sandbox did not arrive")
         return Protection(Level.KERNEL, by="a network namespace in which every address leads to the gate's sockets")
 
-    async def close(self) -> None:
-        """The last close of a packet socket waits for the kernel."""
-        await asyncio.to_thread(close_all, self.sockets)
+    def close(self) -> None:
+        close_all(self.sockets)
 
 
 async def attempt(backend: NativeBackend, handle: str) -> Attempt:
     if not backend.has_gate:
         return Attempt("the server has no gate to plug sandboxes into")
     try:
-        asked = {"streams": [PORT], "datagrams": [PORT], "watch": True}
+        asked = {"streams": [PORT], "datagrams": [PORT]}
         return Attempt(sockets=await backend.open_sockets(handle, asked))
     except SandboxFault as error:
         return Attempt(f"no sockets can be opened in a sandbox: {error.message}")

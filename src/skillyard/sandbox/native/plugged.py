@@ -21,7 +21,7 @@ _LOOK_AGAIN_S = 0.02
 
 def listen(egress: Egress) -> dict[str, Any]:
     """What the keeper is asked to open for it."""
-    return {"streams": sorted({*egress.ports, DNS_PORT, PROXY_PORT}), "datagrams": [DNS_PORT], "watch": True}
+    return {"streams": sorted({*egress.ports, DNS_PORT, PROXY_PORT}), "datagrams": [DNS_PORT]}
 
 
 class PluggedSandbox(NativeSandbox):
@@ -67,7 +67,6 @@ class PluggedSandbox(NativeSandbox):
                 taken = self._strange(answer["taken"], sockets)
                 if not taken or clock() > until:
                     break
-                asked = {**asked, "watch": False}
                 await asyncio.sleep(_LOOK_AGAIN_S)
             if DNS_PORT in taken:
                 raise GateFault("another gate listens in this sandbox")
@@ -77,5 +76,5 @@ class PluggedSandbox(NativeSandbox):
         return sockets
 
     def _strange(self, taken: Iterable[int], opened: Sequence[socket.socket]) -> set[int]:
-        ours = {sock.getsockname()[1] for sock in opened if sock.family != socket.AF_PACKET}
+        ours = {sock.getsockname()[1] for sock in opened}
         return set(taken) - self._served - ours

@@ -77,7 +77,7 @@ async def _look(backend: NativeBackend) -> tuple[dict[str, Any], Protection]:
         egress = tried.found()
     finally:
         await backend.destroy(sandbox.handle)
-        await tried.close()
+        tried.close()
     return seen, egress
 
 

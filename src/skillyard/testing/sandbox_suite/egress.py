@@ -141,16 +141,12 @@ async def every_address_leads_to_the_gate(ground: Ground) -> None:
 
 
 @egress.check("egress")
-async def other_ports_are_refused_at_once_and_seen(ground: Ground) -> None:
-    source = TALK + "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('203.0.113.9', 443))"
+async def other_ports_are_refused_at_once(ground: Ground) -> None:
     async with _plugged(ground) as (sandbox, session):
-        told = await look(sandbox, source, "203.0.113.8 444", "2001:db8::8 81", "127.0.0.1 445", "::1 446")
-        await _until(lambda: len(session.refused) >= 3, "attempts at ports that nothing serves are seen")
+        told = await look(sandbox, TALK, "203.0.113.8 444", "2001:db8::8 81", "127.0.0.1 445", "::1 446")
     expect({said for said, _ in told} == {"ConnectionRefusedError"}, "they are refused", told)
     expect(all(took < FAST_S for _, took in told), "at once", told)
-    seen = [(6, "203.0.113.8", 444), (6, "2001:db8::8", 81), (17, "203.0.113.9", 443)]
-    expect(session.refused == seen, "and the gate sees those that were meant for others", session.refused)
-    expect(session.arrived == [], "but serves none", session.arrived)
+    expect(session.arrived == [], "and the gate serves none", session.arrived)
 
 
 @egress.check("egress")
@@ -247,10 +243,8 @@ async def more_ports_can_follow(ground: Ground) -> None:
     async with _plugged(ground) as (sandbox, session):
         await _networked(sandbox).plug(Egress(session.id, (*PORTS, 5432)))
         told = await look(sandbox, TALK, "203.0.113.7 5432", "203.0.113.7 443", "203.0.113.7 5433")
-        await _until(lambda: bool(session.refused), "attempts are still seen")
         expect(session.ports() == sorted((DNS_PORT, *PORTS, PROXY_PORT, 5432)), "each port once", session.ports())
     expect([said.split()[0] for said, _ in told] == ["meant", "meant", "ConnectionRefusedError"], "it widens", told)
-    expect(session.refused == [(6, "203.0.113.7", 5433)], "but not those that are served now", session.refused)
 
 
 @egress.check("egress", SURVIVAL)

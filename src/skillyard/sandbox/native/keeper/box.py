@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -196,19 +195,7 @@ class Box:
         if self.pidfd >= 0 and not self.dead:
             if self._given:
                 self.account.look()
-            self._give_away()
             kernel.pidfd_kill(self.pidfd)
-
-    def _give_away(self) -> None:
-        """What was opened for nobody, to init, which is about to end: the last close of a packet socket waits for the
-        kernel."""
-        if self.opened is None:
-            return
-        opened, self.opened = self.opened, None
-        slow = [sock.fileno() for sock in opened.sockets if sock.family == socket.AF_PACKET]
-        with contextlib.suppress(OSError):
-            packets.send(self.control, {"close": len(slow)}, slow)
-        opened.close()
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
         ours: list[int] = []

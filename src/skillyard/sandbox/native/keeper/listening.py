@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from skillyard.sandbox.native import attempts, kernel, rtnetlink
+from skillyard.sandbox.native import kernel, rtnetlink
 from skillyard.sandbox.native.keeper.outbox import close_all
 
 MOST_STREAMS = 260
@@ -25,12 +25,10 @@ _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_FREEBIND = 8, 49, 78
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """TCP and UDP ports of every address of a sandbox; ``watch`` for attempts at all others. Raises ValueError for too
-    many and for what is no port."""
+    """TCP and UDP ports of every address of a sandbox. Raises ValueError for too many and for what is not a port."""
 
     streams: tuple[int, ...]
     datagrams: tuple[int, ...]
-    watch: bool = True
 
     def __post_init__(self) -> None:
         if len(self.streams) > MOST_STREAMS or len(self.datagrams) > MOST_DATAGRAMS:
@@ -86,8 +84,6 @@ def _open(wanted: Listen) -> Opened:
     try:
         _open_each(opened, wanted.streams, family, socket.SOCK_STREAM)
         _open_each(opened, wanted.datagrams, family, socket.SOCK_DGRAM)
-        if wanted.watch:
-            opened.sockets.append(attempts.open_socket(wanted.streams, wanted.datagrams))
     except BaseException:
         opened.close()
         raise

@@ -333,7 +333,7 @@ class Service:
 
 
 def _listen(asked: dict[str, Any] | None) -> Listen | None:
-    return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]), asked["watch"])
+    return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]))
 
 
 def _told_whole(box: Box) -> bool:
