@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from click.testing import Result
 
 from skillyard.domain.protection import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
-from skillyard.faces.cli.doctor import report, shortfall
+from skillyard.faces.cli.doctor import network_refused, report, shortfall
+from skillyard.settings import Settings, load_settings
 
 Cli = Callable[..., Result]
 
@@ -46,7 +48,8 @@ def test_it_tells_of_every_protection_and_exits_by_what_it_found(bare: Cli) -> N
     told = bare("doctor", "--json")
     found = json.loads(told.stdout)
     assert set(found["protections"]) == set(PROTECTIONS)
-    assert told.exit_code == (0 if found["ready"] and not found["mandatory_missing"] else 1)
+    network = found["network_refused"] and found["network_demanded"]
+    assert told.exit_code == (0 if found["ready"] and not found["mandatory_missing"] and not network else 1)
     for protection in found["protections"].values():
         assert protection["by"] or protection["why"]
     assert set(found["abilities"]) == set(ABILITIES)
@@ -63,3 +66,39 @@ def test_a_backend_that_does_not_speak_of_a_network_has_none() -> None:
 def test_the_table_has_a_line_for_each(bare: Cli) -> None:
     lines = bare("doctor").stdout.splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(PROTECTIONS)]] == list(PROTECTIONS)
+
+
+def _settings(**network: object) -> Settings:
+    return load_settings(network=network)
+
+
+@pytest.mark.parametrize(
+    ("backend", "network", "refused", "demanded"),
+    [
+        ("native", {}, "no sockets can be opened; mend: open them", True),
+        ("landlock", {}, "no sockets can be opened; mend: open them", False),
+        ("landlock", {"run_code": ["x.com"]}, "no sockets can be opened; mend: open them", True),
+        ("native", {"rules": "none"}, "network.rules allow none", False),
+    ],
+)
+def test_what_a_policy_with_a_network_would_get(
+    backend: str, network: dict[str, object], refused: str, demanded: bool
+) -> None:
+    egress = Protection(Level.MISSING, why="no sockets can be opened", mend="open them")
+    found = replace(probe(set()), backend=backend, abilities={"egress": egress})
+    assert network_refused(found, _settings(**network)) == (refused, demanded)
+    able = replace(found, abilities={"egress": Protection(Level.KERNEL, by="the kernel")})
+    if "rules" not in network:
+        assert network_refused(able, _settings(**network))[0] == ""
+
+
+def test_the_last_line_and_the_exit_code_tell_of_the_network(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("doctor", "--isolation", "landlock")
+    told = bare(*asked)
+    last = told.stderr.strip().splitlines()[-1]
+    if "is in force" not in last:
+        pytest.skip(f"the level does not stand here: {last}")
+    assert "Runs that need a network are refused: without a network namespace" in last
+    assert told.exit_code == 0
+    monkeypatch.setenv("SKILLYARD_NETWORK__RUN_CODE", '["x.com"]')
+    assert bare(*asked).exit_code == 1

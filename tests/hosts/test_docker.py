@@ -80,6 +80,7 @@ def test_a_run_in_the_plain_container_is_refused_with_that_line(user: int, docke
     done = docker.skillyard("exec", "-", "--args", '{"n": 1}', user=user, stdin=CODE)
     assert done.returncode == 4
     assert f"docker run --security-opt seccomp={PROFILE} --security-opt systempaths=unconfined" in done.stderr
+    assert "weaker isolation 'landlock', which has no network: SKILLYARD_POLICY__ISOLATION=landlock" in done.stderr
 
 
 @USERS
@@ -115,6 +116,13 @@ sys.exit(subprocess.run([sys.executable, "-m", "skillyard", *{words!r}]).returnc
     assert done.returncode == 0, done.stderr
     run = json.loads(done.stdout)
     assert run["output"] == {"by proxy": 200, "directly": "HTTP/1.1 200 OK", "other port": "refused"}
+
+
+def test_the_battery_raises_no_alarm_in_a_container_that_was_just_made(docker: Docker) -> None:
+    options = ["--security-opt", f"seccomp={ROOT / PROFILE}", "--security-opt", "systempaths=unconfined"]
+    names = ["leftovers-shared-times", "special-files-host-devices"]
+    done = docker.skillyard("verify", *(word for name in names for word in ("--only", name)), options=options)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @USERS

@@ -28,6 +28,9 @@ WAIVED: Mapping[str, frozenset[str]] = {
 """Walls that an isolation is without by its nature: choosing it by name, or by ``auto``, accepts that. The probe,
 the record and doctor show them as missing all the same."""
 
+WITHOUT_NETWORK = frozenset({"gvisor", "landlock"})
+"""Isolations that give no network by their nature: choosing one accepts that, as it accepts what is waived."""
+
 
 def waived(isolation: str) -> frozenset[str]:
     return WAIVED.get(isolation, frozenset())

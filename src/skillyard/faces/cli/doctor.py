@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.domain.errors import GateFault, ProtectionMissing
+from skillyard.domain.isolation import WITHOUT_NETWORK
 from skillyard.domain.protection import ABILITIES, ADVISORY, Demand, Level, Probe, Protection
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
@@ -32,20 +33,24 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
 
     A throw-away sandbox is made and looked at from inside. Levels: kernel (the kernel enforces it), supervised
     (skillyard watches and kills), missing. Exits with 1 when the settings' policy demands more than this host
-    can enforce: runs are refused then. With auto, what is shown is the strongest isolation that stands here.
+    can enforce: runs are refused then. So it does when network.rules let runs reach hosts and there is no way out
+    here, unless an isolation is chosen that has none by nature and network.run_code is none. With auto, what is shown
+    is the strongest isolation that stands here.
     """
     from skillyard.settings import load_settings
 
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
     found, short = offer.probe, shortfall(offer.probe, offer.demand)
+    refused, demanded = network_refused(found, settings)
     if as_json:
-        emit_json(report(found, offer.demand, short) | {"passed_over": passed_over})
+        told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
+        emit_json(report(found, offer.demand, short) | told)
     else:
-        _print(found, short)
+        _print(found, short, refused, demanded=demanded)
         for stronger, why in passed_over.items():
             click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
-    if offer.refusal is not None:
+    if offer.refusal is not None or (refused and demanded):
         click.get_current_context().exit(Exit.FAILED)
 
 
@@ -56,6 +61,16 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
     except ProtectionMissing as error:
         return list(error.details["protections"])
     return []
+
+
+def network_refused(found: Probe, settings: Settings) -> tuple[str, bool]:
+    """Returns why runs that need a network are refused here, or nothing, and whether the settings demand one."""
+    config = settings.network.config()
+    if not config.rules:
+        return "network.rules allow none", False
+    demanded = bool(config.run_code) or found.backend not in WITHOUT_NETWORK
+    egress = abilities(found)["egress"]
+    return (_detail(egress) or "there is no way out") if egress.level is Level.MISSING else "", demanded
 
 
 def abilities(found: Probe) -> dict[str, Protection]:
@@ -119,7 +134,7 @@ async def _with_gate(found: Probe, gate: ProcessGate) -> Probe:
     return replace(found, facts={**found.facts, "gate": ", ".join(filter(None, walls))})
 
 
-def _print(found: Probe, short: Sequence[str]) -> None:
+def _print(found: Probe, short: Sequence[str], refused: str, *, demanded: bool) -> None:
     rows = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
     emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
     click.echo(f"\nisolation: {found.backend}")
@@ -132,7 +147,9 @@ def _print(found: Probe, short: Sequence[str]) -> None:
     elif short:
         click.secho(f"\nDemanded and missing: {', '.join(short)}. Runs are refused here.", fg="red", err=True)
     else:
-        click.secho("\nEvery protection that is demanded is in force.", fg="green", err=True)
+        network = f" Runs that need a network are refused: {refused}." if refused else ""
+        colour = "green" if not refused else "red" if demanded else "yellow"
+        click.secho(f"\nEvery protection that is demanded is in force.{network}", fg=colour, err=True)
 
 
 def _detail(protection: Protection) -> str:

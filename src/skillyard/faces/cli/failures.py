@@ -28,7 +28,7 @@ class Exit(IntEnum):
 
 _MEANINGS = {
     Exit.OK: "done",
-    Exit.FAILED: "the run failed, or doctor found a mandatory protection missing",
+    Exit.FAILED: "the run failed, or doctor found missing what policy demands",
     Exit.BAD_INPUT: "usage or bad input",
     Exit.NO_ACCESS: "cannot connect, or no valid token",
     Exit.REFUSED: "refused: not allowed, or a protection is missing",

@@ -24,6 +24,10 @@ _POD = (
     "in a pod: hostUsers: false, and in the container's securityContext procMount: Unmasked and a seccompProfile of "
     f"type Localhost with {PROFILE}"
 )
+_WEAKER = (
+    "or, without any option, the weaker isolation 'landlock', which has no network: "
+    "SKILLYARD_POLICY__ISOLATION=landlock (docs/containers.md)"
+)
 _UNIT_FILTER = (
     "a filter of system calls was laid on this process; in a systemd unit: RestrictNamespaces=no, and @mount and "
     "@sandbox in SystemCallFilter="
@@ -101,6 +105,8 @@ def _of_the_container(found: Surroundings) -> Iterator[str]:
         yield "this is a container: " + " ".join([_start(found), *options])
     if found.engine == "kubernetes" and options:
         yield _POD
+    if options and found.landlock_stands and not found.unmapped_root:
+        yield _WEAKER
 
 
 def _start(found: Surroundings) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skillyard.sandbox.native import bpf, kernel
+from skillyard.sandbox.native import bpf, kernel, landlock
 from skillyard.sandbox.native.keeper import namespaces
 
 SWITCHES = {
@@ -28,6 +28,9 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """linux/nsfs.h: what the kernel starts with."""
 PROC = "mount /proc"
 """The step that a covered /proc refuses."""
+_LANDLOCK_ABI = {True: 1, False: 6}
+"""Versions that the isolation 'landlock' needs: as root, where each sandbox is a user of its own, and otherwise, where
+Landlock alone keeps sandboxes from signalling the server."""
 NAME = "sethostname"
 FILTER = "seccomp"
 
@@ -51,6 +54,8 @@ class Surroundings:
     modules: tuple[str, ...] = ()
     """The kernel's security modules; empty where that cannot be read."""
     chrooted: bool = False
+    landlock_stands: bool = False
+    """Whether the isolation 'landlock' needs nothing that is missing here."""
     unmapped_root: bool = False
     """Root without the capabilities to map itself into a user namespace."""
 
@@ -66,6 +71,7 @@ def look() -> Surroundings:
         "modules": tuple(filter(None, _read("/sys/kernel/security/lsm").decode("ascii", "replace").strip().split(","))),
         "chrooted": not any(target == "/" for target in _mount_points()),
         "masked": any(target.startswith("/proc/") for target in _mount_points()),
+        "landlock_stands": landlock.abi() >= _LANDLOCK_ABI[os.geteuid() == 0],
         "unmapped_root": os.geteuid() == 0 and not namespaces.may_enter(),
     }
     return Surroundings(_try_all(), **found)  # type: ignore[arg-type]
