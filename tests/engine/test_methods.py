@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.method import without_nulls
 from skillyard.engine.methods import METHODS, UnknownMethod
 from skillyard.engine.schema import compile_schema
 from tests.engine.conftest import Rig
@@ -44,6 +45,40 @@ def test_every_row_is_complete(method: Any) -> None:
     assert method.doc.endswith(".")
     assert all(issubclass(error, SkillyardError) for error in method.errors)
     json.dumps([method.params, method.result])
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_null_for_an_optional_parameter_means_that_it_was_left_out(method: Any) -> None:
+    properties = method.params["properties"]
+    optional = {name: None for name in properties if name not in method.params["required"]}
+    required = {name: _example(properties[name]) for name in method.params["required"]}
+    assert method.bind({**required, **optional}) == method.bind(required)
+    for name in required:
+        if "null" not in properties[name].get("type", ()):
+            with pytest.raises(InvalidInput):
+                method.bind({**required, name: None})
+    with pytest.raises(InvalidInput, match="unknown"):
+        method.bind({**required, "no_such_parameter": None})
+
+
+def test_null_within_limits_means_that_it_was_left_out_and_within_args_it_is_a_value() -> None:
+    params = {"language": "python", "code": "x", "args": {"a": None}, "limits": {"cpus": None, "pids": 5}}
+    bound = METHODS["run_code"].bind(params)
+    assert (bound["args"], bound["limits"]) == ({"a": None}, {"pids": 5})
+
+
+def _example(rules: Any) -> Any:
+    """A value that passes."""
+    if "enum" in rules:
+        return rules["enum"][0]
+    kind = rules["type"] if isinstance(rules["type"], str) else rules["type"][0]
+    values: dict[str, Any] = {"string": ["blob:a", "run_a", "a.b", "aaa", "0" * 64], "object": [{}], "array": [[]]}
+    check = compile_schema(rules)
+    for value in values.get(kind, [1, True]):
+        with suppress(InvalidInput):
+            check("", value)
+            return value
+    raise AssertionError(f"no example for {rules}")
 
 
 async def test_an_unknown_method(rig: Rig) -> None:
@@ -188,8 +223,9 @@ def test_any_parameters_bind_or_are_refused(name: str, params: dict[str, Any]) -
     except InvalidInput as error:
         assert error.field  # noqa: PT017
     else:
-        assert set(bound) >= set(params)
-        assert Draft202012Validator(method.params).is_valid(params)
+        given = without_nulls(method.params, params)
+        assert set(bound) >= set(given)
+        assert Draft202012Validator(method.params).is_valid(given)
 
 
 def test_a_schema_outside_the_subset_is_refused_at_once() -> None:

@@ -142,7 +142,6 @@ def test_blobs_go_in_and_out(runtime: SyncRuntime) -> None:
         ("import os\ndef main(args):\n    os._exit(3)", {}, "SystemExit"),
         ("import os, signal\ndef main(args):\n    os.kill(os.getpid(), signal.SIGSEGV)", {}, "SignalError"),
         ("def main(args):\n    return {'x': float('nan')}", {}, "OutputNotSerializable"),
-        ("def other(args): pass", {}, "EntrypointNotFound"),
         ("def main(args):\n    raise KeyError('x')", {}, "KeyError"),
         ("def main(:", {}, "SyntaxError"),
     ],

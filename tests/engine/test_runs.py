@@ -127,14 +127,14 @@ async def test_an_exception_is_a_failed_run(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("ending", "type_", "said"),
     [
-        (Ending(Outcome.TIMEOUT), "TimeoutError", "300000 ms"),
-        (Ending(Outcome.MEMORY), "MemoryLimitExceeded", "512 MiB"),
+        (Ending(Outcome.TIMEOUT), "TimeoutError", "300000 ms; ask for more with timeout_ms"),
+        (Ending(Outcome.MEMORY), "MemoryLimitExceeded", "512 MiB; ask for more with limits.memory_mb"),
         (Ending(Outcome.PROCESSES), "ProcessLimitExceeded", "256 processes"),
         (Ending(Outcome.DISK), "DiskLimitExceeded", "512 MiB"),
         (Ending(Outcome.OUTPUT), "OutputTooLarge", "output"),
         (Ending(Outcome.SIGNAL, signal=11), "SignalError", "SIGSEGV"),
         (Ending(Outcome.LOST, reason="its keeper ended"), "SandboxLost", "its keeper ended"),
-        (Ending(Outcome.EXIT, code=3), "SystemExit", "code 3"),
+        (Ending(Outcome.EXIT, code=3), "SystemExit", "code 3 before the function returned; return from the function"),
         (Ending(Outcome.CANCELLED), "Cancelled", "cancelled"),
     ],
 )
@@ -322,3 +322,38 @@ async def test_a_record_that_cannot_be_written_stops_the_run_before_the_sandbox(
     assert rig.backend.started == []
     assert rig.engine.active == {}
     assert rig.engine.admission.running == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("pandas", "ask for it with packages=['pandas']"),
+        ("pandas", "or for environment='data', which has it"),
+        ("cv2.data", "packages=['opencv-python']"),
+        ("nobody_has_this", "or for an environment that has it"),
+    ],
+)
+async def test_a_missing_package_names_both_ways_to_get_it(rig: Rig, module: str, said: str) -> None:
+    run = await rig.run(playing(raises("ModuleNotFoundError", f"No module named '{module}'")))
+    assert run["error"]["message"].startswith(f"No module named '{module}'; ")
+    assert said in run["error"]["message"]
+    assert "packages.run_code does not admit that" in run["error"]["message"]
+
+
+@pytest.mark.parametrize("said", ["No module named 'os.nothing'; 'os' is not a package", "No module named " + "'" * 90])
+async def test_other_import_errors_stay_as_they_are(rig: Rig, said: str) -> None:
+    run = await rig.run(playing(raises("ModuleNotFoundError", said)))
+    assert run["error"]["message"] == said
+
+
+async def test_an_entrypoint_is_asked_for_only_by_name(rig: Rig) -> None:
+    await rig.run(playing(result({})))
+    assert rig.backend.started[-1][1]["entrypoint"] is None
+    await rig.run(playing(result({})), entrypoint="main")
+    assert rig.backend.started[-1][1]["entrypoint"] == "main"
+
+
+async def test_the_summary_of_a_script_says_so(rig: Rig) -> None:
+    run = await rig.run(playing(frame(b"N", b'{"script": true}'), result({})))
+    assert (run["status"], run["output"]) == ("completed", {})
+    assert run["summary"].endswith("; the code ran as a script, since it defines no function 'main'")

@@ -139,7 +139,9 @@ async def test_a_refused_body_does_not_hide_the_answer(server: Serving, wire: Wi
     await wire.send(head("POST", "/rpc", "Content-Length: 33554433", "Content-Type: application/json"))
     await wire.send(b" " * 500_000)
     status, body = await wire.response()
-    assert (status, json.loads(body)["error"]["data"]["type"]) == (413, "PayloadTooLarge")
+    error = json.loads(body)["error"]
+    assert (status, error["data"]["type"]) == (413, "PayloadTooLarge")
+    assert "store large data as a blob with PUT /blobs, and pass its id in args" in error["message"]
     assert await wire.closed()
 
 

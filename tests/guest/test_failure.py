@@ -19,7 +19,7 @@ from tests.guest.conftest import GuestBox
         ("from os import nothing_such", "ImportError", "cannot import name 'nothing_such'"),
         ("assert False", "AssertionError", ""),
         ("raise SystemExit(3)", "SystemExit", "exit status 3"),
-        ("import sys; sys.exit()", "SystemExit", "exit status 0"),
+        ("import sys; sys.exit(2)", "SystemExit", "exit status 2"),
         ("import sys; sys.exit('a reason')", "SystemExit", "a reason"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt", ""),
         ("raise MemoryError('mine')", "MemoryError", "mine"),

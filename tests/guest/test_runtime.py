@@ -202,7 +202,7 @@ def main(args):
     [
         ("blobs.write_text(b'bytes')", "TypeError"),
         ("blobs.write_bytes('text')", "TypeError"),
-        ("blobs.write_json(float('nan'))", "ValueError"),
+        ("blobs.write_json(float('nan'))", "TypeError"),
         ("blobs.write_json(object())", "TypeError"),
         ("blobs.write_text('\\ud800')", "UnicodeEncodeError"),
         ("blobs.write_text('x', 'no kind')", "ValueError"),

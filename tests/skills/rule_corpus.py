@@ -106,7 +106,6 @@ CASES = (
     Case("entrypoint-syntax", toml("", more={"code/main.py": f"{MAIN}x = {'(' * 250}{')' * 250}\n"})),
     Case("export", runtime('export = "main"', 'export = "a b"')),
     Case("export-missing", runtime('export = "main"', 'export = "other"')),
-    Case("export-signature", toml("", more={"code/main.py": "def main(a, b): ...\n"})),
     Case("environment", toml("environment = 'A B'\n")),
     Case("path", runtime("code/main.py", "../main.py")),
     Case("path", examples('script = "../x"'), "error", "warning"),

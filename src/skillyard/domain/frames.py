@@ -19,6 +19,7 @@ PIECE = 1024 * 1024
 _HEAD = 5
 _MAX_HEADER = 4096
 _MAX_FAILURE = 256 * 1024
+_MAX_NOTES = 64 * 1024
 _MAX_NUMBER = 2**31 - 1
 _FREE_PIECES, _FAIR_PIECE = 4096, 4096
 """Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
@@ -103,7 +104,14 @@ class Failure:
     errno: int | None = None
 
 
-Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Result | Failure
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What the guest says of the run beside its result: ``script`` when no function was called."""
+
+    script: bool = False
+
+
+Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | Result | Failure
 
 
 class FrameReader:
@@ -118,11 +126,13 @@ class FrameReader:
         self._last = 0
         self._blobs = 0
         self._bytes = self._pieces = 0
+        self._told_notes = False
         self._readers: dict[int, tuple[int, Callable[[bytes], Frame]]] = {
             ord("B"): (_MAX_HEADER, self._begin),
             ord("D"): (PIECE + 4, self._data),
             ord("E"): (_MAX_HEADER, self._end),
             ord("A"): (_MAX_HEADER, self._abandon),
+            ord("N"): (_MAX_NOTES, self._notes),
             ord("R"): (limits.result_bytes, Result),
             ord("X"): (_MAX_FAILURE, _failure),
         }
@@ -221,6 +231,12 @@ class FrameReader:
         n = _integer(_header(payload, "A"), "n", "A")
         self._close(n)
         return BlobAbandon(n)
+
+    def _notes(self, payload: bytes) -> Notes:
+        if self._told_notes:
+            raise FrameFault("a second frame N")
+        self._told_notes = True
+        return Notes(_header(payload, "N").get("script") is True)
 
     def _close(self, n: int) -> int:
         if n not in self._open:

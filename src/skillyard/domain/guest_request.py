@@ -34,13 +34,14 @@ class BlobMount:
 class GuestCall:
     """One call: of ``code``, or of the mounted skill ``skill``. ``args`` can be sent as JSON.
 
+    ``entrypoint`` is what was asked for by name; without one it is ``main``, and code that has none is a script.
     ``skills`` are by the name they are imported by, ``blobs`` by id, ``env`` holds the declared secrets.
     ``limits`` are those of the :class:`~skillyard.domain.frames.FrameReader`, so that honest code meets a clear
     error before it breaks them.
     """
 
     blob_prefix: str
-    entrypoint: str = "main"
+    entrypoint: str | None = None
     code: str | None = None
     skill: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from skillyard.domain.frames import (
     FrameFault,
     FrameLimits,
     FrameReader,
+    Notes,
     Result,
     ResultFault,
 )
@@ -29,6 +30,7 @@ class Channel:
     def __init__(self, sink: BlobSink, limits: FrameLimits) -> None:
         self.sink = sink
         self.final: Result | Raised | None = None
+        self.notes = Notes()
         self._limits = limits
         self._reader = FrameReader(limits)
 
@@ -57,6 +59,8 @@ class Channel:
                 await self.sink.end(frame.n)
             case BlobAbandon():
                 await self.sink.abandon(frame.n)
+            case Notes():
+                self.notes = frame
 
 
 def value_of(result: Result) -> dict[str, Any]:

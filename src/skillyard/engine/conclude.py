@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 from skillyard.domain.frames import Failure as Raised
 from skillyard.domain.limits import Limits
 from skillyard.domain.outcome import ERROR_TYPES, Ending, Outcome
+from skillyard.domain.review.python_words import IMPORTED_AS
+from skillyard.engine.asked_packages import required_name, why_refused
+from skillyard.engine.config import EngineConfig
 from skillyard.engine.failure import Failure
 from skillyard.engine.text import clean
 
@@ -16,6 +22,7 @@ _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
 _COMMAND_FAILED = "CalledProcessError"
 """How Python tells of a shell that could not fork."""
+_NO_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99})(?:\.[\w.]*)?'")
 _FULL = (errno.ENOSPC, errno.EFBIG)
 _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 """The built-in one, and numpy's, which is a subclass."""
@@ -26,6 +33,7 @@ def ended_by(ending: Ending, limits: Limits) -> Failure:
     message = _MESSAGES[ending.outcome](ending, limits)
     if ending.reason and ending.outcome is not Outcome.EXIT:
         message = f"{message}: {ending.reason}"
+    message += _mend(ending.outcome)
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
 
 
@@ -34,9 +42,25 @@ def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
     limit = _limit_behind(error, hits)
     if limit is not None:
         own = _MESSAGES[limit](Ending(limit), limits)
-        message = f"{own}: {error.message}" if error.message else own
+        message = (f"{own}: {error.message}" if error.message else own) + _mend(limit)
         return Failure(ERROR_TYPES[limit], message, limit, error.traceback)
     return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
+
+
+def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
+    """The failure with what to do where a package is missing."""
+    found = _NO_MODULE.match(failure.message) if failure.type == "ModuleNotFoundError" else None
+    if found is None or found[1] in sys.stdlib_module_names:
+        return failure
+    package = min((name for name, modules in IMPORTED_AS.items() if found[1] in modules), key=len, default=found[1])
+    if skill:
+        return replace(failure, message=f"{failure.message}; name {package!r} in the dependencies of the skill")
+    having = [name for name, e in config.environments.items() if package in map(required_name, e.packages)]
+    environment = f"environment={having[0]!r}, which has it" if having else "an environment that has it"
+    refused = why_refused((package,), config.packages)
+    only = f" (packages would be refused: {refused})" if refused else ""
+    message = f"{failure.message}; ask for it with packages=[{package!r}]{only}, or for {environment}"
+    return replace(failure, message=message)
 
 
 def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
@@ -51,6 +75,10 @@ def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
     if error.type == _COMMAND_FAILED and "pids" in hits:
         return Outcome.PROCESSES
     return None
+
+
+def _mend(outcome: Outcome) -> str:
+    return f"; {mend}" if (mend := _MENDS.get(outcome)) else ""
 
 
 def _signal_name(number: int | None) -> str:
@@ -71,3 +99,15 @@ _MESSAGES: dict[Outcome, Callable[[Ending, Limits], str]] = {
     Outcome.CANCELLED: lambda _, __: "the run was cancelled",
     Outcome.LOST: lambda _, __: "the sandbox was lost",
 }
+
+_MENDS = {
+    Outcome.EXIT: "return from the function, or end with sys.exit(0)",
+    Outcome.SIGNAL: "a crash comes from native code: give it less at once, or use another version of the package",
+    Outcome.TIMEOUT: "ask for more with timeout_ms, or do less in one run",
+    Outcome.MEMORY: "ask for more with limits.memory_mb, or work on the data piece by piece",
+    Outcome.PROCESSES: "start fewer at once, or ask for more with limits.pids",
+    Outcome.DISK: "write less, or ask for more with limits.disk_mb",
+    Outcome.OUTPUT: "print less, and write large data to files in /workspace/out or to runtime.blobs",
+    Outcome.LOST: "run it again",
+}
+"""What to do about it, in the words of the request."""

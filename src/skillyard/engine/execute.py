@@ -20,7 +20,7 @@ from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import BlobSink, BlobTarget, Broken, Log, keep_log
-from skillyard.engine.conclude import ended_by, raised
+from skillyard.engine.conclude import ended_by, lacking, raised
 from skillyard.engine.failure import Failure, cancelled
 from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
@@ -169,7 +169,8 @@ class Execution:
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None
-            return raised(self._channel.final, ending.hits, self._plan.limits)
+            failure = raised(self._channel.final, ending.hits, self._plan.limits)
+            return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
         return ended_by(ending, self._plan.limits)
 
     async def _log(self, process: Process) -> Log:
@@ -180,6 +181,7 @@ class Execution:
         await sink.abort()
         found.ended_ms = self._elapsed_ms()
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
+        found.script = self._channel.notes.script
         return await self._records.of(found, failure)
 
     async def _close(self, final: RunRecord) -> RunRecord:

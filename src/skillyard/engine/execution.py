@@ -90,7 +90,7 @@ PACKAGES: Schema = list_of(
 )
 
 COMMON: dict[str, Schema] = {
-    "args": described(OBJECT, "passed as the function's single argument", default={}),
+    "args": described(OBJECT, "passed whole to a function of one parameter, by name to one of several", default={}),
     "input_blobs": list_of(BLOB_ID, "ids of the blobs that the run may read", maxItems=256),
     "mount_skills": list_of(SKILL_NAME, "names of the skills that the run may import", maxItems=64),
     "timeout_ms": described(INTEGER, "wall clock, milliseconds; the same as limits.timeout_ms"),
@@ -141,8 +141,12 @@ TABLE = (
         params=obj(
             {
                 "language": described(STRING, "'python'", maxLength=64),
-                "code": described(STRING, "Python source that defines the entrypoint", maxLength=MAX_CODE),
-                "entrypoint": described(STRING, "the function to call", pattern=r"^[^\W\d]\w{0,127}$", default="main"),
+                "code": described(STRING, "Python source that defines main(args), or a script", maxLength=MAX_CODE),
+                "entrypoint": described(
+                    STRING,
+                    "the function to call; without it 'main', and code that defines none runs as a script",
+                    pattern=r"^[^\W\d]\w{0,127}$",
+                ),
                 "environment": described(STRING, "a prepared set of packages", pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$"),
                 "packages": PACKAGES,
                 **COMMON,

@@ -36,6 +36,7 @@ class Findings:
     log: Log = NO_LOG
     said: Result | Raised | None = None
     blobs: tuple[str, ...] = ()
+    script: bool = False
 
     def usage_dict(self) -> dict[str, Any]:
         """As the kernel counted; wall and start-up time by our clock where the backend gives none."""
@@ -79,7 +80,7 @@ class FinalRecord:
         spill = self._engine.config.oversize_output == "spill"
         output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
         common = self._common(found, output)
-        summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction)
+        summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, script=found.script)
         return RunRecord(
             status=RunStatus.COMPLETED,
             outcome=Outcome.EXIT,

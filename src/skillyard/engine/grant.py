@@ -186,7 +186,7 @@ def _call(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimi
     entrypoint = skill.runtime.export if skill and skill.runtime else request.entrypoint
     return GuestCall(
         blob_prefix=prefix,
-        entrypoint=entrypoint or "main",
+        entrypoint=entrypoint,
         code=request.code,
         skill=skill.import_name if skill else None,
         args=request.args,

@@ -60,12 +60,27 @@ class Method:
         if not strict:
             known = self.params["properties"]
             params = {name: value for name, value in params.items() if name in known}
+        params = without_nulls(self.params, params)
         self._check("", params)
         return {**self._defaults, **params}
 
     def unknown(self, name: str) -> InvalidInput:
         """The error for a parameter that this method does not have."""
         return unknown_name("", name, self.params["properties"])
+
+
+def without_nulls(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The object without the optional members that are null, which stands for leaving them out; also within members
+    whose own members are named. Null stays where it is a value of its own."""
+    properties, required = schema["properties"], schema.get("required", ())
+    kept = {}
+    for name, item in value.items():
+        rules = properties.get(name, {})
+        if item is None and name in properties and name not in required and "null" not in rules.get("type", ()):
+            continue
+        nested = "properties" in rules and isinstance(item, Mapping)
+        kept[name] = without_nulls(rules, item) if nested else item
+    return kept
 
 
 def obj(properties: Mapping[str, Schema], *required: str) -> Schema:

@@ -8,7 +8,7 @@ Request: one JSON object in UTF-8, up to end of file::
     {"v": 1, "op": "call",
      "code": "…source…" | null,            run_code: the source of a temporary module, kept in memory
      "skill": "a.b.c" | null,              execute_skill: the skill whose export is called
-     "entrypoint": "main",                 the function to call with the one positional argument args
+     "entrypoint": "main" | null,          the function to call; null: main, and code without it is a script
      "args": {…},
      "skills": {"a.b.c": {"root": "/skills/a.b.c", "entry": "code/main.py" | null}},
      "blobs": {"blob:…": {"kind": "text/csv", "size": 12}},      readable, at /blobs/<blob id>
@@ -29,6 +29,7 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
     D  4 bytes n, bytes                    a piece of blob n, at most 1 MiB
     E  {"n": 1, "size": 12}                blob n is complete
     A  {"n": 1}                            blob n is abandoned and does not exist
+    N  {"script": true}                    what there is to say beside the result: no function was called
     R  JSON                                what the entrypoint returned, an object; the last frame
     X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
 

@@ -12,9 +12,10 @@ import os
 import re
 from _thread import allocate_lock
 
-from .errors import BlobNotMounted
+from .errors import BlobNotMounted, OutputNotSerializable
 from .frames import PIECE, Channel
 from .own_blobs import OwnBlobs
+from .result import as_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 
 _KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _header = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -98,8 +98,13 @@ class Blobs:
         return self.write_bytes(str.encode(content), kind)
 
     def write_json(self, obj: object, kind: str = JSON) -> str:
-        """Raises TypeError or ValueError for what JSON does not have, NaN included."""
-        return self.write_bytes(_encode(obj).encode(), kind)
+        """Converts what has one obvious form, as for the result. Raises TypeError for what JSON does not have, NaN
+        included, and ValueError for what is too large."""
+        try:
+            data = as_json(obj, MAX_BLOB_BYTES, "obj")
+        except OutputNotSerializable as error:
+            raise TypeError(str(error)) from None
+        return self.write_bytes(data, kind)
 
     def write_bytes(self, data: ReadableBuffer, kind: str = BINARY) -> str:
         with self.writer(kind) as writer:

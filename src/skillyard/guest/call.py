@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RUN_MODULE = "__run__"
 """The name under which the code of ``run_code`` is imported; its functions can be pickled for a forked child."""
+ENTRYPOINT = "main"
 
 
 class SourceLoader(SourceFileLoader):
@@ -35,21 +36,24 @@ class SourceLoader(SourceFileLoader):
         raise OSError(f"{path} is not on a disk")
 
 
-def load_code(source: str, workspace: str) -> ModuleType:
+def load_code(source: str, workspace: str, *, script: bool = False) -> ModuleType:
     """The module that ``source`` makes, executed. Raises what the code raises.
 
-    It is ``__main__`` too, for what looks there, but not by its name: ``if __name__ == "__main__"`` is not for it.
+    It is ``__main__`` too, for what looks there, but not by its name: ``if __name__ == "__main__"`` is not for it,
+    unless it may run as a ``script`` and speaks of no ``main``.
     """
     filename = f"{workspace}/{RUN_MODULE}.py"
+    code = compile(source, filename, "exec", dont_inherit=True)
+    name = "__main__" if script and ENTRYPOINT not in code.co_names else RUN_MODULE
     loader = SourceLoader(RUN_MODULE, filename, source)
     spec = ModuleSpec(RUN_MODULE, loader, origin=filename)
-    module = ModuleType(RUN_MODULE)
+    module = ModuleType(name)
     module.__dict__.update(__file__=filename, __spec__=spec, __loader__=loader, __package__="")
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     sys.modules[RUN_MODULE] = sys.modules["__main__"] = module
     sys.path.insert(0, workspace)
     sys.argv = [filename]
-    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - our purpose
+    exec(code, module.__dict__)  # noqa: S102 - our purpose
     return module
 
 
@@ -69,24 +73,29 @@ def load_skill(name: str) -> ModuleType:
     return module
 
 
-def find(module: ModuleType, name: str) -> Callable[[Any], object]:
-    """Raises EntrypointNotFound, which names what there is."""
-    function: object = module.__dict__.get(name)
+def find(module: ModuleType, name: str | None) -> Callable[..., Any] | None:
+    """The function that was asked for by name, else ``main``; None when nobody asked and there is none, so that the
+    code was all there was to do. Raises EntrypointNotFound, which names what there is."""
+    function: object = module.__dict__.get(name or ENTRYPOINT)
     if callable(function):
         return function
+    if name is None:
+        return None
     if function is not None:
-        raise EntrypointNotFound(f"{name!r} is no function: it is of type {type(function).__name__}")
+        raise EntrypointNotFound(f"{name!r} is not a function: it is of type {type(function).__name__}")
     there = [key for key, value in module.__dict__.items() if _is_own_function(module, key, value)]
-    raise EntrypointNotFound(f"the code defines no function {name!r} (it defines: {', '.join(there[:20]) or 'none'})")
+    raise EntrypointNotFound(
+        f"the code defines no function {name!r} (it defines: {', '.join(there[:20]) or 'none'});"
+        " name one that it defines, or leave entrypoint out to run the code as a script"
+    )
 
 
 def _is_own_function(module: ModuleType, name: str, value: object) -> bool:
     return callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
 
 
-def call(function: Callable[[Any], object], args: dict[str, Any]) -> object:
-    """What the function returns; what it awaits is run to completion (skills-protocol §4, row 13)."""
-    value = function(args)
+def finished(value: object) -> object:
+    """What is awaited is run to completion (skills-protocol §4, row 13)."""
     if not hasattr(type(value), "__await__"):
         return value
     import asyncio

@@ -24,15 +24,31 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":""}'
 
 
-def describe(error: BaseException, libraries: Iterable[str] = ()) -> bytes:
+def is_success(error: BaseException) -> bool:
+    """Whether it is ``sys.exit()`` or ``sys.exit(0)``."""
+    if not issubclass(type(error), SystemExit):  # isinstance() asks the exception, which may raise
+        return False
+    code = SystemExit.__dict__["code"].__get__(error)  # of the C type, whatever a subclass says
+    return code is None or (type(code) in (int, bool) and code == 0)
+
+
+def fence(source: str) -> str:
+    """What to tell of code that cannot be compiled when a Markdown fence is in it; empty when there is none."""
+    for number, line in enumerate(source.splitlines() if "```" in source else (), 1):
+        if line.lstrip().startswith("```"):
+            return f"line {number} of the code is a Markdown fence: send the Python source without ```"
+    return ""
+
+
+def describe(error: BaseException, libraries: Iterable[str] = (), hint: str = "") -> bytes:
     """The payload of an X frame. Never raises, whatever the exception's own methods do.
 
-    ``libraries`` are the directories that hold no code of the run.
+    ``libraries`` are the directories that hold no code of the run; ``hint`` is put behind the message.
     """
     roots = tuple(os.path.join(path, "") for path in libraries if path)
     for attempt in (_whole, _bare):
         try:
-            return attempt(error, roots)
+            return attempt(error, roots, hint)
         except MemoryError:
             error.__traceback__ = error.__context__ = error.__cause__ = None  # lets go of what the frames hold
         except BaseException:  # noqa: BLE001, S112 - methods of foreign exceptions, and signals; the next is simpler
@@ -40,10 +56,10 @@ def describe(error: BaseException, libraries: Iterable[str] = ()) -> bytes:
     return _OUT_OF_MEMORY
 
 
-def _whole(error: BaseException, libraries: tuple[str, ...]) -> bytes:
+def _whole(error: BaseException, libraries: tuple[str, ...], hint: str) -> bytes:
     report: dict[str, object] = {
         "type": _type_name(error),
-        "message": _message(error),
+        "message": _message(error) + (f" ({hint})" if hint else ""),
         "traceback": _shorten(_traceback(error, libraries)),
     }
     if isinstance(error, OSError) and type(error.errno) is int:
@@ -51,7 +67,7 @@ def _whole(error: BaseException, libraries: tuple[str, ...]) -> bytes:
     return _encode(report).encode()
 
 
-def _bare(error: BaseException, _: tuple[str, ...]) -> bytes:
+def _bare(error: BaseException, _: tuple[str, ...], __: str) -> bytes:
     return _encode({"type": _type_name(error), "message": "", "traceback": ""}).encode()
 
 

@@ -53,9 +53,10 @@ class Channel:
             ([] if taken is None else taken).extend(map(file.write, (frame,)))  # one step, which no signal divides
             file.flush()
 
-    def finish(self, kind: bytes, payload: bytes) -> None:
-        """Send the last frame, whatever the handlers of pending signals raise. Raises OSError."""
-        frame = memoryview(_head(kind, len(payload)) + payload)
+    def finish(self, kind: bytes, payload: bytes, notes: bytes = b"") -> None:
+        """Send the last frame, with ``notes`` before it, whatever handlers of pending signals raise. Raises OSError."""
+        before = _head(b"N", len(notes)) + notes if notes else b""
+        frame = memoryview(before + _head(kind, len(payload)) + payload)
         while True:
             try:
                 with self._lock:

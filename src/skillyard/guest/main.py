@@ -9,7 +9,8 @@ import sys
 
 from . import failure, process
 from .blobs import Blobs
-from .call import call, find, forget_code, load_code, load_skill
+from .call import find, finished, forget_code, load_code, load_skill
+from .calling import Call
 from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder
@@ -37,6 +38,7 @@ _REHEARSAL = json.dumps(
     }
 ).encode()
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
@@ -100,6 +102,8 @@ class _Guest:
         self._blobs = Blobs(self._channel)
         self._libraries = list(sys.path)
         self._hidden = process.our_modules()
+        self._hint = ""
+        self._notes: dict[str, object] = {}
         publish(self._blobs)
 
     def open(self, channel_fd: int) -> None:
@@ -113,7 +117,7 @@ class _Guest:
         self._blobs._mount(request)
         SkillFinder(request["skills"])
         module = load_code(request["code"], WORKSPACE)
-        payload = encode(call(find(module, "main"), request["args"]), MAX_RESULT_BYTES)
+        payload = encode(Call(find(module, "main") or forget_code, request["args"]).make(), MAX_RESULT_BYTES)
         process.flush_stdio()
         forget_code()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -129,12 +133,15 @@ class _Guest:
             _setrecursionlimit(_RECURSION)
             if not self._channel.is_ours():
                 _leave_child(error, self._libraries)
-            kind, payload = b"X", failure.describe(error, self._libraries)
+            if failure.is_success(error):
+                kind, payload = b"R", b"{}"
+            else:
+                kind, payload = b"X", failure.describe(error, self._libraries, self._hint)
         process.flush_stdio()
         if not self._channel.is_ours():
             _exit(0)
         try:
-            self._channel.finish(kind, payload)
+            self._channel.finish(kind, payload, _encode(self._notes).encode() if self._notes else b"")
         except OSError as error:
             sys.stderr.write(f"the result cannot be sent: {error}\n")
 
@@ -146,8 +153,22 @@ class _Guest:
         del request_bytes
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
-        module = load_skill(request["skill"]) if source is None else load_code(source, workspace)
-        value = call(find(module, request["entrypoint"]), request.pop("args"))
+        entrypoint, args = request["entrypoint"], request.pop("args")
+        if source is None:
+            module = load_skill(request["skill"])
+        else:
+            try:
+                module = load_code(source, workspace, script=entrypoint is None)
+            except SyntaxError:
+                self._hint = failure.fence(source)
+                raise
+        function = find(module, entrypoint)
+        if function is None:
+            self._notes["script"] = True
+            return b"{}"
+        call = Call(function, args)
+        self._hint = call.hint
+        value = finished(call.make())
         _setrecursionlimit(_RECURSION)
         return encode(value, max_bytes)
 

@@ -67,7 +67,6 @@ RULES: tuple[Rule, ...] = (
     always("entrypoint-syntax", "The entrypoint is no Python.", "mend the line named"),
     always("export", "The export is no name of a function.", "name a function of the entrypoint, such as main"),
     always("export-missing", "The entrypoint does not define the export.", "add def main(args): at its top level"),
-    always("export-signature", "The export cannot be called with one argument.", "write def main(args):"),
     always("environment", "The environment's name breaks the rules.", "use lowercase letters, digits and '._-'"),
     _mixed("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
     _mixed("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),

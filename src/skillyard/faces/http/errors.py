@@ -60,8 +60,8 @@ class PayloadTooLarge(HttpRefusal):
     type = "PayloadTooLarge"
     status = 413
 
-    def __init__(self, maximum: int) -> None:
-        super().__init__(f"the body is larger than {maximum} bytes", maximum=maximum)
+    def __init__(self, maximum: int, mend: str = "") -> None:
+        super().__init__(f"the body is larger than {maximum} bytes{mend}", maximum=maximum)
 
 
 class UnsupportedMediaType(HttpRefusal):

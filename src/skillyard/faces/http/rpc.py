@@ -8,7 +8,7 @@ from skillyard.domain.errors import Busy, Forbidden
 from skillyard.faces.http import body
 from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.caller import HttpCaller
-from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType, headers_of, status_of
+from skillyard.faces.http.errors import MethodNotAllowed, PayloadTooLarge, UnsupportedMediaType, headers_of, status_of
 from skillyard.faces.http.heavy import Heavy
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, reply, start
@@ -16,6 +16,7 @@ from skillyard.faces.rpc import Answer, CallerGone, Dispatcher
 from skillyard.faces.rpc.wire import VALUE_BYTES, weight
 
 MAX_BODY = 32 * 1024 * 1024
+_BY_BLOB = "; store large data as a blob with PUT /blobs, and pass its id in args and in input_blobs"
 _UTF8 = ("charset=utf-8", 'charset="utf-8"')
 
 
@@ -41,7 +42,10 @@ class RpcEndpoint:
         check_is_json_post(scope)
         principal = principal_of(scope)
         with self._lifecycle.working(), body.Lease(self._budget, principal.name) as lease:
-            content = await body.read(scope, receive, self._max_body, lease, self._pace)
+            try:
+                content = await body.read(scope, receive, self._max_body, lease, self._pace)
+            except PayloadTooLarge as refused:
+                raise PayloadTooLarge(self._max_body, _BY_BLOB) from refused
             values = weight(content)
             lease.take(values)
             await self._heavy.turn(principal.name, len(content), values // VALUE_BYTES)

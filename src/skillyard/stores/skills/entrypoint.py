@@ -17,8 +17,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
-    """(line, rule, message) when ``source`` does not define ``export`` at its top level as a function that can be
-    called with one positional argument; None when it does."""
+    """(line, rule, message) when ``source`` does not define ``export`` at its top level as a function; None
+    when it does."""
     if len(source) > MAX_BYTES:
         return 0, "entrypoint-size", f"must have at most {MAX_BYTES} bytes"
     if _has_more_words(source):
@@ -29,10 +29,9 @@ def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
         return error.lineno or 0, "entrypoint-syntax", f"is no Python: {error.msg}"
     except (ValueError, RecursionError, MemoryError) as error:
         return 0, "entrypoint-syntax", f"cannot be parsed: {str(error) or type(error).__name__}"
-    functions = [node for node in module.body if isinstance(node, _Function) and node.name == export]
-    if not functions:
-        return 0, "export-missing", f"must define the function '{export}' at its top level"
-    return _signature(functions[-1])
+    if any(isinstance(node, _Function) and node.name == export for node in module.body):
+        return None
+    return 0, "export-missing", f"must define the function '{export}' at its top level"
 
 
 def _has_more_words(source: bytes) -> bool:
@@ -43,18 +42,3 @@ def _parsed(source: bytes) -> ast.Module:
     with warnings.catch_warnings():  # an odd escape in a skill is not our warning
         warnings.simplefilter("ignore")
         return ast.parse(source)
-
-
-def _signature(function: _Function) -> tuple[int, str, str] | None:
-    """A decorator may change what a call takes: then there is nothing to say."""
-    arguments = function.args
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    needed = positional - len(arguments.defaults)
-    demanded = [
-        arg.arg for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default
-    ]
-    takes_one = (positional or arguments.vararg) and needed <= 1 and not demanded
-    if function.decorator_list or takes_one:
-        return None
-    rule = f"'{function.name}' must take one positional argument, the object args, and need no other"
-    return function.lineno, "export-signature", rule
