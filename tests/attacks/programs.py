@@ -28,6 +28,12 @@ def refusal(function, *args):
     return ""
 
 
+def filtered(sock, program):
+    '''A socket behind a program of classic BPF.'''
+    code = ctypes.create_string_buffer(program, len(program))
+    sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+
+
 def status_of(function):
     '''How a child that calls it ended: as os.waitpid tells.'''
     pid = os.fork()

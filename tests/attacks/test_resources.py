@@ -103,6 +103,64 @@ def test_memory_that_no_process_holds(name: str, attack: Attack, counted: Callab
     assert run["status"] == "failed", dict(run)
 
 
+QUEUES = {
+    "TCP": """
+        listening = socket.create_server(("127.0.0.1", 0))
+        for _ in range(200):
+            kept.append((socket.create_connection(listening.getsockname()), listening.accept()[0]))
+            flood(kept[-1][0])
+    """,
+    "TCP, nobody accepts": """
+        listening = socket.create_server(("127.0.0.1", 0), backlog=200)
+        for _ in range(200):
+            kept.append(socket.create_connection(listening.getsockname()))
+            flood(kept[-1])
+    """,
+    "TCP, nobody accepts and nothing is sent": """
+        listeners = [socket.create_server((f"127.0.0.{n}", 0), backlog=4096) for n in range(1, 40)]
+        for turn in range(2000):
+            for listening in listeners:
+                socket.create_connection(listening.getsockname()).close()
+    """,
+    "UDP": """
+        for _ in range(900):
+            kept.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            kept[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+            kept[-1].bind(("127.0.0.1", 0))
+            kept[-1].connect(kept[-1].getsockname())
+            for _ in range(250):
+                kept[-1].send(bytes(32000))
+    """,
+    "unix sockets": """
+        for _ in range(400):
+            kept.append(socket.socketpair())
+            flood(kept[-1][0])
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", QUEUES)
+def test_queues_of_sockets_are_memory(kind: str, attack: Attack) -> None:
+    """Whoever the kernel charges for them, or nobody."""
+    run = attack(
+        f"""
+        kept = []
+
+        def flood(sock):
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
+            while not refusal(sock.send, bytes(1 << 16)):
+                pass
+
+        {QUEUES[kind]}
+        time.sleep(5)
+        return "through"
+        """,
+        **SMALL,
+    )
+    assert run["outcome"] == "memory", dict(run)
+
+
 DISK = {
     "a large file": "fill('/workspace/f')",
     "in /tmp": "fill('/tmp/f')",

@@ -37,6 +37,16 @@ ROWS = [
         ("EOPNOTSUPP", "ENOTSUP"), "(lambda pair: refusal(pair[0].send, b'x'))(socket.socketpair())", ""),
     Row("another protocol above TCP", "refusal(socket.socket().setsockopt, 6, 31, b'tls')", ("EPERM",),
         "refusal(socket.socket().setsockopt, 6, socket.TCP_NODELAY, 1)", ""),
+    Row("a program for packets", "refusal(filtered, socket.socket(), b'\\x06\\0\\0\\0\\xff\\xff\\0\\0')", ("EPERM",),
+        "refusal(socket.socket().setsockopt, 1, socket.SO_KEEPALIVE, 1)", ""),
+    Row("a multicast group",
+        "refusal(socket.socket(10, 2).setsockopt, 41, 20, socket.inet_pton(10, 'ff02::99') + struct.pack('I', 1))",
+        ("EPERM",), "refusal(socket.socket(10, 2).setsockopt, 41, socket.IPV6_V6ONLY, 1)", ""),
+    Row("a multicast group of version 4",
+        "refusal(socket.socket(2, 2).setsockopt, 0, 35, struct.pack('4s4si', bytes([224, 0, 0, 9]), bytes(4), 1))",
+        ("EPERM",), "refusal(socket.socket(2, 2).setsockopt, 0, socket.IP_TTL, 9)", ""),
+    Row("a flow label", "refusal(socket.socket(10, 2).setsockopt, 41, 32, bytes(15) + b'\\x01' + struct.pack("
+        "'!IBBHHHI', 0, 1, 1, 1, 6, 1, 0))", ("EPERM",), "refusal(socket.socket(10, 2).setsockopt, 41, 67, 0)", ""),
     Row("a handle on the keeper", "refusal(socket.socket(fileno=os.dup(3)).getsockopt, 1, 77, 4)", ("EPERM",),
         "refusal(socket.socket(fileno=os.dup(3)).getsockopt, 1, socket.SO_TYPE, 4)", ""),
 ]  # fmt: skip

@@ -146,6 +146,16 @@ def test_the_other_end_of_a_socket_gives_no_handle_on_itself(arch: str) -> None:
 
 
 @ARCHES
+def test_what_the_host_has_little_of_is_not_taken_by_options_of_sockets(arch: str) -> None:
+    filters = [(1, option) for option in call_arguments.FILTER_OPTIONS.values()]
+    groups = [(0, option) for option in call_arguments.IP_OPTIONS.values()]
+    for level, option in (*filters, *groups, *((41, option) for option in call_arguments.IPV6_OPTIONS.values())):
+        assert both(arch, "setsockopt", 3, level, option) == ERRNO | errno.EPERM
+    assert both(arch, "setsockopt", 3, 41, 26) == ALLOW  # IPV6_V6ONLY
+    assert both(arch, "setsockopt", 3, 1, 35) == ALLOW  # SO_TIMESTAMPNS
+
+
+@ARCHES
 @given(flags=st.integers(0, 2**32 - 1))
 def test_memory_that_nobody_counts_is_not_to_be_had(arch: str, flags: int) -> None:
     nr = numbers(arch)["mmap"]

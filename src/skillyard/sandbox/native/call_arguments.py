@@ -36,6 +36,25 @@ FCNTLS: Mapping[str, int] = {
 }
 PEER_OPTIONS: Mapping[str, int] = {"SO_PASSPIDFD": 76, "SO_PEERPIDFD": 77}
 PROTOCOL_OPTIONS: Mapping[str, int] = {"TCP_ULP": 31}
+FILTER_OPTIONS: Mapping[str, int] = {
+    "SO_ATTACH_FILTER": 26,
+    "SO_ATTACH_BPF": 50,
+    "SO_ATTACH_REUSEPORT_CBPF": 51,
+    "SO_ATTACH_REUSEPORT_EBPF": 52,
+}
+_GROUPS = {"MCAST_JOIN_GROUP": 42, "MCAST_JOIN_SOURCE_GROUP": 46, "MCAST_MSFILTER": 48}
+IP_OPTIONS: Mapping[str, int] = {
+    "IP_ADD_MEMBERSHIP": 35,
+    "IP_ADD_SOURCE_MEMBERSHIP": 39,
+    "IP_MSFILTER": 41,
+    **_GROUPS,
+}
+IPV6_OPTIONS: Mapping[str, int] = {
+    "IPV6_JOIN_GROUP": 20,
+    "IPV6_JOIN_ANYCAST": 27,
+    "IPV6_FLOWLABEL_MGR": 32,
+    **_GROUPS,
+}
 IOCTLS: Mapping[str, int] = {
     "TCGETS": 0x5401,
     "TCSETS": 0x5402,
@@ -122,7 +141,7 @@ NAMESPACE_FLAGS: Mapping[str, int] = {
 }
 NEW_NAMESPACES = sum(NAMESPACE_FLAGS.values())
 
-_SOL_SOCKET, _SOL_TCP, _MSG_OOB = 1, 6, 1
+_SOL_IP, _SOL_SOCKET, _SOL_TCP, _SOL_IPV6, _MSG_OOB = 0, 1, 6, 41, 1
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _MFD_HUGETLB = 0x4
 _RLIMIT_CORE = 4
@@ -175,8 +194,13 @@ def _but_options(level: int, names: Iterable[int]) -> list[Instruction]:
 
 
 def _options() -> list[Instruction]:
-    peers, protocols = PEER_OPTIONS.values(), PROTOCOL_OPTIONS.values()
-    return [*_but_options(_SOL_SOCKET, peers), *_but_options(_SOL_TCP, protocols), ALLOW]
+    by_level = (
+        (_SOL_SOCKET, [*PEER_OPTIONS.values(), *FILTER_OPTIONS.values()]),
+        (_SOL_TCP, PROTOCOL_OPTIONS.values()),
+        (_SOL_IP, IP_OPTIONS.values()),
+        (_SOL_IPV6, IPV6_OPTIONS.values()),
+    )
+    return [step for level, names in by_level for step in _but_options(level, names)] + [ALLOW]
 
 
 def _no_urgent_data(call: str, argument: int) -> Rule:
@@ -241,9 +265,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("setsockopt", "getsockopt"),
-        f"any option but {_names(PEER_OPTIONS)} and {_names(PROTOCOL_OPTIONS)}",
+        f"any option but {_names(PEER_OPTIONS)}; {_names(PROTOCOL_OPTIONS)}; {_names(FILTER_OPTIONS)}; "
+        f"{_names(dict.fromkeys((*IP_OPTIONS, *IPV6_OPTIONS)))}",
         "unix(7): a handle on the process at the other end of the channel, which is the keeper; protocols above TCP "
-        "are modules of the kernel",
+        "are modules of the kernel; programs for packets are compiled into a store of the host's that has an end; "
+        "multicast groups are memory that nobody counts, and flow labels a number of the host's",
         tuple(_options()),
     ),
     _no_urgent_data("sendto", ARG3),

@@ -77,10 +77,17 @@ class Group:
             if path := self._path("cpu"):
                 group_files.write(*_UNBOUND[self.version](path))
 
+    def counts_memory(self) -> bool:
+        return self._path("memory") is not None
+
     def own_memory(self) -> int:
-        """Bytes of anonymous memory: what is held besides the files of the tmpfs and the page cache."""
-        key = "anon" if self.version == 2 else "total_rss"
-        return group_files.counter(group_files.read(f"{self._path('memory')}/memory.stat"), key)
+        """Bytes of anonymous memory and of sockets: what is held besides the files of the tmpfs and the page cache."""
+        path = self._path("memory")
+        told = group_files.read(f"{path}/memory.stat")
+        if self.version == 2:
+            return group_files.counter(told, "anon") + group_files.counter(told, "sock")
+        sockets = group_files.read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
+        return group_files.counter(told, "total_rss") + int(sockets or 0)
 
     def weigh(self, level: int) -> bool:
         """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
@@ -217,6 +224,11 @@ def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
         ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.memsw.limit_in_bytes", "?" + memory),
         ("memory", "memory.swappiness", "?0"),
+        (
+            "memory",
+            "memory.kmem.tcp.limit_in_bytes",
+            "?" + memory,
+        ),  # else nobody counts what is in TCP's and UDP's queues
         ("pids", "pids.max", str(limits.pids)),
         ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
         ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),

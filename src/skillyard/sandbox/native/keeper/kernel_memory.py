@@ -1,4 +1,4 @@
-"""What a sandbox may hold of the kernel's memory where no controller counts it, by what can be seen from outside.
+"""What a sandbox may hold of the kernel's memory that no controller counts, by what can be seen from outside.
 
 How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)). A pipe holds a
 page or two once its user has many (pipe(7), pipe-user-pages-soft).
@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _FEW_SOCKETS = 32
-_FEW_DESCRIPTORS = 256
+_FEW_DESCRIPTORS = 64
 _DESCRIPTOR = 8192
 _USUAL_BUFFER = 212_992
-_TRUE_SIZE = 2
-"""Of what a byte in a queue takes at most, in usual pieces."""
-_QUEUES = 4
+_USUAL_WINDOW = 6 << 20
+_QUEUES, _INODE = 4, 9
+"""Words of a line of /proc/net/tcp. Until it is accepted, a connection has no inode."""
+_FEW_CONNECTIONS = 16
+_CONNECTION = 8192
+"""Itself and the end that waits in it."""
+_REMEMBERED = 320
+_LITTLE = 64 << 20
+_LISTING = 4 << 20
+_PAGE = os.sysconf("SC_PAGESIZE")
 
 
 def held(init: int, places: Iterable[str], listeners: int = 0) -> int:
@@ -30,13 +37,33 @@ def of_sockets(count: int) -> int:
     return count * largest_buffer() if count > _FEW_SOCKETS else 0
 
 
+def uncharged(init: int) -> int:
+    """Bytes of a sandbox's network that no memory controller charges: a connection is charged when it is accepted, with
+    what waits in it, and one that has ended and is remembered for a minute is nobody's."""
+    network = _network(init)
+    count = network.get("TCP: inuse", 0)
+    held = network.get("TCP: tw", 0) * _REMEMBERED
+    if count > _FEW_CONNECTIONS and _own_network(init):
+        held += count * _CONNECTION + _queued(init, network, unaccepted=True)
+    return held
+
+
 def _sockets(init: int, listeners: int) -> int:
     """Of the network namespace of a sandbox's init, if it has one of its own."""
-    words = _read(f"/proc/{init}/net/sockstat").split()
-    count = int(words[2]) - listeners if words[:2] == ["sockets:", "used"] else 0
+    network = _network(init)
+    count = network.get("sockets: used", 0) - listeners
     if count <= _FEW_SOCKETS or not _own_network(init):
         return 0
-    return of_sockets(count) + _TRUE_SIZE * sum(_queued(init, name) for name in ("tcp", "tcp6"))
+    return of_sockets(count) + network.get("TCP: tw", 0) * _REMEMBERED + _queued(init, network)
+
+
+def _network(init: int) -> dict[str, int]:
+    """``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
+    found: dict[str, int] = {}
+    for line in _read(f"/proc/{init}/net/sockstat").splitlines():
+        kind, *words = line.split()
+        found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    return found
 
 
 def _own_network(init: int) -> bool:
@@ -50,17 +77,33 @@ def _own_network(init: int) -> bool:
 def largest_buffer() -> int:
     """The largest buffer that a program can ask for: the kernel doubles what it is asked. Many kernels tell it only in
     the host's own network namespace."""
-    text = _read("/proc/sys/net/core/wmem_max").strip()
-    return 2 * (int(text) if text.isdigit() else _USUAL_BUFFER)
+    told = [_read(f"/proc/sys/net/core/{name}").strip() for name in ("wmem_max", "rmem_max")]
+    return 2 * max(int(text) if text.isdigit() else _USUAL_BUFFER for text in told)
 
 
-def _queued(init: int, protocol: str) -> int:
-    """Bytes that wait in the connections of a protocol, whose buffers grow beyond that."""
-    total = 0
-    for line in _read(f"/proc/{init}/net/{protocol}").splitlines()[1:]:
-        words = line.split()
-        total += sum(int(part, 16) for part in words[_QUEUES].split(":")) if len(words) > _QUEUES else 0
-    return total
+def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) -> int:
+    """Bytes that may wait in connections, of all or of those that nobody accepted: each in which anything waits counts
+    as the most that it may hold, since many small pieces take far more than their bytes. Together it is no more than
+    what all of the host hold. Listing them takes milliseconds: so not while that is little, and not very many."""
+    together = network.get("TCP: mem", 0) * _PAGE
+    if together <= _LITTLE:
+        return 0
+    busy = 0
+    for name in ("tcp", "tcp6"):
+        text = _read(f"/proc/{init}/net/{name}", _LISTING)
+        if len(text) == _LISTING:
+            return together
+        for words in map(str.split, text.splitlines()[1:]):
+            if len(words) > _INODE and not (unaccepted and words[_INODE] != "0"):
+                busy += words[_QUEUES] != "00000000:00000000"
+    return min(together, busy * largest_window())
+
+
+@functools.cache
+def largest_window() -> int:
+    """The most that a connection's queue grows to by itself (tcp(7), tcp_rmem)."""
+    words = _read("/proc/sys/net/ipv4/tcp_rmem").split()
+    return int(words[-1]) if words else _USUAL_WINDOW
 
 
 def of_process(place: str) -> int:
@@ -74,9 +117,9 @@ def of_process(place: str) -> int:
     return found
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int = -1) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return ""

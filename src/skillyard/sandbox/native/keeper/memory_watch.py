@@ -1,8 +1,9 @@
 """Look at each sandbox's memory often, and end the one that passes its limit.
 
 A memory controller bounds memory and files together, since it charges a tmpfs to those who fill it: what is looked
-for then is memory alone above its own limit. Without one this watch is all there is for a tree of processes; between
-two looks a sandbox may pass its limit by what it can touch in that time. Each process is also held by RLIMIT_DATA.
+for then is memory alone above its own limit, with what the network holds and no controller charges. Without one this
+watch is all there is for a tree of processes; between two looks a sandbox may pass its limit by what it can touch in
+that time. Each process is also held by RLIMIT_DATA.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def start(
 
 def check(box: Box) -> None:
     limit = box.shape.memory_mb * MIB
-    used = box.group.own_memory() if box.group is not None else _of_tree(box, limit)
+    if box.group is not None and box.group.counts_memory():
+        used = box.group.own_memory() + kernel_memory.uncharged(box.pid)
+    else:
+        used = _of_tree(box, limit)
     box.account.saw(used)
     if used > limit and box.forced is None:
         box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
