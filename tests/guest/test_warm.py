@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import cryptography
+import pytest
 
 from skillyard.domain.frames import FrameReader, Result
 from skillyard.domain.guest_request import encode_request
@@ -82,21 +86,62 @@ def main(args):
         assert len({row[name] for row in drawn}) == 3, name
 
 
-def test_openssl_is_reseeded_where_pids_repeat(box: GuestBox, drive: Drive) -> None:
-    script = """
-import os, ssl
-from inside import main, process
-context = ssl.create_default_context()
-ssl.RAND_bytes(1)
-main.prepare()
-added = []
-sys.modules["_ssl"].RAND_add = lambda data, entropy: added.append(len(data))
-main.reseed()
-process._Warm.pid = -2
-main.reseed()
-print(added)
+SAME_PID = """
+import ctypes, json, os, ssl
+sys.path.append(sys.argv[1])
+from cryptography.hazmat.primitives.asymmetric import ec
+from inside import main
+libc = ctypes.CDLL(None, use_errno=True)
+USER, PID = 0x10000000, 0x20000000
+
+def draw():
+    key = ec.generate_private_key(ec.SECP256R1())
+    return [os.getpid(), ssl.RAND_bytes(16).hex(), hex(key.private_numbers().private_value)]
+
+def child(work):
+    come, go = os.pipe()
+    if os.fork() == 0:
+        told = work()
+        os.write(go, json.dumps(told).encode())
+        os._exit(0)
+    os.close(go)
+    told = b"".join(iter(lambda: os.read(come, 65536), b""))
+    os.wait()
+    return json.loads(told)
+
+def first_of_namespace(work):
+    if libc.unshare(PID):
+        raise SystemExit(os.strerror(ctypes.get_errno()))
+    return child(work)
+
+def run(reseed):
+    def work():
+        if reseed:
+            main.reseed()
+        return draw()
+    return child(lambda: first_of_namespace(work))
+
+def warm():
+    draw()
+    main.prepare(True)
+    return [run(reseed) for reseed in (False, False, True, True)]
+
+if os.geteuid() and libc.unshare(USER):
+    print("null")
+else:
+    print(json.dumps(first_of_namespace(warm)))
 """
-    assert drive(script) == "[32]\n"
+
+
+def test_each_copy_of_openssl_is_seeded_again_where_it_cannot_tell_a_fork(drive: Drive) -> None:
+    """The one of the interpreter and the one that is linked into cryptography, in processes of one pid."""
+    told = json.loads(drive(SAME_PID, str(Path(cryptography.__file__).parents[1])))
+    if told is None:
+        pytest.skip("no user namespaces here")
+    assert {pid for pid, *_ in told} == {1}
+    assert told[0] == told[1], "this is what would be"
+    for kind in (1, 2):
+        assert len({drawn[kind] for drawn in told}) == 3
 
 
 def test_the_global_generator_of_numpy_is_reseeded(box: GuestBox, drive: Drive) -> None:

@@ -13,6 +13,7 @@ from skillyard.ports.sandbox import Backend
 SOURCES = {
     "good": "value = [0] * 1000\n",
     "fine": "import good\n",
+    "pids": "import os\nof_zygote = os.getpid()\n",
     "threads": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
     "programs": "import subprocess\nsubprocess.Popen(['/bin/sleep', '600'])\n",
     "bombs": ("import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        time.sleep(600)\n"),

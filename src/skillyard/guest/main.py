@@ -7,7 +7,7 @@ import os
 import select
 import sys
 
-from . import failure, process
+from . import failure, process, randomness
 from .blobs import Blobs
 from .call import find, finished, forget_code, load_code, load_skill
 from .calling import Call
@@ -15,7 +15,7 @@ from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder
 from .mounted import show_skills
-from .process import reseed
+from .randomness import reseed
 from .result import encode
 from .runtime import publish
 
@@ -43,9 +43,11 @@ _exit = os._exit  # foreign code may replace what it finds in os
 _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
 
-def prepare() -> None:
-    """Called once by a warm interpreter before it forks, after its preloads: what every run would do alike."""
-    process.remember_warm()
+def prepare(ahead: bool = False) -> None:
+    """Called once by a warm interpreter before it forks: what every run would do alike. ``ahead`` says whether it has
+    imported modules that are not ours."""
+    if ahead:
+        randomness.remember()
     process.open_stdio()
     process.reset_signals()
     process.size_threads()

@@ -36,7 +36,7 @@ def main(packages: str, preload: list[str], disk_bytes: int, processes: int, fil
         _close_doors()
         be_plain(packages)
         import_ahead(preload)
-        guest.prepare()
+        guest.prepare(bool(preload))
         gc.collect()
         gc.freeze()
         gc.disable()

@@ -21,7 +21,7 @@ def main(keeper: int, settings: dict[str, Any]) -> None:
     reach = walls.open_reach(settings["landlock"], rules, own_proc=settings["own_proc"])
     be_plain(settings["packages"], settings["code"])
     import_watched(sock, settings["preload"])
-    guest.prepare()
+    guest.prepare(bool(settings["preload"]))
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -28,6 +28,7 @@ TRUST = "/run/egress/ca.pem"
 CODE_ROOT = "/opt/skillyard"
 """Where the keeper puts the few modules of ours that run in here."""
 
+RESERVED_PIDS = 300
 _OOM_SCORE = "500"
 """When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
 
@@ -156,12 +157,24 @@ def _mount_box(spec: Build) -> None:
 def _mount_proc(spec: Build) -> None:
     quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     kernel.mount("proc", "/proc", "proc", quiet)
+    _pass_low_pids()
     for name in spec.proc_files:
         kernel.mount("/dev/null", f"/proc/{name}", None, kernel.MS_BIND)
     for name in spec.proc_directories:
         kernel.mount(EMPTY, f"/proc/{name}", None, kernel.MS_BIND)
     kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND)
     kernel.mount("none", "/proc/sys", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | quiet)
+
+
+def _pass_low_pids() -> None:
+    """Libraries tell by their pid that they were forked (OpenSSL), so no process in here may have the zygote's, 2. The
+    kernel gives RESERVED_PIDS once, in order, and begins behind them when it comes round (kernel/pid.c)."""
+    try:
+        _write("/proc/sys/kernel/ns_last_pid", str(RESERVED_PIDS))
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
 
 
 def _become_nobody(spec: Build) -> None:

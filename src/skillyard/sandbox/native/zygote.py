@@ -33,7 +33,7 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     if preload:
         with _scratch():
             import_watched(sock, preload)
-    guest.prepare()
+    guest.prepare(bool(preload))
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -193,7 +193,7 @@ while time.monotonic() < until:
         os.wait()
         break
     time.sleep(0.01)
-    if os.getpid() > 200:
+    if os.getpid() > 500:
         time.sleep(max(0, until - time.monotonic()))
         os._exit(0)
 """,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -54,9 +53,9 @@ class Stragglers:
 
     def _forget_ended(self) -> None:
         for pid, pidfd in list(self._zygotes.items()):
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if poll.poll(0):
+            try:
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # it was reaped, after the last of its sandboxes
                 os.close(pidfd)
                 del self._zygotes[pid]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from skillyard.sandbox.native import kernel, packets
@@ -111,7 +112,8 @@ class WarmProcess:
             self._end_space()
 
     def close(self) -> None:
-        """End it. Its sandboxes go on; what else it left does not."""
+        """End it. Its sandboxes go on; what else it left does not. Nobody has its pid while they do: what they keep of
+        its libraries tells a fork by that."""
         if not self._open:
             return
         self._open = False
@@ -123,14 +125,17 @@ class WarmProcess:
         if self._late is not None:
             self._late.cancel()
         kernel.pidfd_kill(self._pidfd)
-        os.waitpid(self.pid, 0)
-        os.close(self._pidfd)
-        orphans.end(self._loop, self.pid, self._living)
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        orphans.end(self._loop, self.pid, {*self._living, self.pid})
         self._end_space()
 
     def _end_space(self) -> None:
-        if self._living:
+        if self._living or self._pidfd < 0:
             return
+        with suppress(ChildProcessError):  # who ends the strangers of another zygote may have reaped it
+            os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        self._pidfd = -1
         if self._space is not None:
             self._space.end(self._loop, self._hooks.ours)
             self._space = None

@@ -1,0 +1,161 @@
+"""Each run has random numbers of its own, whatever the warm interpreter that it was forked from drew and kept.
+
+Libraries tell a fork by their pid, and no process of a sandbox can have that of its warm interpreter. Beside that every
+generator that modules keep is seeded anew: Python's, numpy's, and that of each copy of OpenSSL.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Seed = Callable[[], object]
+
+_AT_ONCE = 10_000
+_ENTROPY = 32
+
+_kept: list[Seed] = []
+
+
+def remember() -> None:
+    """Find what modules keep that were imported ahead, and seed it once: what cannot be seeded raises here."""
+    gc.collect()
+    _kept[:] = [*_generators(), *_openssls()]
+    for seed in _kept:
+        seed()
+
+
+def reseed() -> None:
+    """Every fork of one warm interpreter would draw the same numbers: give this one its own."""
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed()
+    if "numpy.random" in modules:
+        _seed_numpy(modules["numpy"], modules["numpy.random"])
+    if "tempfile" in modules:
+        modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined] # its own generator, made on first use
+    if "uuid" in modules:
+        modules["uuid"]._last_timestamp = modules["uuid"]._node = None  # type: ignore[attr-defined]
+    if "multiprocessing.process" in modules:
+        modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    for seed in _kept:
+        seed()
+
+
+def _seed_numpy(numpy: Any, random: Any) -> None:
+    """The whole state of the global Mersenne Twister at once; ``seed()`` takes twice as long in a fresh fork."""
+    random.set_state(("MT19937", numpy.frombuffer(os.urandom(624 * 4), numpy.uint32), 624))
+
+
+def _generators() -> Iterator[Seed]:
+    """But for the global ones, which :func:`reseed` knows."""
+    modules = sys.modules
+    ways: list[tuple[type, Callable[[Any], Seed]]] = []
+    known: list[object] = []
+    if "_random" in modules:
+        ways.append((modules["_random"].Random, _seed_of_random))
+        known.append(getattr(modules.get("random"), "_inst", None))
+    if "numpy.random.mtrand" in modules and "numpy.random.bit_generator" in modules:
+        numpy, bits = modules["numpy.random.mtrand"], modules["numpy.random.bit_generator"]
+        ways += [
+            (numpy.RandomState, _seed_of_state),
+            (bits.BitGenerator, _seed_of_bits),
+            (bits.SeedSequence, _seed_of_sequence),
+        ]
+        known += [numpy._rand, numpy._rand._bit_generator]
+    kinds = tuple(kind for kind, _ in ways)
+    stateless = getattr(modules.get("random"), "SystemRandom", ())
+    for thing in _alive(kinds):
+        if not issubclass(type(thing), stateless) and not any(thing is one for one in known):
+            yield next(way for kind, way in ways if issubclass(type(thing), kind))(thing)
+
+
+def _alive(kinds: tuple[type, ...]) -> list[Any]:
+    """Those that the collector does not know, as it knows none without references, are found by who refers to them."""
+    found: dict[int, Any] = {}
+    known = gc.get_objects()
+    for start in range(0, len(known), _AT_ONCE):
+        for thing in (*known[start : start + _AT_ONCE], *gc.get_referents(*known[start : start + _AT_ONCE])):
+            if issubclass(type(thing), kinds):
+                found[id(thing)] = thing
+    return list(found.values())
+
+
+def _seed_of_random(thing: Any) -> Seed:
+    plain = sys.modules["_random"].Random.seed
+    usual = getattr(sys.modules.get("random"), "Random", None)
+    own = None if type(thing).seed in (plain, getattr(usual, "seed", None)) else thing.seed
+
+    def seed() -> None:
+        plain(thing)
+        if hasattr(thing, "gauss_next"):
+            thing.gauss_next = None
+        if own is not None:  # one that may keep more than what it inherits, or demand an argument
+            with suppress(Exception):
+                own()
+
+    return seed
+
+
+def _seed_of_state(thing: Any) -> Seed:
+    kind, bits = type(thing), type(thing._bit_generator)
+    return lambda: thing.set_state(kind(bits()).get_state(legacy=False))
+
+
+def _seed_of_bits(thing: Any) -> Seed:
+    kind = type(thing)
+    return lambda: setattr(thing, "state", kind().state)
+
+
+def _seed_of_sequence(thing: Any) -> Seed:
+    return lambda: thing.__init__(int.from_bytes(os.urandom(16), "little"))  # 128 bits, as when it draws them itself
+
+
+def _openssls() -> Iterator[Seed]:
+    """Of each copy, what mixes bytes of the kernel into its generator and has it draw more: RAND_add(3)."""
+    import ctypes
+
+    shared: dict[int, Any] = {}
+    for path in _libraries(ctypes):
+        try:
+            add = ctypes.CDLL(path, mode=os.RTLD_NOLOAD).RAND_add
+        except (OSError, AttributeError):
+            continue
+        add.argtypes, add.restype = [ctypes.c_char_p, ctypes.c_int, ctypes.c_double], None
+        shared[ctypes.cast(add, ctypes.c_void_p).value or 0] = add
+    for add in shared.values():
+        yield _seed_of_openssl(add)
+    if not shared and "_ssl" in sys.modules:  # linked into the interpreter
+        linked = sys.modules["_ssl"].RAND_add
+        yield lambda: linked(os.urandom(_ENTROPY), float(_ENTROPY))
+    rust = sys.modules.get("cryptography.hazmat.bindings._rust")
+    if hidden := getattr(getattr(getattr(rust, "_openssl", None), "lib", None), "RAND_add", None):
+        yield _seed_of_openssl(hidden)
+
+
+def _seed_of_openssl(add: Callable[[bytes, int, float], object]) -> Seed:
+    return lambda: add(os.urandom(_ENTROPY), _ENTROPY, float(_ENTROPY))
+
+
+def _libraries(ctypes: Any) -> list[str]:
+    """Paths of what is mapped: dl_iterate_phdr(3), which needs no /proc."""
+
+    class Object(ctypes.Structure):  # type: ignore[misc]
+        _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+    found: list[str] = []
+
+    def note(info: Any, _size: int, _data: Any) -> int:
+        found.append(os.fsdecode(info.contents.name or b""))
+        return 0
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Object), ctypes.c_size_t, ctypes.c_void_p)
+    ctypes.CDLL(None).dl_iterate_phdr(kind(note), None)
+    return [path for path in found if path.startswith("/")]
