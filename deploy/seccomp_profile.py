@@ -25,6 +25,7 @@ KEEPER = {
     "setns": "hangs skills and blobs into a sandbox",
     "open_tree": "makes the mounts that sandboxes share",
     "move_mount": "puts them into the new root",
+    "fsopen fsconfig fsmount": "hold the places of skills and blobs",
     "mount_setattr": "makes them read-only",
     "pivot_root": "leaves the container's root",
 }

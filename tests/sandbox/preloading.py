@@ -56,12 +56,25 @@ SOURCES = {
     ),
     "strays": (  # clone3 with CLONE_PARENT: a child of the keeper, which nobody tells of
         "import os, sys\n"
-        "from skillyard.sandbox.native import kernel\n"
-        "pid, fd = kernel.clone(kernel.CLONE_PARENT)\n"
-        "if pid == 0:\n"
-        "    os.setsid()\n"
-        "    os.execv('/bin/sh', ['sh', '-c', 'sleep 600; true', 'sleeps-for-a-stray'])\n"
-        "os.close(fd)\n"
+        "kernel = sys.modules['skillyard.sandbox.native.kernel']\n"
+        "clone = kernel.clone\n"
+        "def stray():\n"
+        "    pid, fd = clone(kernel.CLONE_PARENT)\n"
+        "    if pid == 0:\n"
+        "        os.setsid()\n"
+        "        os.execv('/bin/sh', ['sh', '-c', 'sleep 600; true', 'sleeps-for-a-stray'])\n"
+        "    os.close(fd)\n"
+        "stray()\n"
+    ),
+    "strays_later": (  # when its second sandbox is made
+        "from strays_not_yet import *\n"
+        "made = []\n"
+        "def later(*args, **more):\n"
+        "    if made:\n"
+        "        stray()\n"
+        "    made.append(1)\n"
+        "    return clone(*args, **more)\n"
+        "kernel.clone = later\n"
     ),
     "writes": (
         "import os, tempfile\n"
@@ -77,6 +90,8 @@ SOURCES = {
         "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.unshare = lambda flags: None\n"
     ),
 }
+
+SOURCES["strays_not_yet"] = SOURCES["strays"].removesuffix("stray()\n")
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ async def test_modules_are_there_before_they_are_asked_for(yard: Yard) -> None:
     [
         ("threads", "starts threads"),
         ("programs", "starts processes"),
+        ("strays", "starts processes"),
         ("bombs", ""),
         ("hangs", "longer than 1.5 s"),
         ("leaves", "the zygote ended"),
@@ -105,24 +106,34 @@ async def test_what_is_imported_ahead_sees_nothing_of_others_and_can_make_nothin
     assert told == [[1, 2], -1, -1, ["1", "2"]]
 
 
-async def test_zygotes_that_were_used_longest_ago_are_closed_and_leave_nothing(tmp_path: Path) -> None:
-    """What its packages started is ended too: here in a session of its own, as a child of the keeper; but not before
-    the last of its sandboxes, which goes on."""
+async def test_zygotes_that_were_used_longest_ago_are_closed(tmp_path: Path) -> None:
     backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0, zygotes_mb=1))
     yard = Yard(backend, write_packages(tmp_path / "packages"))
     try:
         await need(yard)
-        assert (await yard.warm("strays")).preloaded == ("strays",)
-        kept = await backend.create(yard.spec("strays"), "kept")
         for modules in (("good",), ("good", "fine")):
             await yard.warm(*modules)
         assert await becomes(lambda: _zygotes(backend), 1), "only the one without packages stays"
+        assert await yard.imported("good") == ["good"], "it is made again when it is needed"
+    finally:
+        await backend.close()
+
+
+async def test_what_a_spoiled_zygote_started_ends_with_the_last_sandbox_of_it(tmp_path: Path) -> None:
+    """Here in a session of its own, as a child of the keeper; but not before that sandbox, which goes on."""
+    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0))
+    yard = Yard(backend, write_packages(tmp_path / "packages"))
+    try:
+        await need(yard)
+        assert (await yard.warm("strays_later")).preloaded == ("strays_later",)
+        kept = await backend.create(yard.spec("strays_later"), "kept")
+        assert await yard.imported("strays_later") == []
+        assert "other processes" in (await yard.warm("strays_later")).faults["strays_later"]
         assert _with_argument(STRAY)
         process = await kept.start(Argv(("echo", "on")), id="p")
         assert (await process.wait()).code == 0
         await backend.destroy(kept.handle)
         assert await becomes(_strays, 0)
-        assert await yard.imported("strays") == ["strays"], "it is made again when it is needed"
     finally:
         await backend.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
 
 from skillyard.sandbox.gvisor import bundle, jail
 from skillyard.sandbox.gvisor.account import GvisorAccount
@@ -16,7 +15,7 @@ from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.mounts import Show, show
+from skillyard.sandbox.native.keeper.mounts import Show
 from skillyard.sandbox.native.keeper.warm_house import Key, Maker
 from skillyard.sandbox.native.keeper.yard import MIB, Asked, Yard
 from skillyard.sandbox.native.keeper.zygote_plan import Upkeep
@@ -79,11 +78,7 @@ class GvisorYard(Yard):
         super()._lend(box, asked)
 
     def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
-        moved = tuple(
-            replace(item, target=bundle.SHOW + item.target, aliases=tuple(bundle.SHOW + name for name in item.aliases))
-            for item in shows
-        )
-        show(self._host.home, box.pidfd, self._id(box), moved)
+        self._shower.show(box.pidfd, shows, bundle.SHOW)
 
     def listen(self, box: Box, wanted: Listen) -> Opened:
         raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")

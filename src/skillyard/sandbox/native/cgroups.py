@@ -52,6 +52,10 @@ class Group:
         name = "cgroup.procs" if self.version == 2 else "tasks"
         return [f"{path}/{name}" for path in _distinct(self.directories)]
 
+    def members(self) -> list[set[int]]:
+        """Who is in it, by controller."""
+        return [{int(word) for word in group_files.read(path).split()} for path in self.join_files()]
+
     def open_counters(self) -> None:
         """Ahead of the run, so that reading them at its end costs little."""
         for name in _COUNTERS[self.version]:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import struct
+from collections.abc import Mapping
 
 ARCH = platform.machine()
 SUPPORTED = ARCH in ("x86_64", "aarch64")
@@ -21,6 +22,10 @@ NR_PIDFD_OPEN = 434
 NR_PIDFD_SEND_SIGNAL = 424
 NR_OPEN_TREE = 428
 NR_MOVE_MOUNT = 429
+NR_FSOPEN = 430
+NR_FSCONFIG = 431
+NR_FSMOUNT = 432
+NR_OPENAT2 = 437
 NR_MOUNT_SETATTR = 442
 NR_LANDLOCK_CREATE_RULESET = 444
 NR_LANDLOCK_ADD_RULE = 445
@@ -55,6 +60,10 @@ MNT_DETACH = 2
 OPEN_TREE_CLONE = 1
 OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
+FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS = 0x01, 0x02, 0x04
 _AT_EXECFN = 31
 """getauxval(3): the address of a word that the kernel put on top of the stack."""
 _STACK_SLACK = 1 << 16
@@ -159,6 +168,44 @@ def move_mount(fd: int, target: str) -> None:
         os.fsencode(target),
         ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH),
     )
+
+
+def hang(fd: int, target: int) -> None:
+    """Attach a detached mount where the descriptor ``target`` is."""
+    call(
+        "move_mount",
+        NR_MOVE_MOUNT,
+        ctypes.c_int(fd),
+        b"",
+        ctypes.c_int(target),
+        b"",
+        ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH),
+    )
+
+
+def new_tmpfs(options: Mapping[str, str], attributes: int) -> int:
+    """A fresh tmpfs as a detached mount (fsmount(2)); the user namespace that we are in owns it."""
+    context = call("fsopen", NR_FSOPEN, b"tmpfs", ctypes.c_uint(FSOPEN_CLOEXEC))
+    try:
+        for name, value in options.items():
+            _fsconfig(context, FSCONFIG_SET_STRING, name.encode(), value.encode())
+        _fsconfig(context, FSCONFIG_CMD_CREATE, None, None)
+        flags = ctypes.c_uint(FSMOUNT_CLOEXEC)
+        return call("fsmount", NR_FSMOUNT, ctypes.c_int(context), flags, ctypes.c_uint(attributes))
+    finally:
+        os.close(context)
+
+
+def _fsconfig(context: int, command: int, name: bytes | None, value: bytes | None) -> None:
+    call("fsconfig", NR_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(command), name, value, ctypes.c_int(0))
+
+
+def open_place(path: str, resolve: int, at: int = AT_FDCWD) -> int:
+    """Where ``path`` leads from ``at``, opened for nothing but to be named (O_PATH); ``resolve`` are openat2(2)'s
+    bounds."""
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, 0, resolve)
+    size = ctypes.c_size_t(len(how))
+    return call(f"openat2 {path}", NR_OPENAT2, ctypes.c_int(at), os.fsencode(path), how, size)
 
 
 def mount_setattr(fd: int, path: str, add: int, remove: int = 0, *, recursive: bool = False) -> None:

@@ -72,7 +72,8 @@ def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list
             binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
     for path in ETC:
         if os.path.exists(path):
-            binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV))
+            # with what an operator mounts over a file of it, such as certificates of their own
+            binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV, whole=True))
     if packages and python.packages:
         binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
     binds.extend(
@@ -89,16 +90,19 @@ def proc() -> Bind:
     return _open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False)
 
 
-def _open(source: str, target: str, attributes: int, *, read_only: bool = True) -> Bind:
-    fd, recursive = _detached(source)
+def _open(source: str, target: str, attributes: int, *, read_only: bool = True, whole: bool = False) -> Bind:
+    fd, recursive = (kernel.open_tree(source, recursive=True), True) if whole else detached(source)
     attributes |= kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
     kernel.mount_setattr(fd, "", attributes, recursive=recursive)
     return Bind(fd, target.lstrip("/"), os.path.isdir(source))
 
 
-def _detached(source: str) -> tuple[int, bool]:
-    """Without what is mounted below, where the kernel lets that be uncovered: not a container's own mounts, such as its
-    engine's init in /usr/sbin, when our user namespace is younger than they (mount_namespaces(7))."""
+def detached(source: str) -> tuple[int, bool]:
+    """A mount of ``source``, and whether what is mounted below came with it.
+
+    It does not where the kernel lets that be uncovered: not a container's own mounts, such as its engine's init in
+    /usr/sbin, when our user namespace is younger than they (mount_namespaces(7)).
+    """
     try:
         return kernel.open_tree(source), False
     except OSError as error:

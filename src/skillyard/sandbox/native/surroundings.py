@@ -150,6 +150,8 @@ def _move_a_mount() -> None:
     kernel.mount_setattr(fd, "", kernel.MOUNT_ATTR_RDONLY)
     kernel.move_mount(fd, "/usr")
     kernel.umount("/usr")
+    os.close(kernel.new_tmpfs({}, 0))
+    os.close(kernel.open_place("/", kernel.RESOLVE_NO_SYMLINKS))
 
 
 def _in_pid_namespace() -> dict[str, str]:

@@ -141,16 +141,14 @@ def _mount_box(spec: Build) -> None:
     options = f"size={spec.disk_bytes},nr_inodes={spec.inodes},mode=0755"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("box", BOX, "tmpfs", flags, options)
-    for name, target in (WRITABLE | SHOWN).items():
+    for name, target in WRITABLE.items():
         path = f"{BOX}/{name}"
         os.mkdir(path, 0o755)
-        if name in WRITABLE and spec.own_uid:
+        if spec.own_uid:
             os.chown(path, spec.uid, spec.uid)
         kernel.mount(path, target, None, kernel.MS_BIND)
     os.chmod(TMP, 0o1777)
     os.chmod(SHM, 0o1777)
-    for target in SHOWN.values():
-        kernel.mount("none", target, None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags)
     kernel.umount(BOX)
 
 
@@ -219,10 +217,16 @@ def lessen_stacks(size: int) -> None:
 
 
 def _limit(spec: Build) -> None:
-    """RLIMIT_NPROC counts per user namespace when it is set inside one (Linux 5.14)."""
     if spec.stack_bytes:
         lessen_stacks(spec.stack_bytes)
-    for kind, value in (
+    for kind, value in limits(spec):
+        resource.setrlimit(kind, (value, value))
+
+
+def limits(spec: Build) -> tuple[tuple[int, int], ...]:
+    """What each process may take, soft and hard (setrlimit(2)). RLIMIT_NPROC counts per user namespace when it is set
+    inside one (Linux 5.14)."""
+    return (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
@@ -233,5 +237,4 @@ def _limit(spec: Build) -> None:
         (resource.RLIMIT_SIGPENDING, 1024),
         (resource.RLIMIT_NICE, 0),
         (resource.RLIMIT_RTPRIO, 0),
-    ):
-        resource.setrlimit(kind, (value, value))
+    )

@@ -31,6 +31,7 @@ from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show
 from skillyard.sandbox.native.keeper.warm_house import Key, key_of
+from skillyard.sandbox.native.keeper.warm_process import WarmProcess
 from skillyard.sandbox.native.keeper.yard import MIB, Asked, Yard
 from skillyard.sandbox.native.keeper.zygote_plan import Plan, Started, Upkeep
 from skillyard.sandbox.native.keeper.zygote_process import Ids
@@ -113,7 +114,7 @@ class LandlockYard(Yard):
         else:
             super()._make(shape)
 
-    def _lacks(self, box: Box, zygote: int) -> str:
+    def _lacks(self, box: Box, process: WarmProcess) -> str:
         return standing.process_lacks(box.pid, ("CapInh", "CapPrm", "CapEff", "CapAmb"))
 
     def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:

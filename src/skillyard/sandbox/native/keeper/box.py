@@ -15,6 +15,7 @@ from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.walls import Build
 
 KILL_GRACE_S = 2.0
 
@@ -88,6 +89,8 @@ class Box:
         self.lacks: Callable[[], str] = str
         """Which of its walls is missing, where that is to be asked."""
         self.on_program_end: Callable[[Box, Program], None]
+        self.build: Build | None = None
+        """What its walls were ordered to be."""
         self._broken = ""
         self._said_ready = False
         self._given = ""

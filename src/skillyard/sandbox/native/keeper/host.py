@@ -20,15 +20,9 @@ class Host:
     cgroups: Cgroups
     landlock: int
     cpus: tuple[int, ...]
-    home: int
-    """A descriptor of the keeper's own mount namespace."""
     proc_files: tuple[str, ...]
     proc_directories: tuple[str, ...]
     run_dir: str
-
-
-def own_mount_namespace() -> int:
-    return os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _for_everybody(path: str) -> bool:

@@ -20,7 +20,7 @@ from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, na
 from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
-from skillyard.sandbox.native.keeper.host import Host, masked_proc, own_mount_namespace
+from skillyard.sandbox.native.keeper.host import Host, masked_proc
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
@@ -167,7 +167,6 @@ class Keeper:
             self._groups,
             landlock.abi(),
             tuple(sorted(os.sched_getaffinity(0))),
-            own_mount_namespace(),
             files,
             directories,
             run_dir,

@@ -1,7 +1,9 @@
-"""Hanging things into a sandbox from outside, before foreign code runs in it.
+"""Hanging things into a sandbox from outside.
 
-Sources are opened in the keeper's mount namespace as detached mounts; only their attachment happens inside. The
-keeper is single-threaded, so changing its own mount namespace for a moment changes nobody else's.
+The mount namespace of a sandbox may be the work of packages that were imported ahead, with a process of theirs alive in
+it: nothing is made, changed or looked up in there but the places to hang something at. All that is hung is made here,
+read-only, and its descriptors say where the next goes. The keeper is single-threaded, so changing its own mount
+namespace for a moment changes nobody else's.
 """
 
 from __future__ import annotations
@@ -9,11 +11,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from skillyard.sandbox.native import kernel, walls
+from skillyard.sandbox.native import kernel, root, walls
+from skillyard.sandbox.native.keeper import namespaces
 
 _QUIET = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+_NO_LINKS = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
+_DIRECTORIES = {"size": "1m", "mode": "0755"}
+"""Of what holds directories and links only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,47 +32,131 @@ class Show:
     aliases: tuple[str, ...] = ()
 
 
-def show(home: int, pidfd: int, root_id: int, items: Sequence[Show]) -> None:
-    """Show ``items`` in the mount namespace of ``pidfd``'s process; ``home`` is our own, to return to.
+class Shower:
+    """Shows what the mount namespace sees in which this is made: the keeper's own."""
 
-    ``root_id`` is the zygote's id 0 as we see it: its tmpfs knows no other owner for what is made in it.
+    def __init__(self) -> None:
+        self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._locked = -1
 
-    Raises OSError naming the source or the step; the sandbox must then be thrown away.
-    """
-    sources: list[int] = []
-    try:
-        for item in items:
-            sources.append(kernel.open_tree(item.source))
-            kernel.mount_setattr(sources[-1], "", _QUIET)
-        kernel.setns(pidfd, kernel.CLONE_NEWNS)
+    def show(self, pidfd: int, items: Sequence[Show], below: str = "") -> None:
+        """Show ``items`` in the mount namespace of ``pidfd``'s process; targets lie below ``below`` there.
+
+        Raises OSError naming the source or the step; the sandbox must then be thrown away.
+        """
+        with ExitStack() as opened:
+            sources = self._sources(items, opened)
+            trees = _trees(items, sources, opened)
+            kernel.setns(pidfd, kernel.CLONE_NEWNS)
+            try:
+                _attach(items, sources, trees, below)
+            finally:
+                self._return()
+
+    def _sources(self, items: Sequence[Show], opened: ExitStack) -> list[int]:
+        """Detached mounts that nobody can make writable again: their flags are those of the locked namespace."""
+        if self._locked < 0:
+            self._locked = _lock_all()
+        sources: list[int] = []
+        kernel.setns(self._locked, kernel.CLONE_NEWNS)
         try:
-            kernel.set_file_ids(root_id, root_id)
-            _attach(items, sources)
+            for item in items:
+                fd, recursive = root.detached(item.source)
+                opened.callback(os.close, fd)
+                kernel.mount_setattr(fd, "", _QUIET, recursive=recursive)
+                sources.append(fd)
         finally:
-            kernel.set_file_ids(0, 0)
-            kernel.setns(home, kernel.CLONE_NEWNS)
+            self._return()
+        return sources
+
+    def _return(self) -> None:
+        """A keeper that is lost among a sandbox's mounts must not go on: all it holds ends with it."""
+        try:
+            kernel.setns(self._home, kernel.CLONE_NEWNS)
+        except OSError as error:
+            raise SystemExit(f"the keeper cannot return to its mount namespace: {error}") from error
+
+
+def _lock_all() -> int:
+    """A descriptor of a mount namespace that shows what ours does, all of it read-only. It belongs to a further user
+    namespace: so the kernel locks the flags of each mount in it, for whoever has a copy (mount_namespaces(7))."""
+    said, saying = os.pipe2(os.O_CLOEXEC)
+    go, going = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for fd in (said, going):
+                os.close(fd)
+            namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
+            kernel.mount_setattr(kernel.AT_FDCWD, "/", _QUIET, recursive=True)
+            namespaces.unshare("user and mount namespaces", kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+            os.write(saying, b"x")
+            os.read(go, 1)
+            status = 0
+        except OSError as error:
+            os.write(2, f"{error}\n".encode())
+        finally:
+            os._exit(status)
+    try:
+        os.close(saying)
+        if not os.read(said, 1):
+            raise OSError(0, "no user and mount namespace to lock mounts in")
+        return os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        for fd in sources:
+        for fd in (said, go, going):
             os.close(fd)
+        os.waitpid(pid, 0)
 
 
-def _attach(items: Sequence[Show], sources: Sequence[int]) -> None:
-    parents = {os.path.dirname(item.target) for item in items if item.target != walls.TRUST}
-    for parent in parents:
-        kernel.mount_setattr(kernel.AT_FDCWD, parent, 0, kernel.MOUNT_ATTR_RDONLY)
-    for item, fd in zip(items, sources, strict=True):
+def _trees(items: Sequence[Show], sources: Sequence[int], opened: ExitStack) -> dict[str, int]:
+    """A read-only tmpfs for each directory in which something is shown, with a place for each of the items."""
+    trees: dict[str, int] = {}
+    for item, source in zip(items, sources, strict=True):
         if item.target == walls.TRUST:
-            kernel.move_mount(fd, item.target)
             continue
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            os.mkdir(item.target, 0o755)
+        parent, name = os.path.split(item.target)
+        if parent not in trees:
+            trees[parent] = _tree(opened)
+        if stat.S_ISDIR(os.fstat(source).st_mode):
+            os.mkdir(name, 0o755, dir_fd=trees[parent])
         else:
-            os.close(os.open(item.target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o444))
-        kernel.move_mount(fd, item.target)
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            os.close(os.open(name, flags, 0o444, dir_fd=trees[parent]))
         for alias in item.aliases:
-            os.symlink(os.path.relpath(item.target, os.path.dirname(alias)), alias)
-    for parent in parents:
-        kernel.mount_setattr(kernel.AT_FDCWD, parent, kernel.MOUNT_ATTR_RDONLY)
+            beside, other = os.path.split(alias)
+            if beside not in trees:
+                trees[beside] = _tree(opened)
+            os.symlink(os.path.relpath(item.target, beside), other, dir_fd=trees[beside])
+    for fd in trees.values():
+        kernel.mount_setattr(fd, "", _QUIET)
+    return trees
+
+
+def _tree(opened: ExitStack) -> int:
+    fd = kernel.new_tmpfs(_DIRECTORIES, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
+    opened.callback(os.close, fd)
+    return fd
+
+
+def _attach(items: Sequence[Show], sources: Sequence[int], trees: dict[str, int], below: str) -> None:
+    """In the sandbox's mount namespace: only descriptors name what is hung, and where inside of the trees."""
+    for parent, fd in trees.items():
+        _hang(fd, below + parent, _NO_LINKS, kernel.AT_FDCWD)
+    for item, fd in zip(items, sources, strict=True):
+        parent, name = os.path.split(item.target)
+        if item.target == walls.TRUST:
+            _hang(fd, below + item.target, _NO_LINKS, kernel.AT_FDCWD)
+        else:
+            _hang(fd, name, _NO_LINKS | kernel.RESOLVE_NO_XDEV, trees[parent])
+
+
+def _hang(fd: int, path: str, resolve: int, at: int) -> None:
+    place = kernel.open_place(path, resolve, at)
+    try:
+        kernel.hang(fd, place)
+    finally:
+        os.close(place)
 
 
 def allowed(target: str, aliases: Sequence[str]) -> bool:

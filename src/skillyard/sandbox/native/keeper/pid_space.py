@@ -6,6 +6,7 @@ why it stays as long as sandboxes of the zygote do.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Collection
@@ -13,8 +14,17 @@ from contextlib import suppress
 
 from skillyard.sandbox.native import kernel
 from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.process_looks import children, status, threads
 
 _AGAIN_S = 0.01
+_NS_GET_PARENT = 0xB702
+"""ioctl_nsfs(2)."""
+
+SPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+"""The namespaces that each sandbox has for itself (namespaces(7))."""
+
+_FIRST: set[int] = set()
+"""The first process of each of our spaces: an ordinary user's may not be looked at."""
 
 
 class PidSpace:
@@ -34,6 +44,7 @@ class PidSpace:
             os.close(self._own)
             raise
         self._pidfd = kernel.pidfd_open(self._first)
+        _FIRST.add(self._first)
 
     def fork(self) -> int:
         """As fork(2); the child, which is ours as ever, is in there. Raises OSError."""
@@ -49,6 +60,35 @@ class PidSpace:
         for fd in (self._pidfd, self._own, self._space):
             os.close(fd)
         os.waitpid(self._first, 0)
+        _FIRST.discard(self._first)
+
+    def has_strangers(self, zygote: int, known: Collection[int], beside: int = -1) -> bool:
+        """Whether there are processes in here that are not ``known``: children of the zygote, of the first process,
+        which gets the orphans, or of ours. With ``beside``, one in a namespace further in may be there that shares
+        none with that process. Raises OSError when they change while they are looked at."""
+        if threads(zygote) != 1 or children(zygote) or children(self._first):
+            return True
+        own = os.stat(self._space)
+        return any(
+            self._is_strange(pid, own, beside)
+            for pid in children(os.getpid())
+            if pid not in known and pid not in _FIRST and not _is_dead(pid)
+        )
+
+    def _is_strange(self, pid: int, own: os.stat_result, beside: int) -> bool:
+        at = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        depth = 0
+        try:
+            while not os.path.samestat(os.fstat(at), own):
+                try:
+                    above = fcntl.ioctl(at, _NS_GET_PARENT)
+                except PermissionError:
+                    return False  # it is above us: this one is of another zygote
+                os.close(at)
+                at, depth = above, depth + 1
+        finally:
+            os.close(at)
+        return not depth or beside < 0 or any(_same_space(pid, beside, name) for name in SPACES)
 
     def end(self, loop: Loop, ours: Callable[[], Collection[int]]) -> None:
         """Kill all that is in there and reap it. What was cloned in there as a child of ours and never told of is
@@ -71,6 +111,17 @@ class PidSpace:
         self._pidfd = -1
         with suppress(ChildProcessError):
             os.waitpid(self._first, 0)
+        _FIRST.discard(self._first)
+
+
+def _same_space(one: int, other: int, name: str) -> bool:
+    return os.readlink(f"/proc/{one}/ns/{name}") == os.readlink(f"/proc/{other}/ns/{name}")
+
+
+def _is_dead(pid: int) -> bool:
+    """Nobody has reaped it yet."""
+    found = status(pid)
+    return found.get("State", "Z").startswith("Z") and threads(pid) <= 1
 
 
 def _be_there() -> None:

@@ -1,4 +1,4 @@
-"""What the kernel says of another process: its memory, its threads, whether it has children (proc_pid_stat(5))."""
+"""What the kernel says of another process: its memory, its threads, its children (proc_pid_stat(5))."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ def threads(pid: int) -> int:
         return 0
 
 
-def has_children(pid: int) -> bool:
-    return bool(_read(f"/proc/{pid}/task/{pid}/children").strip())
+def children(pid: int) -> list[int]:
+    """Those of its first thread."""
+    return [int(word) for word in _read(f"/proc/{pid}/task/{pid}/children").split()]
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of proc_pid_status(5); none when it has ended."""
+    pairs = (line.partition(":") for line in _read(f"/proc/{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

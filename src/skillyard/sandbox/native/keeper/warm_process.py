@@ -12,7 +12,7 @@ from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper import orphans, zygote_words
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
-from skillyard.sandbox.native.keeper.process_looks import has_children, resident, threads
+from skillyard.sandbox.native.keeper.process_looks import children, resident, threads
 from skillyard.sandbox.native.keeper.zygote_plan import Plan, Upkeep
 from skillyard.sandbox.native.keeper.zygote_words import BadWord, Said, Word
 
@@ -74,6 +74,7 @@ class WarmProcess:
             theirs.close()
             os.close(errors)
         self.pid, self._space, self._group = started.pid, started.space, started.group
+        self.mounts = started.mounts
         self._pidfd = kernel.pidfd_open(self.pid)
         os.set_blocking(self._errors, False)
         self.sock.setblocking(False)
@@ -99,6 +100,17 @@ class WarmProcess:
         """What it holds at the moment."""
         self.memory_mb = resident(self.pid) // MIB
         return self.memory_mb
+
+    def has_strangers(self, beside: int = -1) -> bool:
+        """Whether there are processes in its pid namespace that it was not asked for: none but sandboxes are told of.
+        While it clones, one that nobody knows yet may have nothing in common with the sandbox ``beside``.
+
+        Raises OSError when they change while they are looked at.
+        """
+        if self._space is None:
+            return bool(children(self.pid))
+        known = {self.pid, *self._living, *self._hooks.ours()}
+        return self._space.has_strangers(self.pid, known, beside if self.asked else -1)
 
     def disown(self, why: str) -> None:
         """It serves no more: something shows that its packages spoiled it."""
@@ -217,8 +229,11 @@ class WarmProcess:
     def _objection(self) -> str:
         if threads(self.pid) != 1:
             return "it starts threads, which no fork survives"
-        if has_children(self.pid):
-            return "it starts processes"
+        try:
+            if self.has_strangers():
+                return "it starts processes"
+        except OSError as error:
+            return f"its processes cannot be seen: {error.strerror}"
         if (held := self.measured_mb()) > self._upkeep.preload_mb:
             return f"with it, {held} MiB are held, and native.preload_mb is {self._upkeep.preload_mb}"
         return ""

@@ -20,9 +20,10 @@ from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.host import Host
 from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.mounts import Show, show
+from skillyard.sandbox.native.keeper.mounts import Show, Shower
 from skillyard.sandbox.native.keeper.shares import Shares
 from skillyard.sandbox.native.keeper.warm_house import Key, Maker, WarmHouse, key_of
+from skillyard.sandbox.native.keeper.warm_process import WarmProcess
 from skillyard.sandbox.native.keeper.zygote_plan import Plan, Upkeep
 from skillyard.sandbox.native.keeper.zygote_process import ZygotePlan
 from skillyard.sandbox.native.keeper.zygotes import Household, Order, Warmth, Zygote
@@ -85,6 +86,7 @@ class Yard:
         self._lent_at = 0.0
         self._home: Home | None = None
         self._shares = Shares()
+        self._shower = Shower()
         self.boxes: dict[str, Box] = {}
         self.by_key: dict[str, Box] = {}
         self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
@@ -166,8 +168,9 @@ class Yard:
         for shape in [shape for shape in self._ready if key_of(shape) == key]:
             self._forget_shape(shape)
 
-    def _lacks(self, box: Box, zygote: int) -> str:
-        return standing.lacking(box.pid, zygote, self._host.ids.base + box.slot)
+    def _lacks(self, box: Box, process: WarmProcess) -> str:
+        host = self._host
+        return standing.lacking(box, process, host.ids.base + box.slot, host.proc_files, host.proc_directories)
 
     def _ours(self) -> set[int]:
         """The children of this keeper that somebody waits for."""
@@ -231,7 +234,7 @@ class Yard:
 
     def _build(self, box: Box) -> bytes:
         shape, counted = box.shape, self._host.cgroups.has("memory")
-        build = walls.Build(
+        box.build = walls.Build(
             uid=box.slot or self._host.ids.inside,
             own_uid=box.slot > 0,
             disk_bytes=shape.disk_mb * MIB,
@@ -244,7 +247,7 @@ class Yard:
             proc_files=self._host.proc_files,
             proc_directories=self._host.proc_directories,
         )
-        return build.encode()
+        return box.build.encode()
 
     def _affinity(self, cpus: float) -> tuple[int, ...]:
         """Without a cpu controller, as many whole processors as the limit rounds up to; in turn."""
@@ -306,7 +309,7 @@ class Yard:
         return opened.sockets
 
     def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
-        show(self._host.home, box.pidfd, self._host.ids.base, shows)
+        self._shower.show(box.pidfd, shows)
 
     def _failed(self, box: Box, why: str) -> None:
         """It was never cloned."""

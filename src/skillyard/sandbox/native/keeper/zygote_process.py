@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from skillyard.sandbox.native import kernel, root, seccomp
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.interpreter import Interpreter
-from skillyard.sandbox.native.keeper import namespaces
+from skillyard.sandbox.native.keeper import mount_table, namespaces
 from skillyard.sandbox.native.keeper.pid_space import PidSpace
 from skillyard.sandbox.native.keeper.zygote_plan import Started
 from skillyard.sandbox.native.zygote_code import START
@@ -59,18 +59,19 @@ class ZygotePlan:
 
         With ``modules``, packages' code will run in it: it sees no process but its own and those of its sandboxes."""
         if not modules:
-            return Started(_start(self, os.fork, [self.group] if self.group else [], sock, errors, ()))
+            pid, _ = _start(self, os.fork, [self.group] if self.group else [], sock, errors, ())
+            return Started(pid)
         space, group = PidSpace(), None
         try:
             group = self.own_group()
             joins = [self.group] if group is None else group.join_files()
-            pid = _start(self, space.fork, [path for path in joins if path], sock, errors, modules)
+            pid, mounts = _start(self, space.fork, [path for path in joins if path], sock, errors, modules)
         except OSError:
             space.abandon()
             if group is not None:
                 group.remove()
             raise
-        return Started(pid, space, group)
+        return Started(pid, space, group, mounts)
 
 
 def environment(python: Interpreter) -> dict[str, str]:
@@ -90,7 +91,8 @@ def _start(
     sock: socket.socket,
     errors: int,
     modules: tuple[str, ...],
-) -> int:
+) -> tuple[int, str]:
+    """Its pid and its mounts."""
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
@@ -105,14 +107,16 @@ def _start(
             os._exit(1)
     for fd in (ready_w, mapped_r, *(bind.fd for bind in binds)):
         os.close(fd)
+    mounts = ""
     try:
         if os.read(ready_r, 1):
+            mounts = mount_table.read(pid)
             _map(pid, plan.ids)
             os.write(mapped_w, b"x")
     finally:
         os.close(ready_r)
         os.close(mapped_w)
-    return pid
+    return pid, mounts
 
 
 def _map(pid: int, ids: Ids) -> None:
@@ -155,29 +159,35 @@ def _become(
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
+    _make_root(plan, binds)
+    # The root was made in the mount namespace before this one, which another user namespace owns: so the kernel locks
+    # each mount of it, and nobody in here can make one writable, take it away or uncover what it covers.
     namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
     os.write(ready, b"x")
     if not os.read(mapped, 1):
         raise OSError(0, "the keeper could not map ids")
     inside = plan.ids.inside
-    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount(
-        "root",
-        plan.root_dir,
-        "tmpfs",
-        kernel.MS_NOSUID | kernel.MS_NODEV,
-        f"size=16m,mode=0755,uid={inside},gid={inside}",
-    )
-    os.chdir(plan.root_dir)
     if plan.ids.count > 1:
         os.setgroups([])
     os.setresgid(inside, inside, inside)
     os.setresuid(inside, inside, inside)
-    os.umask(0o022)
-    root.build(binds, plan.python, plan.packages)
     if inside:
         kernel.keep_capabilities()
     _exec(plan, sock, errors, modules)
+
+
+def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
+    """As the zygote's id, which then owns what is made: the rights of the keeper's are not those of a sandbox."""
+    base = plan.ids.base
+    namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("root", plan.root_dir, "tmpfs", flags, f"size=16m,mode=0755,uid={base},gid={base}")
+    os.chdir(plan.root_dir)
+    os.umask(0o022)
+    kernel.set_file_ids(base, base)
+    root.build(binds, plan.python, plan.packages)
+    kernel.set_file_ids(0, 0)
 
 
 def keep_only(sock: socket.socket, errors: int) -> None:

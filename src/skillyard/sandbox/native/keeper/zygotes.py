@@ -30,12 +30,12 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Household:
     """What a zygote needs of its keeper. ``failed(box, why)`` is called for each order that comes to nothing; ``grew``
-    when it may hold more memory than before. ``lacks(box, pid)`` says which wall of a sandbox of the zygote ``pid`` is
+    when it may hold more memory than before. ``lacks(box, process)`` says which wall of a sandbox of that zygote is
     missing."""
 
     failed: Callable[[Box, str], None]
     grew: Callable[[], None]
-    lacks: Callable[[Box, int], str]
+    lacks: Callable[[Box, WarmProcess], str]
     ours: Callable[[], Any]
     bury: Callable[[Any], None]
 
@@ -173,7 +173,7 @@ class Zygote:
 
     def _lacks(self, box: Box, process: WarmProcess) -> str:
         """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
-        why = self._household.lacks(box, process.pid)
+        why = self._household.lacks(box, process)
         if why:
             process.disown(f"its sandboxes have not all walls: {why}")
         return why

@@ -1,0 +1,95 @@
+"""Packages that are imported ahead do not get out: not by what the keeper mounts, nor by what they keep running."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.sandbox import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.launch import KeeperOptions
+from tests.sandbox.escapes import SOURCES, UNCOVERS
+from tests.sandbox.preloading import Yard
+
+pytestmark = pytest.mark.anyio
+
+TRUST = "/run/egress/ca.pem"
+CAUGHT = ("by_flags", "by_root")
+"""Those that do nothing to the sandboxes themselves need not be found."""
+
+
+class Ground:
+    def __init__(self, base: Path) -> None:
+        self.packages = base / "packages"
+        self.packages.mkdir()
+        for name, source in (SOURCES | {"uncovers": UNCOVERS, "good": ""}).items():
+            (self.packages / f"{name}.py").write_text(source)
+        self.packages.chmod(0o777)  # root's sandboxes are other users, who could not write to root's own
+        self.skill = base / "skill"
+        self.skill.mkdir()
+        (self.skill / "SKILL.md").write_text("shown")
+        self.skill.chmod(0o777)
+        self.file = base / "file"
+        self.file.write_text("bytes")
+        self.backend = NativeBackend(base / "run", KeeperOptions(ready=1))
+
+    def spec(self, module: str) -> SandboxSpec:
+        mounts = (
+            Mount(self.skill, "/skills/shown", digest="sha256:0"),
+            Mount(self.file, "/blobs/blob:1", digest="sha256:0"),
+            Mount(self.file, TRUST, digest="sha256:0"),
+        )
+        return SandboxSpec(environment=EnvironmentRef("hostile", self.packages, (module,), "x"), mounts=mounts)
+
+    async def run(self, module: str) -> str:
+        """What a run prints that has these mounts, with the module imported ahead or left out."""
+        sandbox = await self.backend.create(self.spec(module), f"of-{module}")
+        try:
+            script = "cat /skills/shown/SKILL.md /blobs/blob:1; ls /proc/1/task | wc -l; ls -d /proc/[0-9]* | wc -l"
+            process = await sandbox.start(Argv(("sh", "-c", script)), id="p", timeout_ms=20_000)
+            await process.wait()
+            return b"".join([piece async for piece in process.output(Stream.STDOUT)]).decode()
+        finally:
+            await self.backend.destroy(sandbox.handle)
+
+    def marks(self) -> list[str]:
+        known = {f"{name}.py" for name in (*SOURCES, "uncovers", "good")} | {"SKILL.md", "__pycache__"}
+        return [str(p) for place in (self.packages, self.skill) for p in place.iterdir() if p.name not in known]
+
+
+@pytest.fixture(scope="module")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    base = tmp_path_factory.mktemp("escapes")
+    ground = Ground(base)
+    if not (probe := await ground.backend.probe()).ready:
+        pytest.skip(probe.facts["why"])
+    yield ground
+    await ground.backend.close()
+
+
+@pytest.mark.parametrize("module", SOURCES)
+async def test_nothing_of_the_host_is_written_and_runs_go_on(ground: Ground, module: str) -> None:
+    made = await ground.backend.prepare(ground.spec(module))
+    assert made is not None
+    try:
+        assert (await ground.run(module)).startswith("shownbytes1\n")
+        assert (await ground.run(module)).startswith("shownbytes1\n")
+    finally:
+        found = ground.marks()
+        for path in found:
+            subprocess.run(["rm", "-rf", path], check=True)
+    assert found == []
+    if module not in CAUGHT:
+        made = await ground.backend.prepare(ground.spec(module))
+        assert made is not None
+        assert module in made.faults
+
+
+async def test_what_is_covered_cannot_be_uncovered(ground: Ground) -> None:
+    made = await ground.backend.prepare(ground.spec("uncovers"))
+    assert made is not None
+    assert made.faults == {}
+    assert await Yard(ground.backend, ground.packages).evaluate("uncovers.uncovered + uncovers.moved", "uncovers") == []
