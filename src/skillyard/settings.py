@@ -161,7 +161,7 @@ class NativeSettings(_Section):
 
     ready: int = Field(default=4, ge=0, le=4096)
     uid_base: int = Field(default=1_900_000_000, ge=65_536)
-    uid_count: int = Field(default=4096, ge=1)
+    uid_count: int = Field(default=8192, ge=1)
     retire_runs: int = Field(default=2000, ge=1)
     retire_s: float = Field(default=1800.0, gt=0)
     preload_mb: int = Field(default=256, ge=0)

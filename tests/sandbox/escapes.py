@@ -144,6 +144,8 @@ SOURCES = {
 }
 SOURCES = {name: (_TOOLS + source).replace("MARK", MARK) for name, source in SOURCES.items()}
 
+MAPS = "mapped = [[int(word) for word in line.split()] for line in open('/proc/self/uid_map')]\n"
+
 UNCOVERS = (  # what is mounted over the host's own packages, and what is over other things
     "import ctypes, os\n"
     "libc = ctypes.CDLL(None, use_errno=True)\n"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from skillyard.domain.sandbox import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from tests.sandbox.escapes import SOURCES, UNCOVERS
+from tests.sandbox.escapes import MAPS, SOURCES, UNCOVERS
 from tests.sandbox.preloading import Yard
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +28,7 @@ class Ground:
     def __init__(self, base: Path) -> None:
         self.packages = base / "packages"
         self.packages.mkdir()
-        for name, source in (SOURCES | {"uncovers": UNCOVERS, "good": ""}).items():
+        for name, source in (SOURCES | {"uncovers": UNCOVERS, "maps": MAPS, "maps_too": MAPS}).items():
             (self.packages / f"{name}.py").write_text(source)
         self.packages.chmod(0o777)  # root's sandboxes are other users, who could not write to root's own
         self.skill = base / "skill"
@@ -56,7 +59,7 @@ class Ground:
             await self.backend.destroy(sandbox.handle)
 
     def marks(self) -> list[str]:
-        known = {f"{name}.py" for name in (*SOURCES, "uncovers", "good")} | {"SKILL.md", "__pycache__"}
+        known = {f"{name}.py" for name in (*SOURCES, "uncovers", "maps", "maps_too")} | {"SKILL.md", "__pycache__"}
         return [str(p) for place in (self.packages, self.skill) for p in place.iterdir() if p.name not in known]
 
 
@@ -93,3 +96,43 @@ async def test_what_is_covered_cannot_be_uncovered(ground: Ground) -> None:
     assert made is not None
     assert made.faults == {}
     assert await Yard(ground.backend, ground.packages).evaluate("uncovers.uncovered + uncovers.moved", "uncovers") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one id to give")
+async def test_a_zygote_can_become_no_sandbox_of_another(ground: Ground) -> None:
+    yard = Yard(ground.backend, ground.packages)
+    maps = [await yard.evaluate(f"{name}.mapped", name) for name in ("maps", "maps_too")]
+    one, other = ({*range(first, first + count)} for _, first, count in (lines[-1] for lines in maps))
+    plain = await yard.evaluate("int(open('/proc/self/uid_map').read().split()[1])")
+    assert not one & other
+    assert maps[0][0][1] + plain not in one | other, "those that import nothing ahead share the rest"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody else can mount for all to see")
+def test_a_certificate_file_that_is_mounted_over_the_hosts_is_seen(tmp_path: Path) -> None:
+    theirs = "/etc/ssl/certs/ca-certificates.crt"
+    if not os.path.isfile(theirs):
+        pytest.skip(f"this host has no {theirs}")
+    (tmp_path / "operators.crt").write_text("of the operator")
+    script = (
+        f"mount --bind {tmp_path}/operators.crt {theirs} && exec {sys.executable} -c {shlex.quote(_READ)} {tmp_path}"
+    )
+    seen = subprocess.run(["unshare", "--mount", "sh", "-c", f"{script} {theirs}"], stdout=subprocess.PIPE, check=True)
+    assert seen.stdout == b"of the operator"
+
+
+_READ = """
+import asyncio, pathlib, sys
+from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.launch import KeeperOptions
+async def main():
+    backend = NativeBackend(pathlib.Path(sys.argv[1], 'run'), KeeperOptions(ready=0))
+    sandbox = await backend.create(SandboxSpec(), 'reads')
+    process = await sandbox.start(Argv(('cat', sys.argv[2])), id='p', timeout_ms=20_000)
+    await process.wait()
+    sys.stdout.buffer.write(b''.join([piece async for piece in process.output(Stream.STDOUT)]))
+    await backend.destroy(sandbox.handle)
+    await backend.close()
+asyncio.run(main())
+"""

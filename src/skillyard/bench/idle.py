@@ -40,7 +40,7 @@ class Idle:
 async def measure(home: Path, count: int) -> Idle:
     """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
     places = DataDir(home)
-    settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(4096, count + _SPARE_IDS)})
+    settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(8192, count + _SPARE_IDS)})
     backend = native_backend(settings, places.run)
     assert isinstance(backend, NativeBackend)
     try:

@@ -31,7 +31,7 @@ class KeeperOptions:
     PROGRAM: ClassVar[str] = "skillyard.sandbox.native.keeper.main"
     ready: int = 4
     uid_base: int = 1_900_000_000
-    uid_count: int = 4096
+    uid_count: int = 8192
     retire_runs: int = 2000
     retire_s: float = 1800.0
     preload_mb: int = 256

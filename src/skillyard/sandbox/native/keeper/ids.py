@@ -4,12 +4,61 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import deque
+from collections.abc import Callable
 
 from skillyard.sandbox.native.keeper import namespaces
+from skillyard.sandbox.native.keeper.warm_house import Key
 from skillyard.sandbox.native.keeper.zygote_process import Ids
 
 _LOCKS = "/run/skillyard-ids"
 _BLOCKS = 64
+_PART, _LEAST_PARTS = 256, 8
+"""Sandboxes at once of one zygote that imports packages, and into how many parts a small block is cut."""
+
+
+class Slots:
+    """The numbers behind 0, the zygotes' own, in a block of ids: each sandbox has one, and is that user.
+
+    Whoever has a zygote that imports packages has a part of them for itself, which is all that the zygote may become.
+    The others share the rest: their zygotes run no foreign code. ``lives`` says whether an owner's zygote is there.
+    """
+
+    def __init__(self, count: int, lives: Callable[[Key], bool]) -> None:
+        size = max(1, min(_PART, (count - 1) // _LEAST_PARTS))
+        self._lives = lives
+        self._size = size
+        first = 1 + (count - 1) % size
+        self._shared = deque(range(1, first))
+        self._unclaimed = deque(range(at, at + size) for at in range(first, count, size))
+        self._parts: dict[Key, range] = {}
+        self._free: dict[Key, deque[int]] = {}
+
+    def part(self, owner: Key) -> range | None:
+        """All numbers of this owner, from now on; None when there are none left to give."""
+        if owner not in self._parts and (part := self._claim()) is not None:
+            self._parts[owner], self._free[owner] = part, deque(part)
+        return self._parts.get(owner)
+
+    def take(self, owner: Key) -> int:
+        """One that is free, 0 when there is none."""
+        free = self._free.get(owner, self._shared)
+        if not free and free is self._shared:
+            free.extend(self._claim() or ())
+        return free.popleft() if free else 0
+
+    def give_back(self, slot: int) -> None:
+        free = next((self._free[owner] for owner, part in self._parts.items() if slot in part), self._shared)
+        free.append(slot)
+
+    def _claim(self) -> range | None:
+        if self._unclaimed:
+            return self._unclaimed.popleft()
+        unused = (name for name, free in self._free.items() if len(free) == self._size and not self._lives(name))
+        if (owner := next(unused, None)) is None:
+            return None
+        del self._free[owner]
+        return self._parts.pop(owner)
 
 
 def choose(base: int, count: int) -> tuple[Ids, int]:

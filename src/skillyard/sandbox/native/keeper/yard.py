@@ -18,6 +18,7 @@ from skillyard.sandbox.native.inside_protocol import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.keeper import standing
 from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.host import Host
+from skillyard.sandbox.native.keeper.ids import Slots
 from skillyard.sandbox.native.keeper.listening import Home, Listen, Opened, open_in
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.mounts import Show, Shower
@@ -75,7 +76,7 @@ class Yard:
         self._ready: dict[Shape, deque[Box]] = {}
         self._making: dict[Shape, int] = {}
         self._waiting: dict[Shape, deque[Asked]] = {}
-        self._free_slots = deque(range(1, host.ids.count))
+        self._slots = Slots(host.ids.count, self._warm.__contains__)
         self._doomed: list[Group] = []
         self._name = f"n{os.urandom(5).hex()}"
         """Begins the handles: never those of an earlier keeper, which somebody may still ask after."""
@@ -185,14 +186,18 @@ class Yard:
         return self._host.cgroups.make(f"{self._name}-{self._number}", limits)
 
     def _plan(self, key: Key, details: dict[str, Any]) -> Plan:
+        """One that imports packages gets ids that no other zygote's sandboxes have."""
+        ids = self._host.ids
+        slots = self._slots.part(key) if details["preload"] and ids.count > 1 else range(1, ids.count)
         return ZygotePlan(
             self._host.python,
             details["packages"],
             tuple(details["preload"]),
-            self._host.ids,
+            ids,
+            slots,
             f"{self._host.run_dir}/root",
             self._host.cgroups.has("memory"),
-            self._host.cgroups.let_clone(self._host.ids.base),
+            self._host.cgroups.let_clone(ids.base),
             self._own_group,
         )
 
@@ -200,13 +205,12 @@ class Yard:
         self._making[shape] = self._making.get(shape, 0) + 1
         self._number += 1
         handle = f"{self._name}-{self._number}"
-        slot = 0
-        if self._host.ids.count > 1:
-            if not self._free_slots:
-                self._making[shape] -= 1
-                self._refuse_one(shape, f"all {self._host.ids.count - 1} user ids are in use")
-                return
-            slot = self._free_slots.popleft()
+        zygote = self._zygote(shape)
+        slot = self._slots.take(key_of(shape)) if self._host.ids.count > 1 else 0
+        if self._host.ids.count > 1 and not slot:
+            self._making[shape] -= 1
+            self._refuse_one(shape, "all user ids for sandboxes are in use")
+            return
         try:
             group = self._group(handle, shape)
         except OSError as error:
@@ -218,7 +222,7 @@ class Yard:
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
         first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
-        self._zygote(shape).order(Order(box, first + self._build(box)))
+        zygote.order(Order(box, first + self._build(box)))
 
     def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
         return Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
@@ -351,7 +355,7 @@ class Yard:
 
     def _free(self, slot: int) -> None:
         if slot:
-            self._free_slots.append(slot)
+            self._slots.give_back(slot)
 
     def _try_again(self, shape: Shape, why: str) -> None:
         """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made

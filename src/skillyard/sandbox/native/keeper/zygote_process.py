@@ -26,7 +26,7 @@ KEEPER_FD, _ERRORS_FD = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of the keeper's user namespace that a zygote's maps, ``base`` as :attr:`inside`."""
+    """A block of ids of the keeper's user namespace; ``base``, the zygotes' own, is :attr:`inside` in theirs."""
 
     base: int
     count: int
@@ -45,6 +45,8 @@ class ZygotePlan:
     modules: tuple[str, ...]
     """To be imported ahead."""
     ids: Ids
+    slots: range | None
+    """Those behind the first id that it may become; None when there are none for one that imports packages."""
     root_dir: str
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
     memory_counted: bool
@@ -61,6 +63,8 @@ class ZygotePlan:
         if not modules:
             pid, _ = _start(self, os.fork, [self.group] if self.group else [], sock, errors, ())
             return Started(pid)
+        if self.slots is None:
+            raise OSError(0, "all user ids for sandboxes are in use")
         space, group = PidSpace(), None
         try:
             group = self.own_group()
@@ -111,7 +115,7 @@ def _start(
     try:
         if os.read(ready_r, 1):
             mounts = mount_table.read(pid)
-            _map(pid, plan.ids)
+            _map(pid, plan.ids, plan.slots)
             os.write(mapped_w, b"x")
     finally:
         os.close(ready_r)
@@ -119,11 +123,16 @@ def _start(
     return pid, mounts
 
 
-def _map(pid: int, ids: Ids) -> None:
+def _map(pid: int, ids: Ids, slots: range | None) -> None:
+    """Its own id as :attr:`Ids.inside`, and those of its sandboxes by their numbers."""
+    slots = range(1, ids.count) if slots is None else slots
+    lines = [f"{ids.inside} {ids.base} 1"]
+    if slots:
+        lines.append(f"{slots.start} {ids.base + slots.start} {len(slots)}")
     if ids.count == 1:
         _write(f"/proc/{pid}/setgroups", "deny")
     for name in ("gid_map", "uid_map"):
-        _write(f"/proc/{pid}/{name}", f"{ids.inside} {ids.base} {ids.count}")
+        _write(f"/proc/{pid}/{name}", "\n".join(lines))
 
 
 def _write(path: str, text: str) -> None:
