@@ -55,6 +55,23 @@ async def test_a_server_may_speak_first_and_a_half_closed_connection_goes_on(
         await box.close()
 
 
+async def test_words_without_a_line_end_are_answered(shared_gate: ProcessGate, room: Room) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while said := await reader.read(100):
+            writer.write(b"<" + said + b">")
+            await writer.drain()
+
+    async with Server(answer) as server:
+        box = await plugged(shared_gate, room, reaching(server, "raw.test"), server.port)
+        reader, writer = await box.dial("raw.test", server.port)
+        async with asyncio.timeout(10):  # a third of the time for a whole request
+            for said in (b"PING", b'{"id": 1}', b"again"):
+                writer.write(said)
+                assert await reader.readuntil(b">") == b"<" + said + b">"
+        writer.close()
+        await box.close()
+
+
 async def test_connect_and_socks_lead_to_the_same(shared_gate: ProcessGate, room: Room) -> None:
     async with Server(echo) as server:
         box = await plugged(shared_gate, room, reaching(server, "api.test"))

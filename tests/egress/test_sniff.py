@@ -182,20 +182,66 @@ def test_a_client_may_only_listen() -> None:
     assert talk(FirstWords("a.x.com", 443), b"") is not None
 
 
-def test_words_without_a_line_pass_at_their_end() -> None:
+@pytest.mark.parametrize(
+    "said", [b"user", b"PING", b'{"id": 1}', b"0032git-upload-pack /x\0host=a.x.com\0", b"\n", b"\x16", b"GET", b"HTTP"]
+)
+def test_words_that_are_no_request_yet_pass_as_they_come(said: bytes) -> None:
     guard = FirstWords("a.x.com", 79)
-    guard.client_says(b"user")
-    assert guard.for_server() == b""
+    guard.client_says(said)
+    assert guard.for_server() == said
+    assert not guard.raw
     guard.client_says(b"")
     assert guard.raw
-    assert guard.for_server() == b"user"
+    assert guard.for_server() == b""
+
+
+@pytest.mark.parametrize("said", [b"GET /x", b"GET http://b.x.com/ HTTP/1.0", b"X / http/1", b"PROXY UNKNOWN"])
+def test_what_is_a_request_once_its_line_ends_waits_and_is_refused_at_its_end(said: bytes) -> None:
+    """There are servers that take the end of what is said for the end of a line."""
+    guard = FirstWords("a.x.com", 8080)
+    for at in range(len(said)):
+        guard.client_says(said[at : at + 1])
+    passed = guard.for_server()
+    assert said.startswith(passed)
+    assert sniff(passed + b"\n") in (None, Kind.OTHER)
+    assert talk(guard, b"") is not None
+    assert guard.over
+    assert guard.for_server() == b""
+
+
+def test_what_becomes_a_request_after_it_began_to_pass_is_held_all_the_same() -> None:
+    honest = b"POST / HTTP/1.1\r\nHost: a.x.com:8080\r\nContent-Length: 0\r\n\r\n"
+    for rest, held in ((honest, False), (honest.replace(b"a.x", b"b.x"), True), (honest.replace(b"/ ", b"/\t"), True)):
+        guard = FirstWords("a.x.com", 8080)
+        guard.client_says(b"POST")
+        assert guard.for_server() == b"POST"
+        assert (talk(guard, rest[4:]) is not None) is held
+        assert guard.for_server().lower() == (b"" if held else honest[4:].lower())
+
+
+def test_what_is_written_anew_cannot_have_begun_to_pass() -> None:
+    guard = FirstWords("a.x.com", 8080)
+    guard.client_says(b"POST http://a.x.com:8080/x")
+    assert talk(guard, b" HTTP/1.1\r\nHost: a.x.com:8080\r\n\r\n") is not None
+    assert guard.for_client().startswith(b"HTTP/1.1 403 ")
+    assert guard.for_server() == b"POST http://a.x.com:8080/x"  # not a request, whatever ends it
+
+
+@pytest.mark.parametrize("port", [443, 80])
+def test_nothing_passes_before_it_is_known_on_ports_of_the_web(port: int) -> None:
+    guard = FirstWords("a.x.com", port)
+    guard.client_says(b"PO" if port == 80 else b"\x16")
+    assert guard.for_server() == b""
 
 
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([80, 443, 5432]))
 def test_anything_at_all(said: list[bytes], port: int) -> None:
     guard = FirstWords("a.x.com", port)
+    passed = b""
     with contextlib.suppress(Trouble):
         for data in said:
             guard.client_says(data)
+            passed += guard.for_server()
             guard.server_says(data)
+    assert b"".join(said).startswith(passed) or not guard.raw

@@ -158,6 +158,7 @@ def test_the_server_stands_as_composed(docker: Docker, served: str) -> None:
     assert ready == {"status": "ready", "isolation": "native", "allow_degraded": [], "missing": ["own_uid"]}
     told = json.loads(docker("exec", served, "skillyard", "doctor", "--json").stdout)
     assert told["mandatory_missing"] == []
+    assert told["abilities"]["egress"]["level"] == "kernel", told["abilities"]
     exposed = docker("inspect", "--format", "{{json .Config.ExposedPorts}}", served).stdout
     assert json.loads(exposed) == {"8765/tcp": {}}
 

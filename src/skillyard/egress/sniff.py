@@ -86,9 +86,9 @@ def _sniff_line(data: bytes) -> Kind | None:
 
 class FirstWords(Outbox):
     """See :class:`~skillyard.egress.guard.Guard`: waits for the client's first words and goes on as the guard of what
-    they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw. The server may speak
-    first. ``words`` judge what HTTP in plain text says; ``tls`` makes the guard of TLS, where it is no
-    :class:`TlsGuard`."""
+    they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw, and while it may become
+    either, as much passes as no server takes for a request, even should nothing follow. The server may speak first.
+    ``words`` judge what HTTP in plain text says; ``tls`` makes the guard of TLS, where it is no :class:`TlsGuard`."""
 
     def __init__(self, host: Host, port: int, *, words: Words = ANY, tls: Callable[[], Guard] | None = None) -> None:
         super().__init__()
@@ -97,6 +97,8 @@ class FirstWords(Outbox):
         self._words = words
         self._tls = tls
         self._said = bytearray()
+        self._passed = b""
+        """What passed before there was a guard, less what the guard has given back since."""
         self._guard: Guard | None = None
         self._over = False
 
@@ -119,6 +121,7 @@ class FirstWords(Outbox):
     def go_on(self) -> None:
         if self._guard is not None:
             self._guard.go_on()
+            self._hand_on()
 
     @property
     def holding(self) -> bool:
@@ -129,7 +132,8 @@ class FirstWords(Outbox):
             self._guard.server_pauses()
 
     def for_server(self) -> bytes:
-        return super().for_server() + (self._guard.for_server() if self._guard is not None else b"")
+        rest = self._guard.for_server() if self._guard is not None and not self._passed else b""
+        return super().for_server() + rest
 
     def for_client(self) -> bytes:
         return super().for_client() + (self._guard.for_client() if self._guard is not None else b"")
@@ -137,22 +141,47 @@ class FirstWords(Outbox):
     def client_says(self, data: bytes) -> None:
         if self._guard is not None:
             self._guard.client_says(data)
+            self._hand_on()
             return
         self._said += data
-        kind = sniff(bytes(self._said)) if data else Kind.OTHER  # no request and no record is complete
+        said = bytes(self._said)
+        kind = sniff(said) if data else _at_end(said)
         if kind is None:
+            self._pass_early(said)
             return
-        if data or self._said or self._port in (TLS_PORT, HTTP_PORT):
+        if not data and kind is not Kind.OTHER:
+            raise self._refuse(kind, "the first line breaks off")
+        if said or self._port in (TLS_PORT, HTTP_PORT):
             self._guard = self._guard_of(kind)
         else:
             self._guard = Open()  # it only listens
-        said, self._said = bytes(self._said), bytearray()
+        self._said.clear()
         if said:
             self._guard.client_says(said)
+            self._hand_on()
+
+    def _pass_early(self, said: bytes) -> None:
+        if self._port in (TLS_PORT, HTTP_PORT) or _at_end(said) is not Kind.OTHER:
+            return
+        if self._tls is not None and said[0] in _TLS_KINDS:  # its guard answers in the server's place
+            return
+        self._to_server += said[len(self._passed) :]
+        self._passed = said
+
+    def _hand_on(self) -> None:
+        """What passed already does not pass again. Raises Refused when the guard writes it otherwise."""
+        if not self._passed or self._guard is None or not (out := self._guard.for_server()):
+            return
+        size = min(len(out), len(self._passed))
+        if out[:size] != self._passed[:size]:
+            raise self._refuse(Kind.HTTP, "a request line that is written anew must come in one piece")
+        self._passed = self._passed[size:]
+        self._to_server += out[size:]
 
     def server_says(self, data: bytes) -> None:
         if self._guard is not None:
             self._guard.server_says(data)
+            self._hand_on()
         else:
             self._to_client += data
             self._over = not data
@@ -164,12 +193,22 @@ class FirstWords(Outbox):
         if kind is not wanted:
             reason = f"port {self._port} is for {wanted.value}, and what comes is {kind.value}"
         if reason:
-            self._over = True
-            self._to_client += told(kind, reason)
-            raise Refused(reason)
+            raise self._refuse(kind, reason)
         if kind is Kind.TLS:
             return TlsGuard(self._host) if self._tls is None else self._tls()
         return HttpGuard(self._host, self._port, words=self._words) if kind is Kind.HTTP else Open()
+
+    def _refuse(self, kind: Kind, reason: str) -> Refused:
+        """To be raised."""
+        self._over = True
+        self._to_client += told(kind, reason)
+        return Refused(reason)
+
+
+def _at_end(said: bytes) -> Kind:
+    """What ``said`` is when nothing follows: some servers take that for the end of a line. No record is complete."""
+    kind = sniff(said + b"\n")
+    return Kind.OTHER if kind is None or kind is Kind.TLS else kind
 
 
 def told(kind: Kind | None, reason: str) -> bytes:
