@@ -102,6 +102,46 @@ def test_short_values_are_masked_too() -> None:
     assert masks.once(b"<pw1>") == b"<placeholder>"
 
 
+SHOWN = "a&<>\"'/+=` é\\z"
+"""Whatever some writer shows otherwise than it is. What each makes of it is written out here."""
+WRITTEN = {
+    "as it is": SHOWN,
+    "JSON": r"""a&<>\"'/+=` \u00e9\\z""",
+    "JSON in UTF-8": r"""a&<>\"'/+=` é\\z""",
+    "JSON with slashes escaped, as PHP": r"""a&<>\"'\/+=` \u00e9\\z""",
+    "JSON of Go and of Rails": r"""a\u0026\u003c\u003e\"'/+=` é\\z""",
+    "JSON of .NET": r"""a\u0026\u003C\u003E\u0022\u0027/\u002B=\u0060 \u00E9\\z""",
+    "HTML text": """a&amp;&lt;&gt;"'/+=` é\\z""",
+    "HTML of Python and React": "a&amp;&lt;&gt;&quot;&#x27;/+=` é\\z",
+    "HTML of Rails": "a&amp;&lt;&gt;&quot;&#39;/+=` é\\z",
+    "HTML of PHP": "a&amp;&lt;&gt;&quot;&#039;/+=` é\\z",
+    "HTML of Go and Jinja": "a&amp;&lt;&gt;&#34;&#39;/+=` é\\z",
+    "HTML of Go's templates": "a&amp;&lt;&gt;&#34;&#39;/&#43;=` é\\z",
+    "HTML of .NET": "a&amp;&lt;&gt;&quot;&#x27;/&#x2B;=&#x60; &#xE9;\\z",
+    "HTML of Handlebars": "a&amp;&lt;&gt;&quot;&#x27;/+&#x3D;&#x60; é\\z",
+    "HTML of Mustache": "a&amp;&lt;&gt;&quot;&#39;&#x2F;+&#x3D;&#x60; é\\z",
+    "percent": "a%26%3C%3E%22%27%2F%2B%3D%60%20%C3%A9%5Cz",
+    "percent in small letters": "a%26%3c%3e%22%27%2f%2b%3d%60%20%c3%a9%5cz",
+    "percent in a path": "a%26%3C%3E%22%27/%2B%3D%60%20%C3%A9%5Cz",
+    "a form": "a%26%3C%3E%22%27%2F%2B%3D%60+%C3%A9%5Cz",
+    "base64": base64.b64encode(SHOWN.encode()).decode(),
+    "base64 behind a name": base64.b64encode(b"user:" + SHOWN.encode() + b";").decode(),
+    "base64 for URLs": base64.urlsafe_b64encode(b"\xff" + SHOWN.encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("writer", WRITTEN)
+def test_what_is_promised_is_masked_however_it_is_cut(writer: str) -> None:
+    masks = Masks([GateSecret("KEY", "placeholder", SHOWN)])
+    said = f"<{WRITTEN[writer]}>".encode()
+    for cut in range(len(said)):
+        masker = Masker(masks)
+        shown = masker.feed(said[:cut]) + masker.feed(said[cut:]) + masker.flush()
+        assert b"placeholder" in shown
+        if not writer.startswith("base64"):  # whose ends are mixed with what stands beside
+            assert shown == b"<placeholder>"
+
+
 def test_lines_of_a_long_value_are_masked() -> None:
     value = "-----BEGIN KEY-----\nMIGHAgEAMBMGByqGSM49AgEG\nCCqGSM49AwEHBG0wawIBAQQg\n-----END KEY-----\n"
     masks = Masks([GateSecret("KEY", "placeholder", value)])

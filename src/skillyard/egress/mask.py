@@ -3,7 +3,6 @@ wall against one that means to give a value away."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote, quote_plus
@@ -16,9 +15,29 @@ _DERIVED = 8
 """Bytes from which on encoded forms are looked for."""
 _QUICK = 16
 
+_TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_HTML = tuple(
+    str.maketrans(_TEXT | more)
+    for more in (
+        {},
+        {'"': "&quot;", "'": "&#x27;"},  # Python, React
+        {'"': "&quot;", "'": "&#39;"},  # Rails
+        {'"': "&quot;", "'": "&#039;"},  # PHP
+        {'"': "&#34;", "'": "&#39;"},  # Go, Jinja
+        {'"': "&#34;", "'": "&#39;", "+": "&#43;"},  # Go's templates
+        {'"': "&quot;", "'": "&#x27;", "=": "&#x3D;", "`": "&#x60;"},  # Handlebars
+        {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},  # Mustache
+    )
+)
+_HTML_NET = {"'": "&#x27;", "+": "&#x2B;", "`": "&#x60;", '"': "&quot;"} | _TEXT
+_JSON_GO = str.maketrans({c: f"\\u{ord(c):04x}" for c in "&<>\u2028\u2029"})
+_JSON_NET = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\b": r"\b", "\f": r"\f"})
+_ESCAPED_NET = "\"'&<>+`"
+
 
 class Masks:
-    """What ``secrets`` look like raw, in base64, percent-encoded, in JSON and in HTML, and what stands for each."""
+    """What ``secrets`` look like raw, in base64, percent-encoded, in JSON and in HTML as common libraries write them,
+    each as a whole, and what stands for each."""
 
     def __init__(self, secrets: Sequence[GateSecret]) -> None:
         found: dict[bytes, bytes] = {}
@@ -130,11 +149,30 @@ def _forms(value: str) -> set[bytes]:
     if len(value.encode()) < _DERIVED:
         return forms
     for text in texts:
-        shown = (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], html.escape(text))
+        shown = (*_in_json(text), *_in_html(text))
         encoded = (quote(text, safe=""), quote(text), quote_plus(text))
         forms |= {each.encode() for each in (*shown, *encoded, *(lower_hex(each) for each in encoded))}
         forms |= {form for form in encoded_forms(text.encode()) if form}
     return forms | {form.replace(b"/", b"\\/") for form in forms}  # as some write JSON
+
+
+def _in_json(text: str) -> Iterator[str]:
+    plain = json.dumps(text, ensure_ascii=False)[1:-1]
+    yield json.dumps(text)[1:-1]
+    yield plain
+    yield plain.translate(_JSON_GO)  # Rails too
+    yield "".join(_utf16(c) if c in _ESCAPED_NET or not c.isascii() else c.translate(_JSON_NET) for c in text)
+
+
+def _utf16(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex().upper()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def _in_html(text: str) -> Iterator[str]:
+    for table in _HTML:
+        yield text.translate(table)
+    yield "".join(_HTML_NET.get(c, c) if c.isascii() else f"&#x{ord(c):X};" for c in text)
 
 
 def lower_hex(text: str) -> str:
