@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from skillyard.backends import make_backends, make_gate
+from skillyard.backends import make_backends, make_gate, make_schema_pool
 from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
@@ -129,6 +129,8 @@ class Runtime(ProtocolMethods):
         stack.push_async_callback(stores.skills.close)
         config = settings.engine_config()
         gate = make_gate(settings, places.run)
+        schemas = make_schema_pool(settings)
+        stack.push_async_callback(schemas.close)
         stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
         if self._backend is None:
             backends = make_backends(settings, places.run, gate)
@@ -153,6 +155,7 @@ class Runtime(ProtocolMethods):
             clock=self.clock,
             ids=ids,
             environments=LocalEnvironments(places.environments, self.clock),
+            schemas=schemas,
             gate=gate,
             secret_readers=readers,
         )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from skillyard.egress.client import ProcessGate
     from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
+    from skillyard.schemas.pool import SchemaPool
     from skillyard.settings import Settings
 
 
@@ -21,6 +22,14 @@ def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
     from skillyard.egress.client import ProcessGate
 
     return ProcessGate(run_dir / "gate", uid=settings.native.uid_base - 1, ca_file=settings.network.ca_file)
+
+
+def make_schema_pool(settings: Settings) -> SchemaPool:
+    """Who holds values against schemas. Its processes, with a user id of their own below the gate's, are started when
+    they are first needed."""
+    from skillyard.schemas.pool import SchemaLimits, SchemaPool
+
+    return SchemaPool(settings.native.uid_base - 2, SchemaLimits(**settings.schemas.model_dump()))
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:

@@ -152,6 +152,16 @@ class RecordSettings(_Section):
     durable: bool = False
 
 
+class SchemaSettings(_Section):
+    """How arguments and outputs are held against skills' schemas: at most ``check_s`` of processor time (and five
+    times that by the clock) and ``memory_mb`` for one check, in at most ``processes`` processes. A check that takes
+    more fails its run with ``ValidationError``."""
+
+    check_s: float = Field(default=1.0, gt=0, le=60)
+    memory_mb: int = Field(default=512, ge=128)
+    processes: int = Field(default=4, ge=2, le=64)
+
+
 class NativeSettings(_Section):
     """The native backend: sandboxes made ahead, the range of user ids, when a warm interpreter is replaced, and how
     many processes and threads all runs of one principal may have together (0: 256 for each processor, at least
@@ -247,6 +257,7 @@ class Settings(BaseSettings):
     output: OutputSettings = OutputSettings()
     blobs: BlobSettings = BlobSettings()
     records: RecordSettings = RecordSettings()
+    schemas: SchemaSettings = SchemaSettings()
     native: NativeSettings = NativeSettings()
     gvisor: GvisorSettings = GvisorSettings()
     server: ServerSettings = ServerSettings()

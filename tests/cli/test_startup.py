@@ -21,7 +21,7 @@ HEAVY = {
     "httpx2",
     "asyncio",
     "anyio",
-    "jsonschema",
+    "jsonschema_rs",
     "yaml",
     "rich",
     "structlog",

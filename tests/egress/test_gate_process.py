@@ -65,7 +65,7 @@ async def test_it_has_given_everything_up_before_it_serves(gate: ProcessGate) ->
 _JAILED = """
 import ctypes, json, os, resource, sys
 from pathlib import Path
-from skillyard.egress import jail
+from skillyard.sandbox.native import jail
 
 def may(path, how):
     try:
@@ -74,7 +74,7 @@ def may(path, how):
         return False
     return True
 
-facts = jail.enter(int(sys.argv[1]), (sys.argv[2],))
+facts = jail.enter(int(sys.argv[1]), (sys.argv[2], *jail.for_the_network()))
 print(json.dumps({
     "landlock": facts["landlock"],
     "reads": [may(sys.argv[2], os.O_RDONLY), may("/etc/hosts", os.O_RDONLY)],

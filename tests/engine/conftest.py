@@ -18,6 +18,8 @@ from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.environments import Environments
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Event
+from skillyard.ports.schemas import SchemaChecker
+from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
@@ -75,6 +77,7 @@ class Rig:
     home: Path
     database: Database
     builder: FakeBuilder
+    schemas: SchemaChecker
     gate: FakeGate | None = None
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
@@ -127,6 +130,7 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         clock=rig.clock,
         ids=SystemIds(),
         environments=LocalEnvironments(rig.home / "environments", rig.clock),
+        schemas=rig.schemas,
         gate=rig.gate,
     )
     return Engine(ports, config, rig.events.append, rig.builder)
@@ -149,6 +153,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         home=tmp_path,
         database=database,
         builder=FakeBuilder(),
+        schemas=SchemaPool(NO_ACCOUNT),
         extra={"blobs": blobs, "records": SqliteRecords(database)},
     )
     rig.engine = make_engine(rig, config)
@@ -158,6 +163,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     rig.extra["probe"] = offer.probe
     yield rig
     await rig.engine.close()
+    await rig.schemas.close()
     await rig.backend.close()
     await database.close()
 

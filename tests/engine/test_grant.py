@@ -39,9 +39,9 @@ async def refused(rig: Rig, type_: str, said: str, method: str = "execute_skill"
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({}, "'n' is a required property"),
+        ({}, '"n" is a required property'),
         ({"n": 0}, "args.n: 0 is less than"),
-        ({"n": "1"}, "args.n: '1' is not of type 'integer'"),
+        ({"n": "1"}, 'args.n: "1" is not of type "integer"'),
         ({"n": 1, "x": 2}, "Additional properties"),
         ({"n": 1, "tags": ["a", 5]}, "args.tags[1]: 5 is not of type"),
     ],

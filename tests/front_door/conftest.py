@@ -97,7 +97,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
             ("mallory", SCOPES, "skills.*"),
             ("reader", "discover", "*"),
         ):
-            tokens[name] = _skillyard(data_dir, "token", "create", name, "--scopes", scopes, "--skills", skills)
+            tokens[name] = create_token(data_dir, name, scopes, skills)
         door = Door(server, tokens)
         _use_it(door)
         before = _weight(server.pid)
@@ -105,6 +105,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         until(lambda: _as_before(before, _weight(server.pid)), lambda: f"{before} before, {_weight(server.pid)} after")
         _use_it(door)
         assert _complaints(data_dir.with_name("server.log")) == []
+
+
+def create_token(data_dir: Path, name: str, scopes: str = SCOPES, skills: str = "*") -> str:
+    return _skillyard(data_dir, "token", "create", name, "--scopes", scopes, "--skills", skills)
 
 
 def _skillyard(data_dir: Path, *words: str) -> str:

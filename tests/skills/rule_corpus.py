@@ -58,6 +58,11 @@ def examples(text: str) -> Files:
     return toml("", more={"tests/examples.toml": f'[[example]]\nname = "a"\n{text}\n'})
 
 
+DOUBLING = '"$ref" = "#/$defs/d0"\n[inputs."$defs"]\nd26 = {}\n' + "".join(
+    f'd{n}.allOf = [{{ "$ref" = "#/$defs/d{n + 1}" }}, {{ "$ref" = "#/$defs/d{n + 1}" }}]\n' for n in range(26)
+)
+
+
 CASES = (
     # Files
     Case("file-name", toml("", more={"a\nb": "x"})),
@@ -132,7 +137,17 @@ CASES = (
     Case("schema-type", toml('[inputs]\ntype = "string"\n')),
     Case("schema-keyword", toml('[inputs]\ntext = "string"\n'), "warning", "warning"),
     Case("schema-reference", toml('[inputs]\n"$ref" = "https://x.org/a"\n')),
-    Case("schema-pattern", toml("[inputs.properties.a]\npattern = '('\n")),
+    Case("schema-pattern", toml("[inputs.properties.a]\npattern = '('\n"), "error", "warning"),
+    Case("schema-pattern", toml(f"[inputs.properties.a]\npattern = '{'a' * 1001}'\n"), "error", "warning"),
+    Case("schema-pattern", toml("[inputs.properties.a]\npattern = '((a{100}){100}){100}'\n"), "error", "warning"),
+    Case("schema-large", toml(f"[inputs]\nanyOf = [{'{}, ' * 5001}]\n"), "error", "warning"),
+    Case(
+        "schema-large",
+        toml("[inputs.patternProperties]\n" + "".join(f"a{n} = {{}}\n" for n in range(101))),
+        "error",
+        "warning",
+    ),
+    Case("schema-expansion", toml("[inputs]\n" + DOUBLING), "error", "warning"),
     Case("schema", examples('[example.expect.schema]\ntype = "objekt"'), "error", "warning"),
     # SKILL.md
     Case("encoding", {"SKILL.md": f"---\n{FINE}---\n".encode() + b"\xff"}, "error", "warning", "pdf"),

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
 from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.skill import Skill, SkillKind

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import skillyard
-from skillyard import backends
+from skillyard import backends, own_process
 from skillyard.domain.protection import Probe, Protection
-from skillyard.egress import launch as gate_launch
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
@@ -94,7 +93,7 @@ async def weakened(
         prefix="skillyard-mutant-"
     ) as copy:  # the sandboxes' users must be able to read it
         monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
-        monkeypatch.setattr(gate_launch, "_roots", lambda roots=gate_launch._roots: [copy, *roots()])
+        monkeypatch.setattr(own_process, "_roots", lambda roots=own_process._roots: [copy, *roots()])
         async with _yard(mutant, place, monkeypatch, claims) as yard:
             yield yard
 

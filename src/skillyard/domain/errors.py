@@ -137,6 +137,10 @@ class GateFault(SandboxFault):
     """The gate, which is a sandbox's only way out, failed or knows no such session."""
 
 
+class ValidatorFault(SkillyardError):
+    """No process that holds values against schemas can be started: nothing is accepted unchecked."""
+
+
 class StoreFault(SkillyardError):
     """A store cannot be read or written."""
 

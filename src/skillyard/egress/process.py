@@ -10,11 +10,11 @@ import signal
 import socket
 from typing import Any
 
-from skillyard.egress import jail
 from skillyard.egress.dial import Dialer
 from skillyard.egress.own_addresses import OwnAddresses
 from skillyard.egress.room import Room, raise_limit
 from skillyard.egress.service import Service
+from skillyard.sandbox.native import jail
 
 
 def main(config: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def main(config: dict[str, Any]) -> None:
     descriptors = raise_limit()
     own = OwnAddresses()
     _load_lazily_imported()
-    facts = jail.enter(config["uid"], tuple(config["read"]))
+    facts = jail.enter(config["uid"], (*config["read"], *jail.for_the_network()))
     gc.collect()
     gc.freeze()
     asyncio.run(_serve(channel, own, descriptors, facts | {"descriptors": descriptors}))

@@ -35,7 +35,6 @@ from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
 from skillyard.engine.result import run_object
 from skillyard.engine.run_needs import Given, run_needs
-from skillyard.engine.schemas import SchemaChecks
 from skillyard.engine.secret_book import SecretBook
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
@@ -48,6 +47,7 @@ from skillyard.ports.gate import Gate
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
+from skillyard.ports.schemas import SchemaChecker
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.skills import SkillStore
 
@@ -68,6 +68,7 @@ class Ports:
     publications: PublicationStore
     bundles: BundleStore
     environments: EnvironmentStore
+    schemas: SchemaChecker
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -104,7 +105,7 @@ class Engine:
         self.large_reads = LargeReads()
         self.reviews = Reviews()
         self.diffs = Diffs()
-        self.schemas = SchemaChecks()
+        self.schemas = ports.schemas
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
         self.ahead = Ahead(emit, enabled=self.config.preload)
         self.environments = make_environments(self, ports.environments, builder)

@@ -16,6 +16,7 @@ from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant
 from skillyard.engine.output import AT_ONCE, Output, Unfit, completed_summary, fit_output
 from skillyard.engine.plan import Plan
+from skillyard.engine.schemas import complaint
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -76,7 +77,7 @@ class FinalRecord:
         assert isinstance(found.said, Result)
         size = len(found.said.raw)
         value = value_of(found.said) if size <= AT_ONCE else await asyncio.to_thread(value_of, found.said)
-        await self._check_schema(value, size)
+        await self._check_schema(found.said.raw)
         spill = self._engine.config.oversize_output == "spill"
         output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
         common = self._common(found, output)
@@ -91,15 +92,15 @@ class FinalRecord:
             **common,
         )
 
-    async def _check_schema(self, value: dict[str, Any], size: int) -> None:
-        skill = self._plan.skill
+    async def _check_schema(self, raw: bytes) -> None:
+        """Of JSON that was read before, so that it is known to be some."""
+        plan, skill = self._plan, self._plan.skill
         if skill is None or skill.outputs_schema is None:
             return
-        complaint = await self._engine.schemas.complaint(
-            (skill.digest, "out"), skill.outputs_schema, value, "output", size
-        )
-        if complaint:
-            raise Unfit(Failure("ValidationError", complaint, Outcome.EXIT))
+        key = f"{skill.digest} out"
+        verdict = await self._engine.schemas.check(plan.principal.name, key, skill.outputs_schema, raw, patient=True)
+        if wrong := complaint(verdict, "output", self._redaction):
+            raise Unfit(Failure("ValidationError", wrong, Outcome.EXIT))
 
     def failed(self, found: Findings, failure: Failure) -> RunRecord:
         failure = failure.redacted(self._redaction)

@@ -34,6 +34,7 @@ from skillyard.engine.refused import Refused
 from skillyard.engine.run_environment import run_environment
 from skillyard.engine.run_needs import Given, run_needs
 from skillyard.engine.run_network import NetworkGrant
+from skillyard.engine.schemas import complaint
 from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
 
 if TYPE_CHECKING:
@@ -102,11 +103,10 @@ async def _check_inputs(engine: Engine, plan: Plan) -> None:
     skill, request = plan.skill, plan.request
     if skill is None or skill.inputs_schema is None:
         return
-    complaint = await engine.schemas.complaint(
-        (skill.digest, "in"), skill.inputs_schema, request.args, "args", len(request.args_json)
-    )
-    if complaint:
-        raise Refused("ValidationError", complaint)
+    key, given = f"{skill.digest} in", request.args_json.encode()
+    verdict = await engine.schemas.check(plan.principal.name, key, skill.inputs_schema, given)
+    if wrong := complaint(verdict, "args"):
+        raise Refused("ValidationError", wrong)
 
 
 def _network(engine: Engine, plan: Plan) -> Policy | None:

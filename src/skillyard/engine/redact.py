@@ -87,6 +87,14 @@ class Redaction:
         data = text.encode("utf-8", "replace")
         return (redactor.feed(data) + redactor.flush()).decode("utf-8", "replace")
 
+    def cut(self, text: str, most: int, *, tail: int = 0) -> str:
+        """``text`` without secrets, and only then its first ``most`` characters, the last ``tail`` of them being its
+        own last ones. Whatever shortens what a run said does it here: a part of a secret is not found any more."""
+        text = self.text(text)
+        if len(text) <= most:
+            return text
+        return f"{text[: most - tail - 3]} … {text[-tail:]}" if tail else text[:most]
+
     def value(self, value: Any) -> Any:
         """A JSON value with secrets replaced in strings, keys and numbers. Raises RecursionError."""
         if self._search is None:

@@ -90,5 +90,19 @@ RULES: tuple[Rule, ...] = (
     always("schema-type", "A schema describes no object.", 'write type = "object": args and outputs are objects'),
     advice("schema-keyword", "A word in a schema is no keyword.", "put the fields of args below 'properties'"),
     always("schema-reference", "A schema refers to another document.", "copy it below $defs and refer to '#/$defs/…'"),
-    always("schema-pattern", "A pattern is no regular expression.", "mend it; in TOML use '…' quotes for backslashes"),
+    form(
+        "schema-pattern",
+        "A pattern is not a regular expression, or too large a one; where it is served, runs fail.",
+        "mend or shorten it; in TOML use '…' quotes for backslashes",
+    ),
+    form(
+        "schema-large",
+        "A schema has too many subschemas or patterns; where it is served, runs fail.",
+        "describe less of the value; check the rest in the code",
+    ),
+    form(
+        "schema-expansion",
+        "A schema's references multiply: one value meets too many subschemas; where it is served, runs fail.",
+        "refer to each definition once",
+    ),
 )

@@ -104,8 +104,8 @@ def _check_place(bundle: Bundle, findings: Findings, manifest: Manifest, documen
 
 def _described(bundle: Bundle, findings: Findings, manifest: Manifest, document: TomlFile, text: SkillMd) -> Skill:
     needs = read_needs(bundle.tree, findings, manifest.needs, lenient=bundle.lenient)
-    inputs = read_schema(bundle.tree, findings, manifest.inputs, "inputs", document)
-    outputs = read_schema(bundle.tree, findings, manifest.outputs, "outputs", document)
+    inputs = read_schema(bundle.tree, findings, manifest.inputs, "inputs", document, lenient=bundle.lenient)
+    outputs = read_schema(bundle.tree, findings, manifest.outputs, "outputs", document, lenient=bundle.lenient)
     return Skill(
         name=manifest.name,
         version=manifest.version,

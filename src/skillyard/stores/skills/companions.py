@@ -35,11 +35,11 @@ def check_entrypoint(tree: Tree, findings: Findings, manifest: Manifest, documen
 
 
 def read_schema(
-    tree: Tree, findings: Findings, source: SchemaSource, side: str, document: TomlFile
+    tree: Tree, findings: Findings, source: SchemaSource, side: str, document: TomlFile, *, lenient: bool
 ) -> Mapping[str, Any] | None:
     """The schema of one side, None when there is none or it cannot be used."""
     if source.inline is not None:
-        return source.inline if _accepts(findings, source.inline, MANIFEST, document.lines, side) else None
+        return source.inline if _accepts(findings, source.inline, MANIFEST, document.lines, side, lenient) else None
     if source.file is None:
         return None
     file = tree.files.get(source.file)
@@ -53,14 +53,15 @@ def read_schema(
         findings.error(source.file, error.line, "schema-json", str(error))
         return None
     lines = {(side, *path): line for path, line in json_lines(file.data.decode("utf-8-sig")).items()}
-    return value if _accepts(findings, value, source.file, lines, side) else None
+    return value if _accepts(findings, value, source.file, lines, side, lenient) else None
 
 
-def _accepts(findings: Findings, value: Mapping[str, Any], file: str, lines: Mapping[Path, int], side: str) -> bool:
+def _accepts(
+    findings: Findings, value: Mapping[str, Any], file: str, lines: Mapping[Path, int], side: str, lenient: bool
+) -> bool:
     fine = True
     for found in schema.complaints(value):
-        fine = fine and found.level != "error"
+        fine = fine and found.is_fine(lenient=lenient)
         line = line_at(lines, (side, *found.path))
-        message = f"{side}: {found.message}"
-        (findings.error if found.level == "error" else findings.warn)(file, line, found.rule, message)
+        findings.breach(found.is_fine(lenient=lenient), file, line, found.rule, f"{side}: {found.message}")
     return fine

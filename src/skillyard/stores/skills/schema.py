@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from skillyard.domain import schema_bounds
 from skillyard.domain.manifest_report import Path
 
 MAX_BYTES = 256 * 1024
-MAX_DEPTH = 32
 REMEMBERED_CHARACTERS = 4096
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -25,8 +24,17 @@ _ANNOTATIONS = frozenset(
     }
 )
 """Keywords that assert nothing by themselves."""
-_VALUES = frozenset({"const", "enum", "default", "examples"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas", "definitions"})
+_ASSERTIONS = frozenset(
+    {
+        *("$ref", "$dynamicRef", "type", "enum", "const", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas"),
+        *("properties", "patternProperties", "additionalProperties", "propertyNames", "unevaluatedProperties"),
+        *("items", "prefixItems", "contains", "unevaluatedItems", "uniqueItems", "minItems", "maxItems"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "minProperties", "maxProperties", "required", "dependentRequired"),
+    }
+)
+_KEYWORDS = _ANNOTATIONS | _ASSERTIONS
+"""Every keyword of the dialect."""
 
 
 class NotJson(ValueError):
@@ -39,12 +47,18 @@ class NotJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong with a schema; ``path`` leads to it."""
+    """What is wrong with a schema; ``path`` leads to it. ``served`` says that a skill which has lain in a directory is
+    served for all that, and fails when it runs."""
 
     level: str
     rule: str
     message: str
     path: Path = ()
+    served: bool = False
+
+    def is_fine(self, *, lenient: bool) -> bool:
+        """Whether the schema is kept."""
+        return self.level == "warning" or (lenient and self.served)
 
 
 def read_json(raw: bytes) -> Mapping[str, Any]:
@@ -79,9 +93,11 @@ def _no_constant(name: str) -> Any:
 
 
 def complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
-    if _depth(schema) > MAX_DEPTH:
-        yield Complaint("error", "schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels")
-        return
+    """What speaks against it."""
+    for found in schema_bounds.breaches(schema):
+        yield Complaint("error", found.rule, found.message, found.path, served=found.rule != "schema-depth")
+        if found.rule in ("schema-depth", "schema-large"):
+            return
     if schema.get("$schema", DIALECT) not in (DIALECT, DIALECT + "#"):
         message = f"must be JSON Schema 2020-12 ($schema {DIALECT})"
         yield Complaint("error", "schema-dialect", message, ("$schema",))
@@ -93,7 +109,7 @@ def complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
     if "object" not in _types(schema):
         message = "must describe an object: \"type\" has to be 'object'"
         yield Complaint("error", "schema-type", message, ("type",))
-    for keyword in sorted(set(schema) - _keywords()):
+    for keyword in sorted(set(schema) - _KEYWORDS):
         message = f"'{keyword[:64]}' is no keyword and has no effect; fields go under 'properties'"
         yield Complaint("warning", "schema-keyword", message, (keyword,))
     yield from _deep_complaints(schema)
@@ -116,79 +132,29 @@ def _remembered_complaint(text: str) -> Complaint | None:
 
 
 def _complaint_of_metaschema(schema: Mapping[str, Any]) -> Complaint | None:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import best_match
+    from skillyard.schemas import dialect
 
-    error = best_match(Draft202012Validator(Draft202012Validator.META_SCHEMA).iter_errors(schema))
-    if error is None:
+    found = dialect.problem(schema)
+    if found is None:
         return None
-    message = f"is no JSON Schema 2020-12: {error.json_path}: {error.message[:200]}"
-    return Complaint("error", "schema", message, tuple(error.absolute_path))
+    path, message = found
+    return Complaint("error", "schema", f"is not JSON Schema 2020-12: {_shown(path)}: {message[:200]}", path)
 
 
-@lru_cache
-def _keywords() -> frozenset[str]:
-    """Every keyword of the dialect."""
-    from jsonschema import Draft202012Validator
-
-    return _ANNOTATIONS | frozenset(Draft202012Validator.VALIDATORS)
+def _shown(path: Path) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:64]}" for part in ("$", *path))[1:]
 
 
 def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
-    for path, node in _subschemas(schema, ()):
+    from skillyard.schemas import dialect
+
+    for path, node in schema_bounds.subschemas(schema):
         for key in _REFERENCES:
             target = node.get(key)
             if isinstance(target, str) and not target.startswith("#"):
                 message = f"{key} must stay within the schema ('#…'): nothing is fetched"
                 yield Complaint("error", "schema-reference", message, (*path, key))
-        for at, pattern in _patterns(node):
-            if not _compiles(pattern):
-                message = f"the pattern of {len(pattern)} characters is no regular expression"
-                yield Complaint("error", "schema-pattern", message, (*path, *at))
-
-
-def _subschemas(node: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Every schema within a schema with its path, itself first; not what stands where plain values do."""
-    if isinstance(node, list):
-        for index, item in enumerate(node):
-            yield from _subschemas(item, (*path, index))
-    if not isinstance(node, Mapping):
-        return
-    yield path, node
-    for key, value in node.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            for name, item in value.items():
-                yield from _subschemas(item, (*path, key, name))
-        elif key not in _VALUES:
-            yield from _subschemas(value, (*path, key))
-
-
-def _patterns(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    if isinstance(node.get("pattern"), str):
-        yield ("pattern",), node["pattern"]
-    if isinstance(node.get("patternProperties"), Mapping):
-        yield from ((("patternProperties", pattern), pattern) for pattern in node["patternProperties"])
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
-
-
-def _depth(value: Any) -> int:
-    """Levels of nesting, counted no further than the limit."""
-    level: list[Any] = [value]
-    depth = 0
-    while level and depth <= MAX_DEPTH:
-        depth += 1
-        level = [item for node in level for item in _children(node)]
-    return depth
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, Mapping):
-        return list(node.values())
-    return list(node) if isinstance(node, list) else []
+        for at, pattern in schema_bounds.patterns_of(node):
+            if len(pattern) <= schema_bounds.MAX_PATTERN and not dialect.is_pattern(pattern):
+                message = f"the pattern of {len(pattern)} characters is not a regular expression, or too large a one"
+                yield Complaint("error", "schema-pattern", message, (*path, *at), served=True)

@@ -13,7 +13,7 @@ from skillyard.testing.sandbox_suite.ground import Ground, code, look, run
 interpreter = Section("interpreter")
 
 SERVER = (
-    "anyio", "click", "cryptography", "httpx2", "jsonschema", "opentelemetry", "pip", "prometheus_client",
+    "anyio", "click", "cryptography", "httpx2", "jsonschema_rs", "opentelemetry", "pip", "prometheus_client",
     "pydantic", "pytest", "rich", "setuptools", "starlette", "structlog", "uvicorn", "yaml",
 )  # fmt: skip
 OURS = ("skillyard.domain", "skillyard.engine", "skillyard.ports", "skillyard.faces", "skillyard.client")

@@ -12,7 +12,7 @@ from skillyard.stores.skills import tree
 from skillyard.stores.skills.tree import Caps
 
 _RULES = ("domain", "stores/skills")
-_LIBRARIES = ("jsonschema", "pyyaml")
+_LIBRARIES = ("jsonschema-rs", "pyyaml")
 
 
 def mark_of(caps: Caps, *, lenient: bool) -> str:

@@ -1,5 +1,8 @@
-"""What the gate's process gives up before it serves anybody: it reads what sandboxes and foreign servers say, and holds
-secrets. It keeps its open sockets, the network, and reading what name lookups and TLS need."""
+"""What a process of ours gives up before it reads hostile data: root, capabilities, files, being looked into.
+
+The gate keeps its open sockets, the network, and reading what name lookups and TLS need; a validator of schemas keeps
+the socket that it has.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,24 @@ from typing import Any
 from skillyard.sandbox.native import kernel, landlock
 from skillyard.sandbox.native.walls import core_limit
 
-_READ = ("/etc", "/usr", "/lib", "/lib64", "/run/systemd/resolve", "/dev/urandom", "/dev/null")
+_NETWORK = ("/etc", "/usr", "/lib", "/lib64", "/run/systemd/resolve", "/dev/urandom", "/dev/null")
 """Name lookups (nsswitch.conf(5) and its modules, resolv.conf(5)), certificates, services(5). Nothing to execute."""
 _RESOLVER = "/etc/resolv.conf"
 _NOBODY = 65534
 _CAP_SETPCAP = 8
 
 
-def enter(uid: int, read: tuple[str, ...] = ()) -> dict[str, Any]:
-    """For good. ``uid`` is taken as root only; ``read`` are further directories to be read, such as Python's. Returns
-    what holds: ``uid``, ``landlock`` (the version) and ``missing`` (why something does not)."""
+def enter(uid: int, read: tuple[str, ...] = (), *, tcp: bool = True) -> dict[str, Any]:
+    """For good. ``uid`` is taken as root only; ``read`` are all the directories and files that stay readable; ``tcp``
+    false closes TCP where the kernel can. Returns what holds: ``uid``, ``landlock`` (the version) and ``missing`` (why
+    something does not)."""
     missing: list[str] = []
-    opened = _open_all(read)
+    opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in dict.fromkeys(read) if Path(path).exists()]
     if os.geteuid() == 0:
         missing += _leave_root(uid)
     kernel.drop_all_held()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    version = _confine(opened)
+    version = _confine(opened, tcp)
     if not version:
         missing.append("landlock: the kernel has none")
     core = core_limit()
@@ -56,16 +60,15 @@ def _leave_root(uid: int) -> list[str]:
     return [why]
 
 
-def _open_all(read: tuple[str, ...]) -> list[int]:
-    """What may be read; a later user may not even get there."""
-    paths = dict.fromkeys((*_READ, *read, str(Path(os.path.realpath(_RESOLVER)).parent)))
-    return [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths if Path(path).exists()]
+def for_the_network() -> tuple[str, ...]:
+    """What a process has to read that looks names up and speaks TLS; a later user may not even get there."""
+    return (*_NETWORK, str(Path(os.path.realpath(_RESOLVER)).parent))
 
 
-def _confine(opened: list[int]) -> int:
+def _confine(opened: list[int], tcp: bool) -> int:
     """Landlock: reading beneath these, and nothing else with files."""
     version = landlock.abi()
-    ruleset = landlock.create(version) if version else -1
+    ruleset = landlock.create(version, tcp=tcp) if version else -1
     for fd in opened:
         if version:
             landlock.allow(ruleset, fd, landlock.READ_FILE | landlock.READ_DIR)

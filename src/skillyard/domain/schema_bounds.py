@@ -1,0 +1,157 @@
+"""How large a skill's schema may be: applying it costs what its writer chose, and others pay.
+
+Looked at when a bundle is read, and again by whoever applies it: nothing above these bounds is ever applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str | int, ...]
+
+MAX_DEPTH = 32
+MAX_SUBSCHEMAS = 5000
+MAX_PATTERNS = 100
+MAX_PATTERN = 1000
+MAX_AT_ONCE = 10_000
+"""Subschemas that one value is held against, references followed."""
+
+VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords below which plain values stand."""
+NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas", "definitions"})
+"""Keywords below which subschemas stand by name."""
+_SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+"""Keywords whose subschemas are held against the very value that the schema itself is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A bound that a schema passes; ``rule`` is the finding's, ``path`` leads there."""
+
+    rule: str
+    message: str
+    path: Path = ()
+
+
+def breaches(schema: Mapping[str, Any]) -> Iterator[Breach]:
+    """What is too large; nothing further is said of a schema that is nested too deep."""
+    if depth(schema) > MAX_DEPTH:
+        yield Breach("schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels; describe less of the depth")
+        return
+    found = list(subschemas(schema))
+    if len(found) > MAX_SUBSCHEMAS:
+        told = f"has {len(found)} subschemas, more than {MAX_SUBSCHEMAS}; describe less of the value"
+        yield Breach("schema-large", told)
+        return
+    patterns = {pattern: (*path, *at) for path, node in found for at, pattern in patterns_of(node)}
+    if len(patterns) > MAX_PATTERNS:
+        yield Breach("schema-large", f"has {len(patterns)} patterns, more than {MAX_PATTERNS}; check less by pattern")
+    for pattern, path in patterns.items():
+        if len(pattern) > MAX_PATTERN:
+            told = f"a pattern has {len(pattern)} characters, more than {MAX_PATTERN}; shorten it"
+            yield Breach("schema-pattern", told, path)
+    most = _most_at_once(schema, [node for _, node in found])
+    if most > MAX_AT_ONCE:
+        told = f"holds one value against more than {MAX_AT_ONCE} subschemas through its references"
+        yield Breach("schema-expansion", f"{told}; refer to each definition once")
+
+
+def subschemas(node: Any, path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Every schema within a schema with its path, itself first; not what stands where plain values do."""
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from subschemas(item, (*path, index))
+    if not isinstance(node, Mapping):
+        return
+    yield path, node
+    for key, value in node.items():
+        if key in NAMED and isinstance(value, Mapping):
+            for name, item in value.items():
+                yield from subschemas(item, (*path, key, name))
+        elif key not in VALUES:
+            yield from subschemas(value, (*path, key))
+
+
+def patterns_of(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """The regular expressions of one schema, with where they stand in it."""
+    if isinstance(node.get("pattern"), str):
+        yield ("pattern",), node["pattern"]
+    if isinstance(node.get("patternProperties"), Mapping):
+        yield from ((("patternProperties", pattern), pattern) for pattern in node["patternProperties"])
+
+
+def depth(value: Any) -> int:
+    """Levels of nesting, counted no further than one above the bound."""
+    level: list[Any] = [value]
+    found = 0
+    while level and found <= MAX_DEPTH:
+        found += 1
+        level = [item for node in level for item in _items(node)]
+    return found
+
+
+def _items(node: Any) -> list[Any]:
+    if isinstance(node, Mapping):
+        return list(node.values())
+    return list(node) if isinstance(node, list) else []
+
+
+def _most_at_once(root: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> int:
+    """The most subschemas that one value meets, a reference back to a schema that is being counted not followed.
+
+    Each schema's sum is made once, from those of what it leads to, on a stack of our own: chains may be long.
+    """
+    anchors = {name: node for node in nodes for key in ("$anchor", "$dynamicAnchor") if _text(name := node.get(key))}
+    sums: dict[int, int] = {}
+    most = 0
+    for start in nodes:
+        stack: list[tuple[Mapping[str, Any], bool]] = [(start, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                sums[id(node)] = 1 + sum(sums.get(id(on), 1) for on in _leads_to(root, node, anchors))
+                most = max(most, sums[id(node)])
+                if most > MAX_AT_ONCE:
+                    return most
+            elif id(node) not in sums:
+                sums[id(node)] = 1  # while it is counted
+                stack.append((node, True))
+                stack += [(on, False) for on in _leads_to(root, node, anchors) if id(on) not in sums]
+    return most
+
+
+def _leads_to(root: Any, node: Mapping[str, Any], anchors: Mapping[Any, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The subschemas that a value of ``node`` is held against besides."""
+    found: list[Any] = []
+    for key in _SAME_VALUE & node.keys():
+        value = node[key]
+        if key == "dependentSchemas" and isinstance(value, Mapping):
+            found += value.values()
+        else:
+            found += value if isinstance(value, list) else [value]
+    for key in ("$ref", "$dynamicRef"):
+        target = node.get(key)
+        if isinstance(target, str) and target.startswith("#"):
+            found.append(_target(root, target[1:], anchors))
+    return [on for on in found if isinstance(on, Mapping)]
+
+
+def _target(root: Any, pointer: str, anchors: Mapping[Any, Mapping[str, Any]]) -> Any:
+    if pointer and not pointer.startswith("/"):
+        return anchors.get(pointer)
+    at = root
+    for part in pointer.split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, Mapping):
+            at = at.get(part)
+        elif isinstance(at, list) and part.isdecimal() and len(part) < 6 and int(part) < len(at):
+            at = at[int(part)]
+        else:
+            return None
+    return at
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -1,0 +1,60 @@
+"""The one start of a process of ours that is told all it may know: a clean interpreter and one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_CODE = (
+    "import sys, json; from importlib import import_module; sys.path[:0] = json.loads(sys.argv[1]); "
+    "import_module(sys.argv[2]).main(json.loads(sys.argv[3]))"
+)
+
+
+async def start_own(
+    program: str, needs: Iterable[str], config: Mapping[str, Any], env: Mapping[str, str], stderr: int
+) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """The process, which calls ``main`` of the module ``program``, and our end of its socket.
+
+    ``needs`` are the packages it imports. ``main`` gets ``config`` with ``channel``, the descriptor of its end, and
+    ``read``, the directories its modules are in. Raises OSError.
+    """
+    roots = _roots(needs)
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    whole = {**config, "channel": its.fileno(), "read": [sys.base_prefix, *roots]}
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    try:
+        process = await asyncio.create_subprocess_exec(
+            executable,
+            *("-I", "-S", "-B", "-c", _CODE, json.dumps(roots), program, json.dumps(whole)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=stderr,
+            env=env,
+            cwd="/",
+            pass_fds=[its.fileno()],
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        its.close()
+    return process, ours
+
+
+def _roots(needs: Iterable[str]) -> list[str]:
+    """Where the code is: each package's directory above."""
+    found = []
+    for name in needs:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise OSError(f"{name} is not installed")
+        found.append(str(Path(spec.origin).resolve().parents[1]))
+    return list(dict.fromkeys(found))

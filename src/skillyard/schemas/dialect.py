@@ -1,0 +1,52 @@
+"""JSON Schema 2020-12 as we take it: nothing is fetched, patterns cost time in proportion to their text.
+
+Patterns run on a linear engine. Lookaround and backreferences, which it cannot do, run beside it within a bound of
+steps. Formats assert nothing, as the specification has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+_MOST_STEPS = 100_000
+_COMPILED_BYTES = 1024 * 1024
+_META = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> jsonschema_rs.FancyRegexOptions:
+    return jsonschema_rs.FancyRegexOptions(
+        backtrack_limit=_MOST_STEPS, size_limit=_COMPILED_BYTES, dfa_size_limit=_COMPILED_BYTES
+    )
+
+
+def validator(schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
+    """A compiled schema. Raises ValueError, whose ``message`` says why it cannot be applied."""
+    return jsonschema_rs.Draft202012Validator(
+        dict(schema), validate_formats=False, pattern_options=_patterns(), offline=True
+    )
+
+
+def problem(schema: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
+    """Where and how a schema breaks the rules of its dialect, None when it does not."""
+    for error in _meta().iter_errors(dict(schema)):
+        return tuple(error.instance_path), error.message
+    return None
+
+
+def is_pattern(pattern: str) -> bool:
+    """Whether it is a regular expression, and small enough once compiled."""
+    try:
+        validator({"pattern": pattern})
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _meta() -> jsonschema_rs.Validator:
+    return validator(_META)

@@ -1,0 +1,217 @@
+"""The validators of one server: started when they are needed, ended when they do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.errors import ValidatorFault
+from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.schema_verdict import MOST_ERRORS, SchemaVerdict
+from skillyard.own_process import start_own
+from skillyard.schemas.turns import Turns
+from skillyard.schemas.wire import HEAD, MOST_ANSWER, REMEMBERED
+
+NO_ACCOUNT = 1_899_999_998
+"""A user id that nobody has."""
+
+_PROGRAM = "skillyard.schemas.process"
+_NEEDS = ("skillyard", "jsonschema_rs")
+_START_BOUND_S = 20.0
+_IDLE_S = 60.0
+_PATIENCE = 5
+"""Times the processor time that a check may take is what it may take by the clock, on a host that is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaLimits:
+    """``check_s`` of processor time and ``memory_mb`` for one check; ``processes`` at most."""
+
+    check_s: float = 1.0
+    memory_mb: int = 512
+    processes: int = 4
+
+
+class SchemaPool:
+    """A :class:`skillyard.ports.schemas.SchemaChecker`. ``uid`` is whose its processes are when the server is root."""
+
+    def __init__(self, uid: int, limits: SchemaLimits | None = None) -> None:
+        self._uid = uid
+        self._limits = limits or SchemaLimits()
+        self._turns = Turns(self._limits.processes)
+        self._idle: list[_Child] = []
+        self._children: set[_Child] = set()
+
+    async def check(
+        self, principal: str, key: str, schema: Mapping[str, Any], value: bytes, *, patient: bool = False
+    ) -> SchemaVerdict:
+        """As the port has it."""
+        async with self._turns.turn(principal, patient=patient):
+            child = await self._take(key)
+            try:
+                async with asyncio.timeout(self._limits.check_s * _PATIENCE):
+                    answer = await child.ask(key, schema, value)
+            except (TimeoutError, _Gone) as error:
+                return SchemaVerdict(unfit=self._why(await self._end(child), error))
+            except BaseException:
+                await self._end(child)
+                raise
+            if answer.get("last"):
+                await self._end(child)
+            else:
+                self._give_back(child)
+            return _verdict(answer)
+
+    async def _take(self, key: str) -> _Child:
+        for child in reversed(self._idle):
+            if key in child.known:
+                break
+        else:
+            child = self._idle[-1] if self._idle else await self._start()
+        if child in self._idle:
+            self._idle.remove(child)
+        return child
+
+    async def _start(self) -> _Child:
+        config = {"uid": self._uid, "cpu_s": self._limits.check_s, "memory_mb": self._limits.memory_mb}
+        try:
+            child = _Child(*await start_own(_PROGRAM, _NEEDS, config, {"LANG": "C.UTF-8"}, asyncio.subprocess.DEVNULL))
+        except OSError as error:
+            raise ValidatorFault(f"the validator of schemas cannot start: {error}") from error
+        self._children.add(child)
+        try:
+            async with asyncio.timeout(_START_BOUND_S):
+                await child.hear()
+        except (TimeoutError, _Gone):
+            code = await self._end(child)
+            raise ValidatorFault(f"the validator of schemas ended at its start: exit code {code}") from None
+        except BaseException:
+            await self._end(child)
+            raise
+        return child
+
+    def _give_back(self, child: _Child) -> None:
+        """The one used last is taken first; those that nobody took for a while end."""
+        now = child.used = asyncio.get_running_loop().time()
+        self._idle.append(child)
+        for old in [other for other in self._idle[:-1] if now - other.used > _IDLE_S]:
+            self._idle.remove(old)
+            old.hang_up()
+            self._children.discard(old)
+
+    async def _end(self, child: _Child) -> int:
+        self._children.discard(child)
+        return await child.end()
+
+    def _why(self, code: int, error: Exception) -> str:
+        if isinstance(error, TimeoutError) or code in (-signal.SIGPROF, -signal.SIGXCPU):
+            return f"it took longer than {self._limits.check_s:g} s; make the schema simpler or the value smaller"
+        return f"it took more than {self._limits.memory_mb} MiB, or the validator failed; make the schema simpler"
+
+    async def close(self) -> None:
+        """End every process. Idempotent."""
+        self._idle.clear()
+        while self._children:
+            await self._children.pop().end()
+
+
+class _Gone(Exception):
+    """The process ended, or says what no validator says."""
+
+
+class _Child:
+    """One process; used by one check at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+        self.known: set[str] = set()
+        self.used = 0.0
+        self._process = process
+        self._sock = sock
+        self._pidfd = os.pidfd_open(process.pid)
+        sock.setblocking(False)
+
+    async def ask(self, key: str, schema: Mapping[str, Any], value: bytes) -> dict[str, Any]:
+        """Raises _Gone."""
+        name, text = key.encode(), b""
+        if key not in self.known:
+            text = json.dumps(schema).encode()
+            if len(self.known) >= REMEMBERED:
+                self.known.clear()
+            self.known.add(key)
+        head = HEAD.pack(len(name), len(text), len(value))
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._sock, head + name + text + value)
+        except OSError:
+            raise _Gone from None
+        return await self.hear()
+
+    async def hear(self) -> dict[str, Any]:
+        """Its next answer. It has read hostile schemas: what is no answer ends it. Raises _Gone."""
+        length = int.from_bytes(await self._read(4), "big")
+        if length > MOST_ANSWER:
+            raise _Gone
+        try:
+            answer = parse_json(await self._read(length))
+        except BadJson:
+            raise _Gone from None
+        if not isinstance(answer, dict):
+            raise _Gone
+        return answer
+
+    async def _read(self, length: int) -> bytes:
+        data = bytearray()
+        while len(data) < length:
+            try:
+                piece = await asyncio.get_running_loop().sock_recv(self._sock, length - len(data))
+            except OSError:
+                raise _Gone from None
+            if not piece:
+                raise _Gone
+            data += piece
+        return bytes(data)
+
+    def hang_up(self) -> None:
+        """It ends when its input does."""
+        self._sock.close()
+        self._forget()
+
+    async def end(self) -> int:
+        """Its exit code; that of a kill by us when it had not ended by itself."""
+        self._sock.close()
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._forget()
+        return await self._process.wait()
+
+    def _forget(self) -> None:
+        """Popen's own kill looks for an end first, and takes it from who waits for it; a number may be another's."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _verdict(answer: Mapping[str, Any]) -> SchemaVerdict:
+    unfit, errors = answer.get("unfit", ""), answer.get("errors", [])
+    try:
+        return SchemaVerdict(tuple(map(_error, errors[:MOST_ERRORS])), _checked(unfit, str))
+    except (TypeError, ValueError, KeyError):
+        return SchemaVerdict(unfit="the validator failed")
+
+
+def _error(pair: Any) -> tuple[tuple[str | int, ...], str]:
+    path, message = pair
+    return tuple(part if type(part) is int else _checked(part, str) for part in _checked(path, list)), message + ""
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return value

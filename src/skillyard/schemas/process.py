@@ -1,0 +1,154 @@
+"""A validator's own process: schemas and values come in, words about them go out, and nothing else is in reach.
+
+A check that takes more processor time than it may ends the process, by a timer that the kernel keeps. One that takes
+more memory ends it too. Its server starts another.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+from typing import Any
+
+from skillyard.domain import schema_bounds
+from skillyard.domain.schema_verdict import MOST_ERRORS
+from skillyard.sandbox.native import bpf, jail, kernel, seccomp
+from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.schemas import dialect
+from skillyard.schemas.wire import HEAD, REMEMBERED
+
+_LONGEST = 16 * 1024
+"""Characters of a message, and of a path: five of each, escaped, fit into an answer."""
+_RETIRES_AT = 160 * 1024 * 1024
+_CALLS = (
+    "read", "pread64", "recvfrom", "recvmsg", "sendto", "sendmsg", "write", "close", "poll", "ppoll",
+    "mmap", "munmap", "mremap", "mprotect", "madvise", "brk", "futex", "getrandom",
+    "clock_gettime", "gettimeofday", "setitimer", "sched_yield", "getpid", "gettid",
+    "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "restart_syscall", "tgkill", "exit", "exit_group",
+)  # fmt: skip
+"""What computing and one open socket need. Everything else is refused, opening and connecting before all."""
+
+
+def main(config: dict[str, Any]) -> None:
+    """``config``: ``channel`` is a descriptor, ``uid`` whose process this becomes when it is root's, ``read``
+    directories of Python's, ``cpu_s`` and ``memory_mb`` the bounds of one check."""
+    channel = socket.socket(fileno=config["channel"])
+    memory = os.open("/proc/self/statm", os.O_RDONLY)
+    dialect.is_pattern("^a$")
+    dialect.problem({})
+    missing = _confine(config)
+    gc.collect()
+    gc.freeze()
+    _say(channel, {"ready": True, "missing": missing})
+    known: dict[str, Any] = {}
+    while request := _request(channel):
+        signal.setitimer(signal.ITIMER_PROF, config["cpu_s"])
+        answer = _answer(known, *request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        last = int(os.pread(memory, 100, 0).split()[1]) * resource.getpagesize() > _RETIRES_AT
+        _say(channel, {**answer, "last": last})
+        if last:
+            return
+
+
+def _confine(config: dict[str, Any]) -> list[str]:
+    """For good. What could not be had is named: the process is bounded in time and memory all the same."""
+    missing: list[str] = []
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+            file.write("500")
+    except OSError as error:
+        missing.append(f"oom_score_adj: {error.strerror}")
+    missing += jail.enter(config["uid"], tuple(config["read"]), tcp=False)["missing"]
+    memory = config["memory_mb"] * 1024 * 1024
+    for kind, limit in (
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 0),
+    ):
+        resource.setrlimit(kind, (limit, limit))
+    nr = numbers(kernel.ARCH)
+    program = seccomp.head(kernel.ARCH) + bpf.search(nr[name] for name in _CALLS if name in nr)
+    try:
+        kernel.install_filter(seccomp.assemble(program))
+    except OSError as error:
+        missing.append(str(error))
+    return missing
+
+
+def _request(channel: socket.socket) -> tuple[str, bytes, bytes] | None:
+    """The next request; None when the server is gone."""
+    head = _read(channel, HEAD.size)
+    if not head:
+        return None
+    parts = [_read(channel, length) for length in HEAD.unpack(head)]
+    return parts[0].decode(), parts[1], parts[2]
+
+
+def _read(channel: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    view, got = memoryview(data), 0
+    while got < length:
+        count = channel.recv_into(view[got:])
+        if not count:
+            if got:
+                os._exit(1)
+            return b""
+        got += count
+    return bytes(data)
+
+
+def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    channel.sendall(len(data).to_bytes(4, "big") + data)
+
+
+def _answer(known: dict[str, Any], key: str, schema: bytes, value: bytes) -> dict[str, Any]:
+    try:
+        if schema:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[key] = _compiled(schema)
+        validator = known[key]
+        if isinstance(validator, str):
+            return {"unfit": validator}
+        return {"errors": _errors(validator, json.loads(value))}
+    except RecursionError:
+        return {"unfit": "it or the value is nested too deep"}
+    except MemoryError:
+        os._exit(1)
+    except ValueError as error:
+        return {"unfit": _whole(getattr(error, "message", str(error)), "it is not a valid schema")}
+
+
+def _compiled(raw: bytes) -> Any:
+    """The validator, or why there is none."""
+    schema = json.loads(raw)
+    for breach in schema_bounds.breaches(schema):
+        return breach.message
+    try:
+        return dialect.validator(schema)
+    except ValueError as error:
+        return _whole(getattr(error, "message", str(error)), "it is not a valid schema")
+
+
+def _errors(validator: Any, value: Any) -> list[tuple[list[str | int], str]]:
+    errors: list[tuple[list[str | int], str]] = []
+    for error in validator.iter_errors(value):
+        path = list(error.instance_path)
+        if sum(len(part) for part in path if isinstance(part, str)) > _LONGEST:
+            path = []
+        errors.append((path, _whole(error.message, f"does not meet '{error.kind.name}'")))
+        if len(errors) == MOST_ERRORS:
+            break
+    return errors
+
+
+def _whole(text: str, otherwise: str) -> str:
+    """Never a part of it: who cuts takes secrets out first."""
+    return text if len(text) <= _LONGEST else otherwise
