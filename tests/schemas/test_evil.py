@@ -13,6 +13,7 @@ import pytest
 from skillyard.domain.errors import Busy
 from skillyard.domain.schema_verdict import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
+from skillyard.schemas.turns import Turns
 from skillyard.stores.skills.schema import complaints
 from tests.schemas.evil import EVIL, Evil
 
@@ -92,24 +93,29 @@ async def test_memory_is_bounded() -> None:
         await pool.close()
 
 
-async def test_slow_principals_leave_half_of_the_processes(pool: SchemaPool) -> None:
-    """Four who are known to be slow ask without end; somebody new has an answer at once."""
-    evil = EVIL["references that multiply with the depth"]
-    value = json.dumps(evil.value).encode()
-    slow = [f"slow{n}" for n in range(4)]
+async def test_slow_principals_leave_half_of_the_processes() -> None:
+    """Of four places slow ones get two, however many wait; others come before those that wait."""
+    turns, done = Turns(4), asyncio.Event()
+    names = [f"slow{n}" for n in range(6)]
+    now = asyncio.get_running_loop().time()
+    for name in names:
+        turns._note(name, 1.0, now)
+    at_work: list[str] = []
 
-    async def ask(name: str) -> None:
-        await pool.check(name, "evil", evil.schema, value)
+    async def work(name: str) -> None:
+        async with turns.turn(name, patient=True):
+            at_work.append(name)
+            await done.wait()
 
-    async with asyncio.timeout(4 * BOUND_S):
-        await asyncio.gather(*map(ask, slow))
-        await asyncio.gather(*(small(pool, f"quick{n}") for n in range(4)))
-        again = asyncio.gather(*map(ask, slow))
-        await asyncio.sleep(0)
-        for n in range(50):
-            await small(pool, f"quick{n}")
-        assert not again.done()
-        await again
+    slow = [asyncio.create_task(work(name)) for name in names]
+    await asyncio.sleep(0)
+    quick = [asyncio.create_task(work(name)) for name in ("alice", "alice", "bob", "carol")]
+    await asyncio.sleep(0)
+    assert at_work == ["slow0", "slow1", "alice", "bob"]
+    done.set()
+    async with asyncio.timeout(BOUND_S):
+        await asyncio.gather(*slow, *quick)
+    assert sorted(at_work) == sorted([*names, "alice", "alice", "bob", "carol"])
 
 
 async def test_one_principals_checks_wait_for_each_other_and_are_bounded() -> None:
