@@ -9,6 +9,7 @@ import pytest
 from skillyard.sandbox.landlock.keeper.box import LandlockBox
 from skillyard.sandbox.landlock.keeper.watch import Watch
 from skillyard.sandbox.native.keeper.box import Shape
+from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import Loop
 
 
@@ -19,8 +20,8 @@ def test_a_sandbox_whose_directory_goes_is_not_looked_at(tmp_path: Path) -> None
     box = LandlockBox(loop, "gone", shape, str(tmp_path), str(tmp_path / "home"), 0, 0)
     watch = Watch(loop, processes=True)
     with pytest.raises(FileNotFoundError):
-        watch.check(box)
+        watch.check(box, Objects())
     box.removed = True
-    watch.check(box)
+    watch.check(box, Objects())
     box.handed_over([])
     box.release()

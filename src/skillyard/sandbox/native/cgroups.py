@@ -74,6 +74,10 @@ class Group:
         text = group_files.read(f"{self._path('pids')}/pids.current").strip()
         return int(text) if text.isdigit() else 0
 
+    def leaders(self) -> list[int]:
+        """The processes that are in it now, each by its first thread."""
+        return [int(word) for word in group_files.words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
+
     def hurry(self) -> None:
         """Let those that were told to end do so without a quota: what they still have to do is little, and others
         wait for the locks that they hold."""

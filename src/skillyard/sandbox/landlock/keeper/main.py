@@ -62,7 +62,7 @@ class LandlockKeeper(Keeper):
 
     def check_memory(self, box: Box) -> None:
         assert isinstance(box, LandlockBox)
-        self._landlock_yard.watch.check(box)
+        self._landlock_yard.watch.check(box, self.objects)
 
     def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
         assert self._area is not None

@@ -12,6 +12,7 @@ from skillyard.sandbox.landlock.keeper.box import LandlockBox
 from skillyard.sandbox.landlock.tree import Sum, measuring
 from skillyard.sandbox.landlock.work import work
 from skillyard.sandbox.native.keeper import kernel_memory
+from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.tree import place_of
 from skillyard.sandbox.native.keeper.yard import MIB
@@ -111,7 +112,7 @@ class Watch:
         self._processes = processes
         self._disks: dict[str, DiskWatch] = {}
 
-    def check(self, box: LandlockBox) -> None:
+    def check(self, box: LandlockBox, objects: Objects) -> None:
         if box.forced is not None or box.removed:
             return  # it is ending, and its directory may be gone
         most = box.shape.pids
@@ -124,6 +125,7 @@ class Watch:
             places = [place_of(pid) for pid in tree]
             held = look.held(places, disk.device)
             self._check_memory(box, places, len(held.sockets))
+            objects.check(box, places, counted=False)
             disk.see(places, held)
         disk.count()
 

@@ -21,6 +21,7 @@ from skillyard.sandbox.native.keeper.box import Box
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.host import Host, masked_proc
+from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
@@ -171,6 +172,7 @@ class Keeper:
             directories,
             run_dir,
         )
+        self.objects = Objects()
         self._yard = self.make_yard(self._loop, host, config)
         self._service = self.make_service(self._loop, self._yard, _facts(host))
         crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
@@ -189,7 +191,7 @@ class Keeper:
         return Yard(loop, host, config["ready"], upkeep(config))
 
     def check_memory(self, box: Box) -> None:
-        memory_watch.check(box)
+        memory_watch.check(box, self.objects)
 
     def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
         return Service(loop, yard, facts)

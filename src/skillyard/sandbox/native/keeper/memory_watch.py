@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.tree import place_of, tree_of
 from skillyard.sandbox.native.keeper.yard import MIB, Yard
@@ -48,20 +49,22 @@ def start(
     yard.on_lent = lent
 
 
-def check(box: Box) -> None:
+def check(box: Box, objects: Objects) -> None:
     limit = box.shape.memory_mb * MIB
     if box.group is not None and box.group.counts_memory():
+        objects.check(box, [f"/proc/{pid}" for pid in box.group.leaders()], counted=True)
         used = box.group.own_memory() + kernel_memory.uncharged(box.pid)
     else:
-        used = _of_tree(box, limit)
+        places = [place_of(pid) for pid in tree_of(box.pid)]
+        objects.check(box, places, counted=False)
+        used = _of_tree(box, places, limit)
     box.account.saw(used)
     if used > limit and box.forced is None:
         box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
 
 
-def _of_tree(box: Box, limit: int) -> int:
+def _of_tree(box: Box, places: Sequence[str], limit: int) -> int:
     """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
-    places = [place_of(pid) for pid in tree_of(box.pid)]
     used = sum(map(_resident, places))
     if used > limit:
         used = sum(map(_proportional, places))

@@ -1,0 +1,85 @@
+"""What the kernel counts by user, or for nobody, runs out for the sandbox that takes it and for no one else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from skillyard import SyncRuntime
+from skillyard.domain.errors import ProtectionMissing
+from skillyard.settings import load_settings
+from tests.attacks.programs import program
+
+TAKES = {
+    "locks of files": """
+        for number in range(40):
+            held.append(os.open(f"file{number}", os.O_CREAT | os.O_RDWR))
+            for at in range(0, 1000, 2):
+                fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, at)
+    """,
+    "watches of epoll": """
+        pipes = [os.pipe()[0] for _ in range(250)]
+        numbers = range(900, 1000)
+        for number in numbers:
+            os.dup2(pipes[0], number)
+        for _ in range(40):
+            held.append(select.epoll())
+            for at in (*pipes, *numbers):
+                held[-1].register(at)
+        for pipe in pipes:
+            for number in numbers:
+                os.dup2(pipe, number)
+                for epoll in held:
+                    epoll.register(number) if pipe != pipes[0] else None
+    """,
+    "descriptors in flight": """
+        for _ in range(4):
+            held.append(socket.socketpair())
+            socket.send_fds(held[-1][0], [b"x"], [0] * 200)
+    """,
+}
+FEW = """
+    one, two = socket.socketpair()
+    epoll = select.epoll()
+    epoll.register(one)
+    fd = os.open("one", os.O_CREAT | os.O_RDWR)
+    for at in range(0, 1000, 2):
+        fcntl.lockf(fd, fcntl.LOCK_EX, 1, at)
+    end = time.monotonic() + 3
+    while time.process_time() < 0.5 and time.monotonic() < end:
+        pass
+    return "through"
+"""
+
+
+@pytest.fixture(scope="module", params=["native", "landlock"])
+def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
+    settings = load_settings(data_dir=tmp_path_factory.mktemp("objects"), policy={"isolation": request.param})
+    with SyncRuntime(settings=settings) as runtime:
+        try:
+            runtime.run_code("def main(args): pass")
+        except ProtectionMissing as missing:
+            pytest.skip(str(missing))
+        yield runtime
+
+
+@pytest.mark.parametrize("what", TAKES)
+def test_too_many_end_the_run(what: str, runtime: SyncRuntime) -> None:
+    source = program(f"import select\nheld = []\n{_body(TAKES[what])}\ntime.sleep(6)\nreturn 'through'")
+    run = runtime.run_code(source, limits={"timeout_ms": 30_000})
+    if what == "descriptors in flight" and "PermissionError" in str(run.error):
+        pytest.skip("none can be sent at this level")
+    assert run["outcome"] == "memory", dict(run)
+    assert what in str(run.error), run.error
+
+
+def test_a_few_are_as_good_as_none(runtime: SyncRuntime) -> None:
+    run = runtime.run_code(program(f"import select\n{_body(FEW)}"), limits={"timeout_ms": 30_000})
+    assert run["output"] == {"result": "through"}, dict(run)
+
+
+def _body(text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    margin = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[margin:] for line in lines)
