@@ -8,11 +8,12 @@ from typing import Any
 
 from skillyard.sandbox.gvisor import hearsay
 from skillyard.sandbox.gvisor.account import MIB, GvisorAccount
-from skillyard.sandbox.native import packets
+from skillyard.sandbox.native import packets, walls
 from skillyard.sandbox.native.cgroups import Group
 from skillyard.sandbox.native.keeper.account import Account
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
+from skillyard.sandbox.native.keeper.mounts import new_tree
 
 BOOT_BOUND_S = 20.0
 _TEXT_KEPT = 4096
@@ -38,6 +39,7 @@ class GvisorBox(Box):
         super().__init__(loop, handle, shape, slot, group, spool_dir)
         self.platform = ""
         self.cpus = cpus
+        self.shown = {name: new_tree() for name in walls.SHOWN}
         self._said, self.errors = os.pipe2(os.O_CLOEXEC)
         self._text = bytearray()
         self._times_over = 0
@@ -88,7 +90,8 @@ class GvisorBox(Box):
         if self._boot_bound is not None:
             self._boot_bound.cancel()
         self._loop.forget(self._said)
-        os.close(self._said)
+        for fd in (self._said, *self.shown.values()):
+            os.close(fd)
 
     def _hear(self) -> None:
         """A little at a time, and not a word more of one that breaks the rules."""

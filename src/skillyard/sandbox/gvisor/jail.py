@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,6 @@ _DIRECTORIES = ("bin", "bundle", "dev", "proc", "rootfs", "show", "state", "tmp"
 _MS_SHARED = 1 << 20
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 _OOM_SCORE = "500"
-_SHOWN_BYTES = "1m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,8 @@ class Plan:
     uid: int
     own_uid: bool
     cpus: tuple[int, ...]
+    shown: Mapping[str, int]
+    """Detached mounts by name: what is shown later is hung below them."""
 
 
 def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int) -> tuple[int, int]:
@@ -126,8 +127,8 @@ def _begin_root(plan: Plan) -> None:
 def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
     for name in _DIRECTORIES:
         os.mkdir(name, 0o755)
-    for name in walls.SHOWN:
-        _mount_shown(f"show/{name}")
+    for name, fd in plan.shown.items():
+        _mount_shown(fd, f"show/{name}")
     Path("bundle/config.json").write_bytes(bundle.config(plan.contents))
     _hang_outer([bind for bind in binds if _outer(bind)])
     inner = [bind for bind in binds if not _outer(bind) and bind.target != "proc"]
@@ -140,10 +141,10 @@ def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
     os.chdir("/")
 
 
-def _mount_shown(path: str) -> None:
+def _mount_shown(fd: int, path: str) -> None:
     """The gofer's copy of a shared mount gets what is mounted below it later (mount_namespaces(7))."""
     os.mkdir(path, 0o755)
-    kernel.mount("show", path, "tmpfs", _QUIET, f"size={_SHOWN_BYTES},mode=0755")
+    kernel.move_mount(fd, path)
     kernel.mount("none", path, None, _MS_SHARED)
 
 

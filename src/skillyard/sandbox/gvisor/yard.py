@@ -10,6 +10,7 @@ from skillyard.sandbox.gvisor.account import GvisorAccount
 from skillyard.sandbox.gvisor.boots import Boots, Moorings
 from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.gvisor.runsc import Runsc
+from skillyard.sandbox.native import walls
 from skillyard.sandbox.native.cgroups import Group, GroupLimits
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.host import Host
@@ -66,6 +67,7 @@ class GvisorYard(Yard):
             uid=self._id(box),
             own_uid=host.ids.count > 1,
             cpus=box.cpus,
+            shown=box.shown,
         )
 
     def _id(self, box: Box) -> int:
@@ -78,7 +80,8 @@ class GvisorYard(Yard):
         super()._lend(box, asked)
 
     def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
-        self._shower.show(box.pidfd, shows, bundle.SHOW)
+        assert isinstance(box, GvisorBox)
+        self._shower.show(box.pidfd, shows, {walls.SHOWN[name]: fd for name, fd in box.shown.items()})
 
     def listen(self, box: Box, wanted: Listen) -> Opened:
         raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")

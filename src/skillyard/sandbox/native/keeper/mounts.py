@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from skillyard.sandbox.native import kernel, root, walls
 from skillyard.sandbox.native.keeper import namespaces
@@ -39,17 +40,21 @@ class Shower:
         self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._locked = -1
 
-    def show(self, pidfd: int, items: Sequence[Show], below: str = "") -> None:
-        """Show ``items`` in the mount namespace of ``pidfd``'s process; targets lie below ``below`` there.
+    def show(self, pidfd: int, items: Sequence[Show], hung: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Show ``items`` in the mount namespace of ``pidfd``'s process. ``hung`` are trees for some of the directories
+        that are there already.
 
         Raises OSError naming the source or the step; the sandbox must then be thrown away.
         """
         with ExitStack() as opened:
             sources = self._sources(items, opened)
-            trees = _trees(items, sources, opened)
+            trees = dict(hung)
+            _fill(trees, items, sources, opened)
+            for parent in trees.keys() - hung.keys():
+                kernel.mount_setattr(trees[parent], "", _QUIET)
             kernel.setns(pidfd, kernel.CLONE_NEWNS)
             try:
-                _attach(items, sources, trees, below)
+                _attach(items, sources, trees, hung)
             finally:
                 self._return()
 
@@ -109,15 +114,14 @@ def _lock_all() -> int:
         os.waitpid(pid, 0)
 
 
-def _trees(items: Sequence[Show], sources: Sequence[int], opened: ExitStack) -> dict[str, int]:
-    """A read-only tmpfs for each directory in which something is shown, with a place for each of the items."""
-    trees: dict[str, int] = {}
+def _fill(trees: dict[str, int], items: Sequence[Show], sources: Sequence[int], opened: ExitStack) -> None:
+    """Make a tmpfs for each directory in which something is shown, with a place for each of the items."""
     for item, source in zip(items, sources, strict=True):
         if item.target == walls.TRUST:
             continue
         parent, name = os.path.split(item.target)
         if parent not in trees:
-            trees[parent] = _tree(opened)
+            trees[parent] = _opened_tree(opened)
         if stat.S_ISDIR(os.fstat(source).st_mode):
             os.mkdir(name, 0o755, dir_fd=trees[parent])
         else:
@@ -126,27 +130,32 @@ def _trees(items: Sequence[Show], sources: Sequence[int], opened: ExitStack) -> 
         for alias in item.aliases:
             beside, other = os.path.split(alias)
             if beside not in trees:
-                trees[beside] = _tree(opened)
+                trees[beside] = _opened_tree(opened)
             os.symlink(os.path.relpath(item.target, beside), other, dir_fd=trees[beside])
-    for fd in trees.values():
-        kernel.mount_setattr(fd, "", _QUIET)
-    return trees
 
 
-def _tree(opened: ExitStack) -> int:
-    fd = kernel.new_tmpfs(_DIRECTORIES, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
+def _opened_tree(opened: ExitStack) -> int:
+    fd = new_tree()
     opened.callback(os.close, fd)
     return fd
 
 
-def _attach(items: Sequence[Show], sources: Sequence[int], trees: dict[str, int], below: str) -> None:
+def new_tree() -> int:
+    """A detached tmpfs of ours for places and links."""
+    return kernel.new_tmpfs(_DIRECTORIES, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
+
+
+def _attach(items: Sequence[Show], sources: Sequence[int], trees: dict[str, int], hung: Mapping[str, int]) -> None:
     """In the sandbox's mount namespace: only descriptors name what is hung, and where inside of the trees."""
     for parent, fd in trees.items():
-        _hang(fd, below + parent, _NO_LINKS, kernel.AT_FDCWD)
+        if parent in hung:
+            kernel.mount_setattr(fd, "", _QUIET)
+        else:
+            _hang(fd, parent, _NO_LINKS, kernel.AT_FDCWD)
     for item, fd in zip(items, sources, strict=True):
         parent, name = os.path.split(item.target)
         if item.target == walls.TRUST:
-            _hang(fd, below + item.target, _NO_LINKS, kernel.AT_FDCWD)
+            _hang(fd, item.target, _NO_LINKS, kernel.AT_FDCWD)
         else:
             _hang(fd, name, _NO_LINKS | kernel.RESOLVE_NO_XDEV, trees[parent])
 
