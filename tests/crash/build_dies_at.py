@@ -42,11 +42,11 @@ def environments_in(directory: Path) -> Environments:
     async def no_log(owner: str, log: bytes) -> str:
         return ""
 
-    async def has_room() -> bool:
-        return True
+    async def room(_: int) -> int:
+        return 1 << 30
 
     local = LocalEnvironments(directory, clock)
-    building = Building(local, FakeBuilder(), config, clock, no_log, ignore, has_room)
+    building = Building(local, FakeBuilder(), config, clock, no_log, ignore, room)
     return Environments({}, local, building, config, clock)
 
 

@@ -46,9 +46,10 @@ async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
 
 
 async def test_what_a_run_uses_stays(rig: Rig) -> None:
+    rig.configure(environments=MINE)
+    digest = (await rig.engine.environments.get("mine")).digest
     rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
     environments = rig.engine.environments
-    digest = (await environments.get("mine")).digest
     rig.clock.time += JUST_USED_S + 1
     with environments.using(digest):
         assert await environments.evict() == 0
@@ -59,8 +60,9 @@ async def test_what_a_run_uses_stays(rig: Rig) -> None:
 
 
 async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
+    rig.configure(environments=MINE)
     await rig.engine.environments.get("mine")
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
     rig.clock.time += JUST_USED_S + 1
     rig.builder.at_work = frozenset({"build_1"})
     rig.backend.foreign = [Held("h1", "build_1", Owner.RUN, 500.0), Held("h2", "build_2", Owner.RUN, 500.0)]

@@ -87,19 +87,25 @@ async def test_who_has_the_same_environment_does_not_see_what_others_asked_for(r
         await asked_for(packages=["c"])
 
 
-async def test_environments_that_are_in_use_leave_no_room_for_ever_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_environments_together_never_have_more_than_max_bytes(rig: Rig) -> None:
     """A caller who asks for one large set after the other fills no disk between two sweeps."""
-    monkeypatch.setattr(f"{Environments.__module__}._MIB", 0)
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=1))
+    first = await of(rig.engine.environments, "a")
+    assert first.built is not None
+    size = first.built.size
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=2 * size - 1))
     environments = rig.engine.environments
-    first = await of(environments, "a")
-    with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
-        await of(environments, "b")
+    for name in ("b", "d"):
+        with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
+            await of(environments, name)
+    assert [built.digest for built in await environments.store.list()] == [first.digest]
     rig.clock.time += JUST_USED_S + 1
     assert (await of(environments, "c")).distributions == {"c": "1.5.0"}
     assert first.digest not in kept(rig)
+    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=size - 1))
+    rig.clock.time += JUST_USED_S + 1
+    with pytest.raises(BuildFailed, match=r"packages\.max_bytes"):
+        await of(rig.engine.environments, "e")
+    assert await rig.engine.environments.store.list() == []
 
 
 async def test_only_so_many_wait_for_one_owner_and_in_all(

@@ -164,7 +164,7 @@ async def read_skill_file(engine: Engine, principal: Principal, params: Mapping[
         "encoding": encoding,
         "mime_type": mimetypes.guess_type(path)[0] or _fallback_type(encoding),
         "size_bytes": size,
-        "truncated": taken < size,
+        "truncated": offset + taken < size,
         "next_offset": offset + taken if offset + taken < size else None,
     }
 

@@ -17,6 +17,10 @@ class BadEnvironment(SkillyardError):
     type = "SandboxError"
 
 
+class TooLarge(BadEnvironment):
+    """It has more bytes than :class:`Arrival` allows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a resolution depends on beside its requirements: interpreter and platform in words, the index, and which

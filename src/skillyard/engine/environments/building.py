@@ -25,9 +25,9 @@ from skillyard.engine.observer import (
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
-from skillyard.ports.environments import Arrival, EnvironmentStore, Origin
+from skillyard.ports.environments import Arrival, EnvironmentStore, Origin, TooLarge
 
-MakeRoom = Callable[[], Awaitable[bool]]
+MakeRoom = Callable[[int], Awaitable[int]]
 """Removes environments that may go; False when those that stay are too large for another one."""
 KeepLog = Callable[[str, bytes], Awaitable[str]]
 """Keeps a log for its owner; the blob's id, empty when it cannot be kept."""
@@ -213,12 +213,31 @@ class Building:
             return await other.result(), False
         self._installing[lock.digest] = build
         try:
-            if not await self._make_room():
-                raise BuildFailed(FULL)
-            build.log.say(f"Installing {lock.digest[:SHOWN]}")
-            most_bytes = self._config.disk_mb * _MIB
-            arrival = Arrival(lock, build.wanted.requirements, "", most_bytes)
-            async with aclosing(self._builder.install(lock, build.log)) as chunks:
-                return await self._store.add(arrival, chunks), True
+            return await self._install_where_there_is_room(build, lock), True
         finally:
             del self._installing[lock.digest]
+
+    async def _install_where_there_is_room(self, build: Build, lock: Lock) -> BuiltEnvironment:
+        """How large it is shows when it is there: what proves too large for the room is made once more, after others
+        that nobody uses have gone."""
+        disk = self._config.disk_mb * _MIB
+        room = await self._make_room(0)
+        if room >= disk:
+            return await self._install(build, lock, disk)
+        try:
+            return await self._install(build, lock, room)
+        except TooLarge:
+            more = await self._make_room(disk)
+        try:
+            return await self._install(build, lock, min(disk, more) if more > room else 0)
+        except TooLarge:
+            raise BuildFailed(FULL) from None
+
+    async def _install(self, build: Build, lock: Lock, most_bytes: int) -> BuiltEnvironment:
+        """Raises BuildFailed without room, and what builder and store raise."""
+        if most_bytes <= 0:
+            raise BuildFailed(FULL)
+        build.log.say(f"Installing {lock.digest[:SHOWN]}")
+        arrival = Arrival(lock, build.wanted.requirements, "", most_bytes)
+        async with aclosing(self._builder.install(lock, build.log)) as chunks:
+            return await self._store.add(arrival, chunks)

@@ -24,7 +24,6 @@ OPERATOR = "operator"
 """Who owns the logs of what the settings ask for."""
 UNNAMED = "packages"
 """What an environment is called that nobody has named."""
-_MIB = 1024 * 1024
 JUST_USED_S = 120.0
 """A run that was given an environment has a sandbox with it, or is counted, after this time."""
 
@@ -143,9 +142,9 @@ class Environments:
             await self.store.forget_lock(digest)
         return await self.store.remove(digest)
 
-    async def evict(self, in_use: Collection[str] = ()) -> int:
-        """Remove what was not used for long, and the longest unused when all together are too large; how many went.
-        ``in_use`` are further ones that stay. Raises StoreFault."""
+    async def evict(self, in_use: Collection[str] = (), spare: int = 0) -> int:
+        """Remove what was not used for long, and the longest unused when all together with ``spare`` bytes are too
+        large; how many went. ``in_use`` are further ones that stay. Raises StoreFault."""
         now, config = self._clock.now(), self._config
         held = {*self._users, *in_use, *(build.digest for build in self.building.at_work())}
         found = await self.store.list()
@@ -153,17 +152,14 @@ class Environments:
         for built in reversed(found):
             unused_s = now - built.used_at
             too_old = config.max_age_s is not None and unused_s > config.max_age_s
-            if (too_old or size > config.max_bytes) and built.digest not in held and unused_s > JUST_USED_S:
+            if (too_old or size + spare > config.max_bytes) and built.digest not in held and unused_s > JUST_USED_S:
                 removed += await self.remove(built.digest, forget=False)
                 size -= built.size
         return removed
 
-    async def has_room(self) -> bool:
-        """Whether what is there leaves room for another one. What was used just now may pass ``max_bytes``, by no more
-        than builds at work may bring. Raises StoreFault."""
-        config = self._config
-        most = config.max_bytes + config.at_once * config.disk_mb * _MIB
-        return sum(built.size for built in await self.store.list()) <= most
+    async def room(self) -> int:
+        """Returns the bytes that ``max_bytes`` leaves for another one, which may be negative. Raises StoreFault."""
+        return self._config.max_bytes - sum(built.size for built in await self.store.list())
 
     async def clean(self) -> None:
         """Remove what a dead process left half-made. Before the first build. Raises StoreFault."""

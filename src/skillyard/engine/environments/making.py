@@ -26,9 +26,9 @@ def make_environments(engine: Engine, store: EnvironmentStore, builder: Builder 
             return ""
         return info.blob_id
 
-    async def make_room() -> bool:
-        await environments.evict(await environments_in_use(engine))
-        return await environments.has_room()
+    async def make_room(spare: int) -> int:
+        await environments.evict(await environments_in_use(engine), spare)
+        return await environments.room()
 
     config = engine.config.packages
     maker = builder or SandboxBuilder(Steps(engine))

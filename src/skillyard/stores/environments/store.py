@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import StoreFault
 from skillyard.ports.clock import Clock
-from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock
+from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
 from skillyard.stores.environments.installed import Installed, check_installed, wheel_tags
 from skillyard.stores.environments.locks import Locks
@@ -76,7 +76,8 @@ class LocalEnvironments:
             built = self._built(arrival, installed)
             await _to_its_end(self._place, staging, built)
         except ArchiveRefused as refused:
-            raise BadEnvironment(f"what the build gave back is refused: {refused}") from refused
+            kind = TooLarge if refused.rule == "archive-bytes" else BadEnvironment
+            raise kind(f"what the build gave back is refused: {refused}") from refused
         except OSError as error:
             raise _fault(error) from error
         finally:
