@@ -135,13 +135,17 @@ class OutputSettings(_Section):
 
 
 class BlobSettings(_Section):
-    """Bytes of one blob by JSON and streamed; quota of one owner; seconds to live, 0 for ever."""
+    """Bytes of one blob by JSON and streamed; quota of one owner; blobs that a run may write; files that it
+    may leave in /workspace/out, bytes of each and of all together; seconds to live, 0 for ever."""
 
     json_bytes: int = Field(default=32 * MIB, ge=1)
     max_bytes: int = Field(default=4096 * MIB, ge=1)
     owner_bytes: int = Field(default=64 * 1024 * MIB, ge=1)
     owner_count: int = Field(default=1_000_000, ge=1)
     per_run: int = Field(default=1000, ge=0)
+    files_per_run: int = Field(default=100, ge=0)
+    file_bytes: int = Field(default=64 * MIB, ge=1)
+    files_bytes: int = Field(default=256 * MIB, ge=1)
     ttl_s: float = Field(default=7 * 86400.0, ge=0)
 
 
@@ -327,6 +331,9 @@ class Settings(BaseSettings):
             json_blob_bytes=blobs.json_bytes,
             run_blob_bytes=blobs.max_bytes,
             run_blobs=blobs.per_run,
+            run_files=blobs.files_per_run,
+            run_file_bytes=blobs.file_bytes,
+            run_files_bytes=blobs.files_bytes,
             blob_ttl_s=blobs.ttl_s or None,
             record_ttl_s=self.records.ttl_s or None,
             secret_audit_ttl_s=self.secrets.audit_ttl_s or None,

@@ -386,3 +386,43 @@ def test_runs_cancel(run: Cli, yard: YardServer) -> None:
     result = run("runs", "cancel", "run_1", "--reason", "enough")
     assert (result.exit_code, result.stderr) == (0, "run_1 cancelled\n")
     assert asked(yard) == {"run_id": "run_1", "reason": "enough"}
+
+
+def left(**paths: str) -> list[dict[str, Any]]:
+    return [{"path": path, "blob_id": f"blob:{name}", "size": 2, "mime": "text/csv"} for name, path in paths.items()]
+
+
+def test_files_of_a_run_are_saved_by_their_paths(run: Cli, yard: YardServer, tmp_path: Path) -> None:
+    yard.blobs.update({f"blob:{name}": ("x/unknown", name.encode()) for name in "abc"})
+    yard.methods["blobs.stat"] = lambda params: {"blob": {"kind": "x/unknown"}}
+    ids = ["blob:a", "blob:b", "blob:c"]
+    files = left(a="t.csv", b="deep/er/t.csv")
+    yard.methods["execute_skill"] = lambda params: completed({}, output_blobs=ids, files=files, notes=["not kept: x"])
+    result = run("run", "a", "--save", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.stderr
+    saved = {str(p.relative_to(tmp_path / "out")): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert saved == {"t.csv": b"a", "deep/er/t.csv": b"b", "c": b"c"}
+    assert "note: not kept: x" in result.stderr
+    assert "blob blob:b deep/er/t.csv" in result.stderr
+    again = run("run", "a", "--save", str(tmp_path / "out"))
+    assert again.exit_code != 0
+    assert "exists; nothing was written over it" in again.stderr
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "c:x", "a\\b", "", "a\nb"])
+def test_a_server_cannot_save_elsewhere(run: Cli, yard: YardServer, tmp_path: Path, path: str) -> None:
+    yard.blobs["blob:a"] = ("x/unknown", b"1")
+    yard.methods["execute_skill"] = lambda params: completed({}, output_blobs=["blob:a"], files=left(a=path))
+    result = run("run", "a", "--save", str(tmp_path / "d" / "out"))
+    assert result.exit_code != 0
+    assert "leads elsewhere" in result.stderr
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_file_is_not_saved_behind_a_link(run: Cli, yard: YardServer, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").symlink_to(tmp_path)
+    yard.blobs["blob:a"] = ("x/unknown", b"1")
+    yard.methods["execute_skill"] = lambda params: completed({}, output_blobs=["blob:a"], files=left(a="a/x"))
+    assert "is a link" in run("run", "a", "--save", str(tmp_path / "out")).stderr
+    assert not (tmp_path / "x").exists()

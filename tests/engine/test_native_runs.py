@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,3 +190,27 @@ def test_the_servers_packages_are_not_visible(runtime: SyncRuntime) -> None:
         "    return [name for name in ('click', 'pydantic', 'skillyard', 'uvicorn') if find_spec(name)]\n"
     )
     assert ran(runtime.run_code(code)) == {"result": []}
+
+
+def test_files_left_in_out_come_back(runtime: SyncRuntime, tmp_path: Path) -> None:
+    code = "open('/workspace/out/a.csv', 'w').write('x')\nopen('/workspace/b.txt', 'w')\n"
+    run = runtime.run_code(code)
+    assert [(file.path, file.size, file.mime) for file in run.files] == [("a.csv", 1, "text/csv")]
+    assert "not kept: b.txt" in run.summary
+    assert [path.read_text() for path in runtime.save_files(run, tmp_path / "saved")] == ["x"]
+    failed = runtime.run_code(code + "1 / 0")
+    assert (failed.status, [file.path for file in failed.files]) == ("failed", ["a.csv"])
+    unread = runtime.run_code("import os\nopen('out/x', 'w')\nos.chmod('out/x', 0)")
+    assert "x (it could not be read)" in unread.summary
+
+
+def test_a_script_and_its_ending(runtime: SyncRuntime) -> None:
+    run = runtime.run_code("print(6 * 7)\nraise SystemExit(0)")
+    assert (run.output, run.logs_preview) == ({}, "42\n")
+    assert "ran as a script" in runtime.run_code("print(1)").summary
+
+
+def test_forty_megabytes_of_arguments_in_process_are_taken(runtime: SyncRuntime) -> None:
+    assert ran(runtime.run_code("def main(args): return len(args['x'])", {"x": "a" * (40 << 20)})) == {
+        "result": 40 << 20
+    }

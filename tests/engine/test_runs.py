@@ -357,3 +357,83 @@ async def test_the_summary_of_a_script_says_so(rig: Rig) -> None:
     run = await rig.run(playing(frame(b"N", b'{"script": true}'), result({})))
     assert (run["status"], run["output"]) == ("completed", {})
     assert run["summary"].endswith("; the code ran as a script, since it defines no function 'main'")
+
+
+def file_frames(n: int, path: Any, data: bytes) -> bytes:
+    header = json.dumps({"n": n, "kind": "text/html", "path": path}).encode()
+    return frame(b"B", header) + frame(b"D", n.to_bytes(4, "big") + data) + ended(n, len(data))
+
+
+def ended(n: int, size: int) -> bytes:
+    return frame(b"E", json.dumps({"n": n, "size": size}).encode())
+
+
+async def test_files_that_a_run_left_are_listed_by_path(rig: Rig) -> None:
+    frames = [file_frames(1, "plots/a.png", b"png"), file_frames(2, "b", b"x"), blob(3, "text/plain", b"y")]
+    run = await rig.run(playing(*frames, result({})))
+    ids = run["output_blobs"]
+    assert run["files"] == [
+        {"path": "plots/a.png", "blob_id": ids[0], "size": 3, "mime": "image/png"},
+        {"path": "b", "blob_id": ids[1], "size": 1, "mime": "application/octet-stream"},
+    ]
+    assert len(ids) == 3
+    assert (await rig.record(run)).files == tuple(run["files"])
+    failed = await rig.run(playing(frames[0], raises("ValueError", "x")))
+    assert [file["path"] for file in failed["files"]] == ["plots/a.png"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/etc/passwd", "../x", "a/../x", "a//b", "./a", "a/.", "", "a\\b", "a\x00b", "a\nb", "\u202ex", "x" * 256),
+        *("a/" * 600 + "b", 5, None, ["a"]),
+    ],
+)
+async def test_a_path_that_could_mean_another_place_ends_the_run(rig: Rig, path: Any) -> None:
+    run = await rig.run(playing(file_frames(1, path, b"x"), result({})))
+    assert run["error"]["message"] == "the run's channel was misused: a file has a path that cannot be passed on"
+    assert (run["files"], run["output_blobs"]) == ([], [])
+
+
+async def test_the_caps_on_files_hold_for_who_goes_round_the_guest(rig: Rig) -> None:
+    rig.configure(run_files=2, run_file_bytes=10, run_files_bytes=15)
+    for frames, said in (
+        ([file_frames(n, f"f{n}", b"x") for n in (1, 2, 3)], "more than 2 files"),
+        ([file_frames(1, "a", b"x" * 11)], "larger than is allowed"),
+        ([file_frames(1, "a", b"x" * 9), file_frames(2, "b", b"x" * 9)], "larger than is allowed"),
+        ([file_frames(1, "a", b"x"), file_frames(2, "a", b"x")], "a file comes twice"),
+    ):
+        run = await rig.run(playing(*frames, result({})))
+        assert said in run["error"]["message"]
+
+
+async def test_what_was_not_kept_is_told(rig: Rig) -> None:
+    notes = {"skipped": [["link", "kind"], ["big\x1b[2J", "size"]], "others": ["report.csv"], "more": 2}
+    run = await rig.run(playing(frame(b"N", json.dumps(notes).encode()), result({})))
+    assert run["notes"] == [
+        "not sent from /workspace/out: link (it is not a regular file), big\ufffd[2J (it is larger than a file may be)",
+        "not kept: report.csv, …; write files that are to come back to /workspace/out",
+    ]
+    assert "not kept: report.csv" in run["summary"] or len(run["summary"]) == 280
+    assert (await rig.record(run)).notes == tuple(run["notes"])
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        {"skipped": [["a", "b"]] * 11},
+        {"others": ["a"] * 11},
+        {"skipped": [["a"]]},
+        {"skipped": [[1, 2]]},
+        {"others": [1]},
+        {"others": {}},
+        {"more": -1},
+        {"more": 1.5},
+        {"more": 2**80},
+    ],
+)
+async def test_notes_that_are_none_end_the_run(rig: Rig, notes: Any) -> None:
+    run = await rig.run(playing(frame(b"N", json.dumps(notes).encode()), result({})))
+    assert "a frame N tells of" in run["error"]["message"]
+    twice = await rig.run(playing(frame(b"N", b"{}"), frame(b"N", b"{}"), result({})))
+    assert "a second frame N" in twice["error"]["message"]

@@ -6,13 +6,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from skillyard.client.calling import Json, blocking, given, listed
 from skillyard.client.catalogue_methods import CatalogueMethods, SyncCatalogueMethods
 from skillyard.client.environment_methods import EnvironmentMethods, SyncEnvironmentMethods
 from skillyard.client.run import Run
+
+if TYPE_CHECKING:
+    from skillyard.client.sources import Sink
 
 
 class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
@@ -146,6 +151,21 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
     ) -> Json:
         """``preview`` in ``encoding``, ``kind``, ``size_bytes``, ``truncated``."""
         return await self.call("read_blob", given(blob_id=blob_id, mode=mode, max_bytes=max_bytes))
+
+    async def get_blob(self, blob_id: str, sink: Sink) -> object:
+        """Write a blob to a path or a binary file."""
+        raise NotImplementedError
+
+    async def save_files(self, run: Run, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write what a run left in ``/workspace/out`` below ``directory``, which is made; the paths. Raises BadArgument
+        for what is there already, and what :meth:`get_blob` raises."""
+        base = Path(directory)
+        base.mkdir(parents=True, exist_ok=True)
+        saved = []
+        for file in run.files:
+            saved.append(file.place(base))
+            await self.get_blob(file.blob_id, saved[-1])
+        return saved
 
     async def load_skills_protocol_guide(self) -> str:
         """The guide's Markdown."""
@@ -288,6 +308,7 @@ class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods):
     run_code = blocking(ProtocolMethods.run_code)
     create_blob = blocking(ProtocolMethods.create_blob)
     read_blob = blocking(ProtocolMethods.read_blob)
+    save_files = blocking(ProtocolMethods.save_files)
     load_skills_protocol_guide = blocking(ProtocolMethods.load_skills_protocol_guide)
     list_runs = blocking(ProtocolMethods.list_runs)
     show_run = blocking(ProtocolMethods.show_run)

@@ -4,9 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from skillyard.client.errors import BadReply, RunFailed
+from skillyard.client.errors import BadArgument, BadReply, RunFailed
+
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file that a run left in ``/workspace/out``; ``path`` is relative to that."""
+
+    path: str
+    blob_id: str
+    size: int
+    mime: str
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> RunFile:
+        """From the wire. Raises BadReply."""
+        path, blob_id, size, mime = (raw.get(name) for name in ("path", "blob_id", "size", "mime"))
+        if not (isinstance(path, str) and isinstance(blob_id, str) and isinstance(size, int) and isinstance(mime, str)):
+            raise BadReply("the server's run object names a file in a form that is not known")
+        return cls(path, blob_id, size, mime)
+
+    def place(self, directory: Path) -> Path:
+        """Where it can be saved: always inside ``directory``, below directories that are made. Raises BadReply for a
+        path that leads elsewhere, BadArgument for what is there already."""
+        parts = self.path.split("/")
+        if any(part in ("", ".", "..") or "\\" in part or ":" in part or not part.isprintable() for part in parts):
+            raise BadReply("the server names a file by a path that leads elsewhere")
+        for part in parts[:-1]:
+            directory = directory / part
+            if directory.is_symlink():
+                raise BadArgument(f"{directory} is a link; nothing was written behind it")
+            directory.mkdir(exist_ok=True)
+        path = directory / parts[-1]
+        if path.is_symlink() or path.exists():
+            raise BadArgument(f"{path} exists; nothing was written over it")
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +49,8 @@ class Run(Mapping[str, Any]):
     """How one run ended. ``status`` is ``completed`` or ``failed`` and speaks of the execution only.
 
     ``output`` is what the entrypoint returned, at most 4,096 bytes as JSON; bigger values are the blob that
-    ``output["blob_id"]`` names. Also a mapping: ``run["status"]``, with all that the server sent.
+    ``output["blob_id"]`` names. ``files`` are what it left in ``/workspace/out``. Also a mapping:
+    ``run["status"]``, with all that the server sent.
     """
 
     status: str
@@ -22,6 +58,8 @@ class Run(Mapping[str, Any]):
     summary: str
     output: Any = None
     output_blobs: tuple[str, ...] = ()
+    files: tuple[RunFile, ...] = ()
+    notes: tuple[str, ...] = ()
     logs_preview: str = ""
     logs_blob: str | None = None
     error: Mapping[str, Any] | None = None
@@ -39,6 +77,8 @@ class Run(Mapping[str, Any]):
             summary=raw["summary"],
             output=raw.get("output"),
             output_blobs=tuple(raw.get("output_blobs") or ()),
+            files=tuple(map(RunFile.of, raw.get("files") or ())),
+            notes=tuple(raw.get("notes") or ()),
             logs_preview=raw.get("logs_preview") or "",
             logs_blob=raw.get("logs_blob"),
             error=raw.get("error"),

@@ -21,6 +21,9 @@ _MAX_HEADER = 4096
 _MAX_FAILURE = 256 * 1024
 _MAX_NOTES = 64 * 1024
 _MAX_NUMBER = 2**31 - 1
+_MAX_PATH = 1024
+_SHOWN = 100
+MOST_TOLD = 10
 _FREE_PIECES, _FAIR_PIECE = 4096, 4096
 """Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
 
@@ -38,12 +41,16 @@ class ResultFault(FrameFault):
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """What one run may send: blobs, bytes of all of them, blobs begun and not ended, bytes of the result."""
+    """What one run may send: blobs, bytes of all of them, blobs begun and not ended, bytes of the result; of the blobs
+    that are files that it left, how many, and how large each and all of them."""
 
     blobs: int = 1000
     blob_bytes: int = 4 * 1024**3
     open_blobs: int = 32
     result_bytes: int = 16 * 1024 * 1024
+    files: int = 100
+    file_bytes: int = 64 * 1024 * 1024
+    files_bytes: int = 256 * 1024 * 1024
 
 
 DEFAULT_LIMITS = FrameLimits()
@@ -51,8 +58,11 @@ DEFAULT_LIMITS = FrameLimits()
 
 @dataclass(frozen=True, slots=True)
 class BlobBegin:
+    """``path`` is that of a file which the run left, relative and plain; empty for other blobs."""
+
     n: int
     kind: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +116,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What the guest says of the run beside its result: ``script`` when no function was called."""
+    """What the guest says of the run beside its result: ``script`` when no function was called; ``skipped`` files that
+    it left and that are not sent, each with the reason; ``others`` that it left elsewhere; how many ``more`` of both;
+    the last ``stack`` of a program that was ended. Foreign words all of them."""
 
     script: bool = False
+    skipped: tuple[tuple[str, str], ...] = ()
+    others: tuple[str, ...] = ()
+    more: int = 0
+    stack: str = ""
 
 
 Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | Result | Failure
@@ -127,6 +143,10 @@ class FrameReader:
         self._blobs = 0
         self._bytes = self._pieces = 0
         self._told_notes = False
+        self._paths: set[str] = set()
+        self._files: dict[int, int] = {}
+        """Bytes of the open blobs that are files."""
+        self._files_bytes = 0
         self._readers: dict[int, tuple[int, Callable[[bytes], Frame]]] = {
             ord("B"): (_MAX_HEADER, self._begin),
             ord("D"): (PIECE + 4, self._data),
@@ -199,10 +219,23 @@ class FrameReader:
             raise FrameFault(f"the run writes more than {self._limits.blobs} blobs")
         if len(self._open) >= self._limits.open_blobs:
             raise FrameFault(f"the run writes more than {self._limits.open_blobs} blobs at once")
+        path = header.get("path", "")
+        if "path" in header:
+            self._check_file(path)
+            self._files[n] = 0
         self._last = n
         self._blobs += 1
         self._open[n] = 0
-        return BlobBegin(n, kind)
+        return BlobBegin(n, kind, path)
+
+    def _check_file(self, path: object) -> None:
+        if not isinstance(path, str) or not is_plain_path(path):
+            raise FrameFault("a file has a path that cannot be passed on")
+        if path in self._paths:
+            raise FrameFault("a file comes twice")
+        self._paths.add(path)
+        if len(self._paths) > self._limits.files:
+            raise FrameFault(f"the run leaves more than {self._limits.files} files")
 
     def _data(self, payload: bytes) -> BlobData:
         n, size = int.from_bytes(payload[:4], "big"), len(payload) - 4
@@ -217,6 +250,11 @@ class FrameReader:
         if self._bytes > self._limits.blob_bytes:
             raise FrameFault(f"the blobs of the run are together larger than {self._limits.blob_bytes} bytes")
         self._open[n] += size
+        if n in self._files:
+            self._files[n] += size
+            self._files_bytes += size
+            if self._files[n] > self._limits.file_bytes or self._files_bytes > self._limits.files_bytes:
+                raise FrameFault("the files that the run left are larger than is allowed")
         return BlobData(n, payload[4:])
 
     def _end(self, payload: bytes) -> BlobEnd:
@@ -236,12 +274,35 @@ class FrameReader:
         if self._told_notes:
             raise FrameFault("a second frame N")
         self._told_notes = True
-        return Notes(_header(payload, "N").get("script") is True)
+        header = _header(payload, "N")
+        skipped, others, more = header.get("skipped", []), header.get("others", []), header.get("more", 0)
+        for rows in (skipped, others):
+            if not isinstance(rows, list) or len(rows) > MOST_TOLD:
+                raise FrameFault("a frame N tells of too many files")
+        if not all(isinstance(row, list) and len(row) == 2 and all(isinstance(w, str) for w in row) for row in skipped):
+            raise FrameFault("a frame N tells of what are not files")
+        if not all(isinstance(row, str) for row in others) or type(more) is not int or not 0 <= more < 2**31:
+            raise FrameFault("a frame N tells of what are not files")
+        rows = tuple((_name(path), why[:32]) for path, why in skipped)
+        stack = _text(header.get("stack"))
+        return Notes(header.get("script") is True, rows, tuple(map(_name, others)), more, stack)
 
     def _close(self, n: int) -> int:
         if n not in self._open:
             raise FrameFault(f"an end of blob {n}, which is not open")
         return self._open.pop(n)
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether it names a file below a directory on every system, with nothing hidden in it."""
+    if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _MAX_PATH:
+        return False
+    return all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= 255 for part in path.split("/"))
+
+
+def _name(text: str) -> str:
+    """Of a file, to be shown."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:_SHOWN])
 
 
 def _failure(payload: bytes) -> Failure:

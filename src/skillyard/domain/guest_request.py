@@ -68,6 +68,11 @@ class GuestCall:
             "max_blob_bytes": self.limits.blob_bytes,
             "max_open_blobs": self.limits.open_blobs,
             "max_result_bytes": self.limits.result_bytes,
+            "files": {
+                "count": self.limits.files,
+                "each_bytes": self.limits.file_bytes,
+                "bytes": self.limits.files_bytes,
+            },
         }
 
     def _check(self) -> None:

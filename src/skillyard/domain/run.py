@@ -59,6 +59,10 @@ class RunRecord:
     digests: dict[str, Any] = field(default_factory=dict)
     output: Any = None
     output_blobs: tuple[str, ...] = ()
+    files: tuple[dict[str, Any], ...] = ()
+    """What the run left in ``/workspace/out``: ``path`` below that, ``blob_id``, ``size`` in bytes, ``mime``."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what else there is to know of it."""
     logs_preview: str = ""
     logs_blob: str | None = None
     error: dict[str, Any] | None = None
@@ -74,4 +78,5 @@ class RunRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""
-        return asdict(self) | {"output_blobs": list(self.output_blobs)}
+        lists = {name: list(getattr(self, name)) for name in ("output_blobs", "files", "notes")}
+        return asdict(self) | lists

@@ -54,9 +54,9 @@ class Channel:
             case BlobData():
                 await self.sink.piece(frame.n, frame.data)
             case BlobBegin():
-                self.sink.begin(frame.n, frame.kind)
+                self.sink.begin(frame.n, frame.kind, frame.path)
             case BlobEnd():
-                await self.sink.end(frame.n)
+                await self.sink.end(frame.n, frame.size)
             case BlobAbandon():
                 await self.sink.abandon(frame.n)
             case Notes():

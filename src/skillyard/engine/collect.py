@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from mimetypes import MimeTypes
+from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.outcome import Outcome
@@ -54,6 +56,7 @@ class _Open:
     are there already."""
 
     kind: str
+    path: str = ""
     stored: bool = False
     buffer: bytearray = field(default_factory=bytearray)
     stream: _Stream | None = None
@@ -102,6 +105,7 @@ class BlobSink:
         self._replayed = False
         self._stored: set[str] = set()
         self.ids: list[str] = []
+        self.files: list[dict[str, Any]] = []
 
     async def replay(self) -> None:
         """Forget what was interrupted: the channel will be given again from its start."""
@@ -109,9 +113,11 @@ class BlobSink:
         self._replayed = True
         self._stored |= set(self.ids)
         self.ids.clear()
+        self.files.clear()
 
-    def begin(self, n: int, kind: str) -> None:
-        self._open[n] = _Open(kind, stored=self._id(n) in self._stored)
+    def begin(self, n: int, kind: str, path: str = "") -> None:
+        kind = mime_of(path) if path else kind
+        self._open[n] = _Open(kind, path, stored=self._id(n) in self._stored)
 
     async def piece(self, n: int, data: bytes) -> None:
         blob = self._open[n]
@@ -129,9 +135,12 @@ class BlobSink:
             await blob.stream.put(bytes(blob.buffer))
             blob.buffer = bytearray()
 
-    async def end(self, n: int) -> None:
-        await self._finish(n, self._open.pop(n))
+    async def end(self, n: int, size: int) -> None:
+        blob = self._open.pop(n)
+        await self._finish(n, blob)
         self.ids.append(self._id(n))
+        if blob.path:
+            self.files.append({"path": blob.path, "blob_id": self._id(n), "size": size, "mime": blob.kind})
 
     async def _finish(self, n: int, blob: _Open) -> None:
         try:
@@ -168,6 +177,15 @@ class BlobSink:
 
 def _not_stored(error: SkillyardError) -> Failure:
     return Failure("PolicyRefused", f"a blob could not be stored: {error.message}", Outcome.DISK)
+
+
+_KINDS = MimeTypes(filenames=())
+
+
+def mime_of(path: str) -> str:
+    """By the name's end alone, and the same on every host."""
+    kind, encoding = _KINDS.guess_type(f"/{path}")
+    return kind if kind and not encoding else "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)

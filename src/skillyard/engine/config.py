@@ -10,6 +10,7 @@ from typing import Literal
 from skillyard.domain.egress.address import Address
 from skillyard.domain.egress.rule import Rule, parse_rule
 from skillyard.domain.egress.session import EgressLimits
+from skillyard.domain.frames import FrameLimits
 from skillyard.domain.limits import LimitFamily
 from skillyard.domain.trust import Trust
 from skillyard.engine.packages_config import PackagesConfig
@@ -88,8 +89,22 @@ class EngineConfig:
     json_blob_bytes: int = 32 * MIB
     run_blob_bytes: int = 4096 * MIB
     run_blobs: int = 1000
+    run_files: int = 100
+    run_file_bytes: int = 64 * MIB
+    run_files_bytes: int = 256 * MIB
     blob_ttl_s: float | None = 7 * 86400.0
     record_ttl_s: float | None = 30 * 86400.0
     secret_audit_ttl_s: float | None = 365 * 86400.0
     sweep_every_s: float = 300.0
     cursor_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
+
+
+def frame_limits(config: EngineConfig) -> FrameLimits:
+    """What one run may send."""
+    return FrameLimits(
+        blobs=config.run_blobs,
+        blob_bytes=config.run_blob_bytes,
+        files=config.run_files,
+        file_bytes=config.run_file_bytes,
+        files_bytes=config.run_files_bytes,
+    )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.frames import FrameLimits
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
 from skillyard.domain.run import RunRecord, RunStatus
@@ -20,7 +19,7 @@ from skillyard.engine.backends import Backends
 from skillyard.engine.catalogue.diff import Diffs
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.catalogue.review import Reviews
-from skillyard.engine.config import EngineConfig
+from skillyard.engine.config import EngineConfig, frame_limits
 from skillyard.engine.environments.builder import Builder
 from skillyard.engine.environments.making import make_environments
 from skillyard.engine.execute import Execution
@@ -98,7 +97,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.backends = Backends(ports.backends, self.config)
         self.emit = emit
-        self.frame_limits = FrameLimits(self.config.run_blobs, self.config.run_blob_bytes)
+        self.frame_limits = frame_limits(self.config)
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
         self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)

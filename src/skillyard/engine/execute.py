@@ -181,7 +181,7 @@ class Execution:
         await sink.abort()
         found.ended_ms = self._elapsed_ms()
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
-        found.script = self._channel.notes.script
+        found.files, found.notes = tuple(sink.files), self._channel.notes
         return await self._records.of(found, failure)
 
     async def _close(self, final: RunRecord) -> RunRecord:

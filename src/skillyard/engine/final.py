@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.frames import Failure as Raised
-from skillyard.domain.frames import Result
+from skillyard.domain.frames import Notes, Result
 from skillyard.domain.outcome import Outcome, Usage
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine.channel import value_of
 from skillyard.engine.collect import NO_LOG, BlobTarget, Log
 from skillyard.engine.failure import Failure
 from skillyard.engine.grant import Grant
+from skillyard.engine.notes import NO_NOTES, sentences
 from skillyard.engine.output import AT_ONCE, Output, Unfit, completed_summary, fit_output
 from skillyard.engine.plan import Plan
 from skillyard.engine.schemas import complaint
@@ -37,7 +38,8 @@ class Findings:
     log: Log = NO_LOG
     said: Result | Raised | None = None
     blobs: tuple[str, ...] = ()
-    script: bool = False
+    files: tuple[dict[str, Any], ...] = ()
+    notes: Notes = NO_NOTES
 
     def usage_dict(self) -> dict[str, Any]:
         """As the kernel counted; wall and start-up time by our clock where the backend gives none."""
@@ -81,7 +83,7 @@ class FinalRecord:
         spill = self._engine.config.oversize_output == "spill"
         output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
         common = self._common(found, output)
-        summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, script=found.script)
+        summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, common["notes"])
         return RunRecord(
             status=RunStatus.COMPLETED,
             outcome=Outcome.EXIT,
@@ -123,6 +125,8 @@ class FinalRecord:
             "enforced": found.enforced,
             "usage": found.usage_dict(),
             "output_blobs": (*found.blobs, *spilled),
+            "files": tuple({**file, "path": self._redaction.text(file["path"])} for file in found.files),
+            "notes": tuple(map(self._redaction.text, sentences(found.notes))),
             "logs_preview": found.log.preview,
             "logs_blob": found.log.blob,
         }

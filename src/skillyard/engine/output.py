@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +85,13 @@ def not_serializable(reason: str) -> Unfit:
 
 
 def completed_summary(
-    value: dict[str, Any], output: Output, wall_ms: float, redaction: Redaction, *, script: bool
+    value: dict[str, Any], output: Output, wall_ms: float, redaction: Redaction, notes: Iterable[str]
 ) -> str:
     """The function's own ``summary`` when it returned one, else a generated one (row 7)."""
     own = value.get("summary")
     if isinstance(own, str) and own.strip():
         return redaction.text(clean(own))[:SUMMARY_CHARACTERS]
     summary = f"Completed in {wall_ms:.0f} ms"
-    if script:
-        summary += "; the code ran as a script, since it defines no function 'main'"
     if output.blob is not None:
         summary += f"; the output of {output.size} bytes was stored as {output.blob}"
-    return summary
+    return "; ".join((summary, *notes))[:SUMMARY_CHARACTERS]

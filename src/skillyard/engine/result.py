@@ -16,8 +16,11 @@ def run_object(record: RunRecord) -> dict[str, Any]:
         "run_id": record.run_id,
         "summary": record.summary,
         "output_blobs": list(record.output_blobs),
+        "files": list(record.files),
         "logs_preview": record.logs_preview,
     }
+    if record.notes:
+        run["notes"] = list(record.notes)
     if completed:
         run["output"] = record.output
     if record.error is not None:

@@ -20,16 +20,20 @@ Request: one JSON object in UTF-8, up to end of file::
      "max_blob_bytes": 4294967296,         all blobs together
      "max_open_blobs": 32,                 blobs begun and not yet ended
      "max_result_bytes": 16777216,         the returned value as JSON
+     "files": {"count": 100, "each_bytes": 67108864, "bytes": 268435456},    left in "out" below the workspace; none
      "workspace": "/workspace",            the working directory
      "blob_root": "/blobs"}                where the readable blobs are
 
 Frames: one byte of type, four bytes of big-endian payload length, payload.
 
     B  {"n": 1, "kind": "text/plain"}      a blob begins; n counts 1, 2, … in the order of these frames
+                                           with "path", it is that file of those which the run left
     D  4 bytes n, bytes                    a piece of blob n, at most 1 MiB
     E  {"n": 1, "size": 12}                blob n is complete
     A  {"n": 1}                            blob n is abandoned and does not exist
-    N  {"script": true}                    what there is to say beside the result: no function was called
+    N  {"script": true, "skipped": [[path, why], …], "others": [name, …], "more": 0}
+                                           no function was called; files of "out" that are not sent; what lies beside
+                                           "out"; how many more of both. Each is left out where there is nothing to say
     R  JSON                                what the entrypoint returned, an object; the last frame
     X  {"type": …, "message": …, "traceback": …, "errno": …}     it raised; the last frame
 

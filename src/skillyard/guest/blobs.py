@@ -131,7 +131,12 @@ class Blobs:
             self._abandon(number)
             raise
 
-    def _begin(self, kind: str) -> int:
+    def _begin_file(self, path: str) -> int:
+        """The blob is a file that the run left."""
+        with self._lock:
+            return self._begin(BINARY, path)
+
+    def _begin(self, kind: str, path: str = "") -> int:
         if self._count >= self._max_blobs:
             raise RuntimeError(f"a run may write at most {self._max_blobs} blobs")
         if len(self._open) >= self._max_open:
@@ -141,7 +146,8 @@ class Blobs:
         taken: list[int] = []
         try:
             self._open.add(number)
-            self._channel.send(b"B", _header({"n": number, "kind": kind}).encode(), taken=taken)
+            header = {"n": number, "kind": kind, **({"path": path} if path else {})}
+            self._channel.send(b"B", _header(header).encode(), taken=taken)
         except BaseException:  # a signal handler of foreign code
             self._open.discard(number)
             if taken:

@@ -14,6 +14,7 @@ from .calling import Call
 from .errors import SandboxError
 from .frames import Channel
 from .imports import SkillFinder
+from .left import make_place, send_left
 from .mounted import show_skills
 from .randomness import reseed
 from .result import encode
@@ -106,6 +107,8 @@ class _Guest:
         self._hidden = process.our_modules()
         self._hint = ""
         self._notes: dict[str, object] = {}
+        self._request: dict[str, Any] = {}
+        self._workspace = WORKSPACE
         publish(self._blobs)
 
     def open(self, channel_fd: int) -> None:
@@ -119,7 +122,7 @@ class _Guest:
         self._blobs._mount(request)
         SkillFinder(request["skills"])
         module = load_code(request["code"], WORKSPACE)
-        payload = encode(Call(find(module, "main") or forget_code, request["args"]).make(), MAX_RESULT_BYTES)
+        payload = encode(Call(module.main, request["args"]).make(), MAX_RESULT_BYTES)
         process.flush_stdio()
         forget_code()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -142,6 +145,7 @@ class _Guest:
         process.flush_stdio()
         if not self._channel.is_ours():
             _exit(0)
+        self._send_left()
         try:
             self._channel.finish(kind, payload, _encode(self._notes).encode() if self._notes else b"")
         except OSError as error:
@@ -174,6 +178,13 @@ class _Guest:
         _setrecursionlimit(_RECURSION)
         return encode(value, max_bytes)
 
+    def _send_left(self) -> None:
+        """Whatever foreign code made of what this needs: the result is sent all the same."""
+        try:
+            self._notes.update(send_left(self._workspace, self._request, self._blobs))
+        except BaseException:  # noqa: BLE001
+            return
+
     def _take(self, request_bytes: bytes) -> tuple[dict[str, Any], str]:
         """The request, and the working directory, which is entered."""
         request = json.loads(request_bytes)
@@ -183,6 +194,9 @@ class _Guest:
         for name, value in request["env"].items():
             os.environ[name] = value
         self._blobs._mount(request)
+        if request.get("files"):
+            make_place(workspace)
+        self._request, self._workspace = request, workspace
         return request, workspace
 
 

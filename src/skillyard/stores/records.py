@@ -148,7 +148,8 @@ def decode(text: str, network: str | None = None, needs: str | None = None) -> R
         values["kind"] = RunKind(values["kind"])
         values["status"] = RunStatus(values["status"])
         values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
-        values["output_blobs"] = tuple(values.get("output_blobs", ()))
+        for name in ("output_blobs", "files", "notes"):
+            values[name] = tuple(values.get(name, ()))
         return RunRecord(**values, network=_whole(network), needs=_whole(needs))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFault("a run record is damaged; restore the database from a backup") from error

@@ -15,7 +15,7 @@ from skillyard.faces.cli.inputs import read_text
 
 @click.command("exec")
 @click.argument("file")
-@click.option("--entrypoint", metavar="NAME", help="The function to call.  [default: main]")
+@click.option("--entrypoint", metavar="NAME", help="The function to call.  [default: main, or the code as a script]")
 @click.option("--environment", metavar="NAME", help="A prepared set of packages, such as data.")
 @click.option(
     "--package",
@@ -30,8 +30,8 @@ def exec_(
 ) -> None:
     """Run Python source from FILE (- for standard input) in a fresh sandbox and print what it returned.
 
-    The source defines main(args). Standard output is the returned value as JSON; logs and the summary go to
-    standard error. Ctrl-C cancels the run.
+    The source defines main(args), or is a script. Standard output is the returned value as JSON; logs and the summary
+    go to standard error. Files that it leaves in /workspace/out come back (--save). Ctrl-C cancels the run.
 
     \b
       echo 'def main(args): return {"sum": sum(args["n"])}' | skillyard exec - --args '{"n": [1, 2]}'

@@ -46,7 +46,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         "--save",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
-        help="Write the blobs that the run made into DIR.",
+        help="Write the files and the blobs that the run made into DIR.",
     ),
     json_option,
     server_options,
@@ -115,7 +115,12 @@ def _save(target: Target, run: Run, directory: Path, *, quiet: bool) -> list[Pat
     from skillyard.faces.cli.blob import fetch_into
 
     directory.mkdir(parents=True, exist_ok=True)
-    return [fetch_into(target, blob_id, directory, quiet=quiet) for blob_id in run.output_blobs]
+    files = {file.blob_id for file in run.files}
+    others = [blob_id for blob_id in run.output_blobs if blob_id not in files]
+    return [
+        *target.save_files(run, directory),
+        *(fetch_into(target, blob_id, directory, quiet=quiet) for blob_id in others),
+    ]
 
 
 def _show(run: Run, saved: list[Path], *, as_json: bool) -> None:
@@ -150,7 +155,9 @@ def _report(run: Run, saved: list[Path]) -> None:
         click.echo(calm(f"{what} refused: skillyard runs show {run.run_id}"), err=True)
     if run.ok and run.get("least"):
         click.echo(calm(f"the run got the least policy: {run['least']}"), err=True)
-    for name, items in (("blob", run.output_blobs), ("wrote", saved)):
+    files = {file.blob_id: file.path for file in run.files}
+    blobs = [f"{blob_id} {files.get(blob_id, '')}".rstrip() for blob_id in run.output_blobs]
+    for name, items in (("note:", run.notes), ("blob", blobs), ("wrote", saved)):
         for item in items:
             click.echo(calm(f"{name} {item}"), err=True)
     if run.logs_blob and len(run.logs_preview.encode()) > _FULL_PREVIEW:

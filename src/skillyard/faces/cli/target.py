@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from skillyard.client.discovery import ServerUrl, default_data_dir, recorded_url
 if TYPE_CHECKING:
     from skillyard.client import ExportedSkill, FetchedBlob, PublishedSkill, StoredBlob
     from skillyard.client.bundles import ArchiveFormat
+    from skillyard.client.run import Run
     from skillyard.client.sources import Progress, Sink, Source
 
 
@@ -33,6 +35,8 @@ class Target(Protocol):
         length: int | None = None,
         progress: Progress | None = None,
     ) -> FetchedBlob: ...
+
+    def save_files(self, run: Run, directory: str | os.PathLike[str]) -> list[Path]: ...
 
     def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill: ...
 
