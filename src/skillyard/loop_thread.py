@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from threading import Thread
 from typing import Any, TypeVar
 
+from skillyard.watches import new_event_loop
+
 T = TypeVar("T")
 
 
@@ -23,7 +25,7 @@ class LoopThread:
 
     def start(self) -> None:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = new_event_loop()
             self._thread = Thread(target=self._loop.run_forever, name="skillyard-runtime", daemon=True)
             self._thread.start()
 

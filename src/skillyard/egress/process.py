@@ -15,6 +15,7 @@ from skillyard.egress.own_addresses import OwnAddresses
 from skillyard.egress.room import Room, raise_limit
 from skillyard.egress.service import Service
 from skillyard.sandbox.native import jail
+from skillyard.watches import new_event_loop
 
 
 def main(config: dict[str, Any]) -> None:
@@ -28,7 +29,8 @@ def main(config: dict[str, Any]) -> None:
     facts = jail.enter(config["uid"], (*config["read"], *jail.for_the_network()))
     gc.collect()
     gc.freeze()
-    asyncio.run(_serve(channel, own, descriptors, facts | {"descriptors": descriptors}))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(channel, own, descriptors, facts | {"descriptors": descriptors}))
 
 
 def _load_lazily_imported() -> None:

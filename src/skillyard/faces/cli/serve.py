@@ -46,6 +46,9 @@ def serve(
     """
     import asyncio
 
+    from skillyard.watches import new_event_loop, raise_descriptors
+
+    raise_descriptors()  # before what counts on them is imported
     from skillyard.faces.serve import serve as run_server
     from skillyard.settings import load_settings
 
@@ -57,7 +60,8 @@ def serve(
         server=_given(host=host, port=port) or None,
         policy=_given(isolation=isolation) or None,
     )
-    asyncio.run(run_server(settings, no_auth=no_auth, announce=_announce))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run_server(settings, no_auth=no_auth, announce=_announce))
 
 
 def _announce(url: str) -> None:

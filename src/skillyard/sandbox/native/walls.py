@@ -216,6 +216,13 @@ def lessen_stacks(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
 
 
+def descriptors() -> int:
+    """Half of what others of our user may have, where that is few: descriptors in flight count by user, and who sends
+    one is held to its own limit (unix(7), ETOOMANYREFS), so that what sandboxes send stops nobody else."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if hard == resource.RLIM_INFINITY else min(1024, hard // 2)
+
+
 def _limit(spec: Build) -> None:
     if spec.stack_bytes:
         lessen_stacks(spec.stack_bytes)
@@ -231,7 +238,7 @@ def limits(spec: Build) -> tuple[tuple[int, int], ...]:
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
         (resource.RLIMIT_CORE, core_limit()),
-        (resource.RLIMIT_NOFILE, 1024),
+        (resource.RLIMIT_NOFILE, descriptors()),
         (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),

@@ -8,6 +8,8 @@ import select
 import time
 from collections.abc import Callable
 
+from skillyard.watches import Watches
+
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 Callback = Callable[[int], None]
@@ -36,7 +38,7 @@ def _nothing() -> None:
 
 class Loop:
     def __init__(self) -> None:
-        self._epoll = select.epoll()
+        self.watches = Watches()
         self._callbacks: dict[int, tuple[int, Callback]] = {}
         self._registered = 0
         self._timers: list[tuple[float, int, Timer]] = []
@@ -49,17 +51,17 @@ class Loop:
         """Call ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
         known = self._callbacks.get(fd)
         if known is not None:
-            self._epoll.modify(fd, events)
+            self.watches.modify(fd, events)
             self._callbacks[fd] = (known[0], callback)
             return
-        self._epoll.register(fd, events)
+        self.watches.register(fd, events)
         self._registered += 1
         self._callbacks[fd] = (self._registered, callback)
 
     def forget(self, fd: int) -> None:
         """Before the descriptor is closed."""
         if self._callbacks.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+            self.watches.unregister(fd)
 
     def after(self, seconds: float, call: Callable[[], None]) -> Timer:
         timer = Timer(time.monotonic() + seconds, call)
@@ -80,7 +82,7 @@ class Loop:
 
     def run(self) -> None:
         while self.running:
-            ready = self._epoll.poll(self._timeout())
+            ready = self.watches.poll(self._timeout())
             self._dispatch(ready)
             self._fire()
             if not ready:

@@ -173,6 +173,7 @@ class Keeper:
             run_dir,
         )
         self.objects = Objects()
+        self._loop.watches.on_full = self.objects.hurry
         self._yard = self.make_yard(self._loop, host, config)
         self._service = self.make_service(self._loop, self._yard, _facts(host))
         crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
