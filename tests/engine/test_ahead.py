@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Needs, RuntimeSpec, Skill, SkillSource
+from skillyard.domain.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
+from skillyard.egress.client import PROXY_ENV
+from skillyard.egress.trust import TRUST_ENV
 from skillyard.engine.config import EngineConfig, EnvironmentDefinition
-from skillyard.engine.curated import CURATED, curated
+from skillyard.engine.curated import CURATED, curated, is_read
 from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages_config import PackagesConfig
+from skillyard.guest.mounted import SKILL_DIR, SKILLS_DIR
 from tests.engine.conftest import Rig, make_engine, playing
 from tests.engine.fakes import FakeBackend, a_skill, result
 
@@ -140,6 +143,17 @@ async def test_principals_that_are_kept_apart_have_interpreters_of_their_own(war
     for name in ("a", "b"):
         warm.principal = Principal(name)
         assert await ran_with(warm, environment="num") == [(), ("numpy",)]
+
+
+async def test_a_variable_that_the_packages_read_when_they_are_imported_is_for_its_run_to_read(warm: Rig) -> None:
+    needs = Needs(dependencies=("numpy", "tqdm"), secrets=(SecretNeed("OPENBLAS_CORETYPE", optional=True),))
+    skill = replace(a_skill("a.b", needs=needs), source=SkillSource.DIRECTORY)
+    assert await executed_with(warm, skill) == [(), ()]
+
+
+def test_no_variable_that_a_run_is_given_by_us_is_read_by_the_table() -> None:
+    given = {*TRUST_ENV, *PROXY_ENV, SKILL_DIR, SKILLS_DIR}
+    assert [name for name in given if is_read(name)] == []
 
 
 def test_the_table_is_read_by_distribution_and_by_what_can_be_imported() -> None:

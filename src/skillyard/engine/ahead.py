@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skillyard.domain.sandbox import EnvironmentRef, SandboxSpec
-from skillyard.engine.curated import curated
+from skillyard.engine.curated import curated, is_read
 from skillyard.engine.observer import Fault, ModulesAhead, Observer
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Backend
@@ -57,11 +57,10 @@ def consented(plan: Plan, environment: Environment, definition: EnvironmentDefin
         return NONE
     if not named and (not plan.skills or plan.request.packages or plan.trust.least):
         return NONE
-    built = environment.built
-    return Modules(
-        (definition.preload or ()) if named else (),
-        curated(built.distributions, built.modules) if built is not None else (),
-    )
+    built, own = environment.built, (definition.preload or ()) if named else ()
+    if built is None or any(is_read(need.name) for skill in plan.skills for need in skill.needs.secrets):
+        return Modules(own)
+    return Modules(own, curated(built.distributions, built.modules))
 
 
 class Ahead:

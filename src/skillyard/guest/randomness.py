@@ -55,13 +55,17 @@ def _seed_numpy(numpy: Any, random: Any) -> None:
 
 
 def _generators() -> Iterator[Seed]:
-    """But for the global ones, which :func:`reseed` knows."""
+    ways = _ways()
+    for thing in _unknown():
+        yield next(way for kind, way in ways if issubclass(type(thing), kind))(thing)
+
+
+def _ways() -> list[tuple[type, Callable[[Any], Seed]]]:
+    """How each kind is seeded."""
     modules = sys.modules
     ways: list[tuple[type, Callable[[Any], Seed]]] = []
-    known: list[object] = []
     if "_random" in modules:
         ways.append((modules["_random"].Random, _seed_of_random))
-        known.append(getattr(modules.get("random"), "_inst", None))
     if "numpy.random.mtrand" in modules and "numpy.random.bit_generator" in modules:
         numpy, bits = modules["numpy.random.mtrand"], modules["numpy.random.bit_generator"]
         ways += [
@@ -69,12 +73,20 @@ def _generators() -> Iterator[Seed]:
             (bits.BitGenerator, _seed_of_bits),
             (bits.SeedSequence, _seed_of_sequence),
         ]
+    return ways
+
+
+def _unknown() -> list[Any]:
+    """Those alive but for the global ones, which :func:`reseed` knows."""
+    random, numpy = sys.modules.get("random"), sys.modules.get("numpy.random.mtrand")
+    stateless = getattr(random, "SystemRandom", ())
+    known = [getattr(random, "_inst", None)]
+    if numpy is not None:
         known += [numpy._rand, numpy._rand._bit_generator]
-    kinds = tuple(kind for kind, _ in ways)
-    stateless = getattr(modules.get("random"), "SystemRandom", ())
-    for thing in _alive(kinds):
-        if not issubclass(type(thing), stateless) and not any(thing is one for one in known):
-            yield next(way for kind, way in ways if issubclass(type(thing), kind))(thing)
+    found = _alive(tuple(kind for kind, _ in _ways()))
+    return [
+        thing for thing in found if not issubclass(type(thing), stateless) and not any(thing is one for one in known)
+    ]
 
 
 def _alive(kinds: tuple[type, ...]) -> list[Any]:
