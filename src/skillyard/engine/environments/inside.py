@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -23,6 +24,9 @@ ROOT = os.environ.get("SKILLYARD_ROOT", "")
 """Where the port's paths lie in a sandbox that has no root directory of its own."""
 HOME = f"{ROOT}/workspace"
 UV, WHEELS = f"{ROOT}/skills/uv", f"{ROOT}/blobs/wheels"
+INSTALL = ("pip", "install", "--require-hashes", "--no-deps", "--target")
+LEFT_OUT = re.compile(rb"Skipping unsafe file name: (.{1,200})")
+"""What uv warns of (uv-extract): an absolute path, or one that goes up."""
 _PIECE = 1 << 20
 
 
@@ -44,9 +48,18 @@ def resolve(asked: dict[str, Any]) -> None:
 def install(asked: dict[str, Any]) -> None:
     write("lock.txt", [asked["lock"]])
     os.mkdir("packages")
-    uv(asked, "pip", "install", "--target", "packages", "--require-hashes", "--no-deps", "--compile-bytecode",
-       "-r", "lock.txt")  # fmt: skip
+    if outside := uv(asked, *INSTALL, "packages", "--compile-bytecode", "-r", "lock.txt"):
+        sys.exit(f"error: {culprit(asked)} holds {outside}, outside of its own tree")
     send("packages", sorted(files("packages")))
+
+
+def culprit(asked: dict[str, Any]) -> str:
+    """Which wheel uv had to leave something out of: it does not say, so that each is looked at alone."""
+    for pin in re.split(r"\n(?=\w)", asked["lock"]):
+        write("one.txt", [pin])
+        if uv(asked, *INSTALL, "alone", "--cache-dir", "alone.cache", "-r", "one.txt"):
+            return f"the wheel of '{pin.partition('=')[0]}'"
+    return "a wheel"
 
 
 def fetch(asked: dict[str, Any]) -> None:
@@ -61,7 +74,8 @@ def fetch(asked: dict[str, Any]) -> None:
     send("wheels", sorted(files("wheels")))
 
 
-def uv(asked: dict[str, Any], *words: str) -> None:
+def uv(asked: dict[str, Any], *words: str) -> str:
+    """The first entry that uv left out, as one that would lie outside of its package's tree, or nothing."""
     where = ["--no-index"] if asked["offline"] else ["--default-index", asked["index"]]
     if asked["wheels_shown"]:
         where += ["--find-links", WHEELS]
@@ -79,15 +93,24 @@ def uv(asked: dict[str, Any], *words: str) -> None:
         "UV_CONCURRENT_DOWNLOADS": "4",
         "PYC_INVALIDATION_MODE": "UNCHECKED_HASH",
         "NO_COLOR": "1",
+        "RUST_LOG": "uv_extract=warn",
     }
     trusted = certificates()
     if trusted is not None:
         given["SSL_CERT_FILE"] = trusted
     env = {**given, **{k: v for k, v in os.environ.items() if k not in ("HOME", "SSL_CERT_DIR")}}
     command = [UV, *words[:2], "--python", sys.executable, *where, *kinds, *words[2:]]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, stdout=2, check=False)
-    if done.returncode:
-        sys.exit(done.returncode if done.returncode > 0 else 1)
+    outside = ""
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            if not outside and (found := LEFT_OUT.search(line)):
+                outside = repr(found[1].decode("utf-8", "replace"))
+    if process.returncode:
+        sys.exit(process.returncode if process.returncode > 0 else 1)
+    return outside
 
 
 def certificates() -> str | None:
