@@ -39,6 +39,15 @@ class Shower:
     def __init__(self) -> None:
         self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._locked = -1
+        self._stock: list[int] = []
+        """Trees that were made while nobody waited."""
+
+    def stock_up(self) -> None:
+        """Have ready what the next :meth:`show` needs. Raises OSError."""
+        if self._locked < 0:
+            self._locked = _lock_all()
+        while len(self._stock) < len(walls.SHOWN):
+            self._stock.append(new_tree())
 
     def show(self, pidfd: int, items: Sequence[Show], hung: Mapping[str, int] = MappingProxyType({})) -> None:
         """Show ``items`` in the mount namespace of ``pidfd``'s process. ``hung`` are trees for some of the directories
@@ -46,33 +55,33 @@ class Shower:
 
         Raises OSError naming the source or the step; the sandbox must then be thrown away.
         """
+        self.stock_up()
         with ExitStack() as opened:
-            sources = self._sources(items, opened)
-            trees = dict(hung)
-            _fill(trees, items, sources, opened)
-            for parent in trees.keys() - hung.keys():
-                kernel.mount_setattr(trees[parent], "", _QUIET)
-            kernel.setns(pidfd, kernel.CLONE_NEWNS)
             try:
+                kernel.setns(self._locked, kernel.CLONE_NEWNS)
+                sources = [_source(item.source, opened) for item in items]
+                trees = self._trees(items, sources, hung, opened)
+                kernel.setns(pidfd, kernel.CLONE_NEWNS)
                 _attach(items, sources, trees, hung)
             finally:
                 self._return()
 
-    def _sources(self, items: Sequence[Show], opened: ExitStack) -> list[int]:
-        """Detached mounts that nobody can make writable again: their flags are those of the locked namespace."""
-        if self._locked < 0:
-            self._locked = _lock_all()
-        sources: list[int] = []
-        kernel.setns(self._locked, kernel.CLONE_NEWNS)
-        try:
-            for item in items:
-                fd, recursive = root.detached(item.source)
-                opened.callback(os.close, fd)
-                kernel.mount_setattr(fd, "", _QUIET, recursive=recursive)
-                sources.append(fd)
-        finally:
-            self._return()
-        return sources
+    def _trees(
+        self, items: Sequence[Show], sources: Sequence[int], hung: Mapping[str, int], opened: ExitStack
+    ) -> dict[str, int]:
+        """A tmpfs for each directory in which something is shown, with a place for each of the items."""
+        trees = dict(hung)
+        for item, source in zip(items, sources, strict=True):
+            if item.target == walls.TRUST:
+                continue
+            for path in (item.target, *item.aliases):
+                if (parent := os.path.dirname(path)) not in trees:
+                    trees[parent] = self._stock.pop()
+                    opened.callback(os.close, trees[parent])
+            _make_place(trees, item, source)
+        for parent in trees.keys() - hung.keys():
+            kernel.mount_setattr(trees[parent], "", _QUIET)
+        return trees
 
     def _return(self) -> None:
         """A keeper that is lost among a sandbox's mounts must not go on: all it holds ends with it."""
@@ -114,30 +123,24 @@ def _lock_all() -> int:
         os.waitpid(pid, 0)
 
 
-def _fill(trees: dict[str, int], items: Sequence[Show], sources: Sequence[int], opened: ExitStack) -> None:
-    """Make a tmpfs for each directory in which something is shown, with a place for each of the items."""
-    for item, source in zip(items, sources, strict=True):
-        if item.target == walls.TRUST:
-            continue
-        parent, name = os.path.split(item.target)
-        if parent not in trees:
-            trees[parent] = _opened_tree(opened)
-        if stat.S_ISDIR(os.fstat(source).st_mode):
-            os.mkdir(name, 0o755, dir_fd=trees[parent])
-        else:
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-            os.close(os.open(name, flags, 0o444, dir_fd=trees[parent]))
-        for alias in item.aliases:
-            beside, other = os.path.split(alias)
-            if beside not in trees:
-                trees[beside] = _opened_tree(opened)
-            os.symlink(os.path.relpath(item.target, beside), other, dir_fd=trees[beside])
-
-
-def _opened_tree(opened: ExitStack) -> int:
-    fd = new_tree()
+def _source(path: str, opened: ExitStack) -> int:
+    """A detached mount that is read-only and that nobody can make writable again: its flags are those of the locked
+    namespace that we are in."""
+    fd, _ = root.detached(path)
     opened.callback(os.close, fd)
     return fd
+
+
+def _make_place(trees: Mapping[str, int], item: Show, source: int) -> None:
+    parent, name = os.path.split(item.target)
+    if stat.S_ISDIR(os.fstat(source).st_mode):
+        os.mkdir(name, 0o755, dir_fd=trees[parent])
+    else:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o444, dir_fd=trees[parent]))
+    for alias in item.aliases:
+        beside, other = os.path.split(alias)
+        os.symlink(os.path.relpath(item.target, beside), other, dir_fd=trees[beside])
 
 
 def new_tree() -> int:

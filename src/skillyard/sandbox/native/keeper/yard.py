@@ -88,6 +88,7 @@ class Yard:
         self._home: Home | None = None
         self._shares = Shares()
         self._shower = Shower()
+        loop.when_idle(self._stock_up)
         self.boxes: dict[str, Box] = {}
         self.by_key: dict[str, Box] = {}
         self.on_program_end: Callable[[Box, Any], None] = lambda box, program: None
@@ -314,6 +315,11 @@ class Yard:
 
     def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
         self._shower.show(box.pidfd, shows)
+        self._loop.when_idle(self._stock_up)
+
+    def _stock_up(self) -> None:
+        with contextlib.suppress(OSError):  # the next to show something will hear why
+            self._shower.stock_up()
 
     def _failed(self, box: Box, why: str) -> None:
         """It was never cloned."""
