@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from skillyard.domain.egress.session import Connection, NetworkLog
+from skillyard.domain.egress.session import MOST_REASON, Connection, NetworkLog
 
 MOST_KINDS = 200
 _MOST_ALONE = 180
 """Kinds that have a place of their own; connections of others on which something was reached are put together."""
 _MOST_REFUSED = 150
 """Kinds of refusals, which cost a program nothing to make: what it reached must not be pushed out by them."""
-_MOST_REASON = 300
 TOGETHER = "of kinds beyond what a record holds one by one"
 
 _Key = tuple[str, str, int, bool, str, str, str, tuple[str, ...]]
@@ -48,7 +47,7 @@ def _merge(kinds: dict[_Key, Connection], one: Connection) -> bool:
         if kind is None and len(kinds) >= MOST_KINDS:
             return False
     if kind is None:
-        kinds[_key(one)] = replace(one, reason=one.reason[:_MOST_REASON])
+        kinds[_key(one)] = replace(one, reason=one.reason[:MOST_REASON])
         return True
     kind.count += one.count
     kind.sent_bytes += one.sent_bytes
@@ -59,7 +58,7 @@ def _merge(kinds: dict[_Key, Connection], one: Connection) -> bool:
 
 
 def _key(one: Connection) -> _Key:
-    reason = one.reason[:_MOST_REASON]
+    reason = one.reason[:MOST_REASON]
     return (one.via, one.host, one.port, one.allowed, one.layer, one.rule, reason, one.secrets)
 
 

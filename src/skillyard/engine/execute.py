@@ -21,7 +21,7 @@ from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import BlobSink, BlobTarget, Broken, Log, keep_log
 from skillyard.engine.conclude import ended_by, lacking, raised
-from skillyard.engine.failure import Failure, cancelled
+from skillyard.engine.failure import Failure, cancelled, of_guest
 from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
 from skillyard.engine.network import why_none
@@ -169,7 +169,7 @@ class Execution:
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None
-            failure = raised(self._channel.final, ending.hits, self._plan.limits)
+            failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
             return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
         return ended_by(ending, self._plan.limits)
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from skillyard.domain.frames import Failure as Raised
 from skillyard.domain.outcome import ERROR_TYPES, Outcome
-from skillyard.engine.redact import Redaction
-from skillyard.engine.text import clean, cut_tail, shorten
+from skillyard.engine.redact import NOTHING, Redaction
+from skillyard.engine.text import clean, first, lines, shorten
 
 MAX_MESSAGE = 2048
 MAX_TRACEBACK = 2048
 SUMMARY_CHARACTERS = 280
+MAX_GUEST_MESSAGE = 8192
+"""Characters after which the guest cuts a message."""
+
+_HEAD = 640
+_MAX_REASON = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +28,36 @@ class Failure:
     outcome: Outcome | None = None
     traceback: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        error = {"type": self.type, "message": shorten(self.message, MAX_MESSAGE)}
+    def as_dict(self, redaction: Redaction = NOTHING) -> dict[str, str]:
+        """The type is one that a secret is not the name of."""
+        error = {
+            "type": self.type if redaction.text(self.type) == self.type else "Exception",
+            "message": redaction.cut(self.message, lambda text: shorten(text, MAX_MESSAGE)),
+        }
         if self.traceback:
-            error["traceback"] = _end(self.traceback, MAX_TRACEBACK)
+            error["traceback"] = redaction.cut(self.traceback, lines(MAX_TRACEBACK, _HEAD))
         return error
 
-    def redacted(self, redaction: Redaction) -> Failure:
-        """Without secret values; before anything is cut, so that no piece of one is left."""
-        if not redaction:
-            return self
-        message, traceback = redaction.text(self.message), redaction.text(self.traceback)
-        return replace(self, message=message, traceback=traceback)
+    def summary(self, redaction: Redaction = NOTHING) -> str:
+        return redaction.cut(self.message, lambda text: _summary(self.as_dict(redaction)["type"], text))
 
-    def summary(self) -> str:
-        lines = self.message.strip().splitlines()
-        return f"{self.type}: {lines[0] if lines else 'no message'}"[:SUMMARY_CHARACTERS]
+    def reason(self, redaction: Redaction = NOTHING, also: str = "") -> str:
+        """For the record, with what ``also`` went wrong."""
+        return redaction.cut("; ".join(filter(None, (self.message, also))), first(_MAX_REASON))
+
+
+def _summary(kind: str, message: str) -> str:
+    lines = message.strip().splitlines()
+    return f"{kind}: {lines[0] if lines else 'no message'}"[:SUMMARY_CHARACTERS]
+
+
+def of_guest(said: Raised, redaction: Redaction) -> Raised:
+    """What the guest reports, without secrets: it knows of none, and cuts what is very long."""
+    head, rest = said.message[:MAX_GUEST_MESSAGE], said.message[MAX_GUEST_MESSAGE:]
+    message = redaction.text(head, whole=False) + redaction.text(rest) if rest else redaction.text(head)
+    return replace(said, message=message, traceback=redaction.text(said.traceback))
 
 
 def cancelled(reason: str) -> Failure:
     message = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
     return Failure(ERROR_TYPES[Outcome.CANCELLED], clean(message), Outcome.CANCELLED)
-
-
-def _end(text: str, max_bytes: int) -> str:
-    data = text.encode()
-    return text if len(data) <= max_bytes else cut_tail(data[-max_bytes:]).decode()

@@ -22,8 +22,6 @@ from skillyard.engine.schemas import complaint
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
 
-_MAX_REASON = 1000
-
 
 @dataclass(slots=True)
 class Findings:
@@ -105,14 +103,12 @@ class FinalRecord:
             raise Unfit(Failure("ValidationError", wrong, Outcome.EXIT))
 
     def failed(self, found: Findings, failure: Failure) -> RunRecord:
-        failure = failure.redacted(self._redaction)
-        reason = "; ".join(filter(None, (failure.message, found.log.problem)))
         return RunRecord(
             status=RunStatus.FAILED,
             outcome=failure.outcome,
-            reason=reason[:_MAX_REASON],
-            summary=failure.summary(),
-            error=failure.as_dict(),
+            reason=failure.reason(self._redaction, found.log.problem),
+            summary=failure.summary(self._redaction),
+            error=failure.as_dict(self._redaction),
             **self._facts,
             **self._common(found, None),
         )

@@ -13,7 +13,7 @@ from skillyard.domain.outcome import Outcome
 from skillyard.engine.collect import BlobTarget
 from skillyard.engine.failure import SUMMARY_CHARACTERS, Failure
 from skillyard.engine.redact import Redaction
-from skillyard.engine.text import clean
+from skillyard.engine.text import clean, first
 
 MAX_OUTPUT = 4096
 AT_ONCE = 64 * 1024
@@ -72,7 +72,7 @@ def _encoded(value: dict[str, Any], redaction: Redaction) -> tuple[dict[str, Any
     except UnicodeEncodeError:
         raise not_serializable("a string holds lone surrogates") from None
     except ValueError as error:
-        raise not_serializable(str(error)[:200]) from None
+        raise not_serializable(str(error)) from None
 
 
 def _too_large(message: str) -> Failure:
@@ -90,7 +90,7 @@ def completed_summary(
     """The function's own ``summary`` when it returned one, else a generated one (row 7)."""
     own = value.get("summary")
     if isinstance(own, str) and own.strip():
-        return redaction.text(clean(own))[:SUMMARY_CHARACTERS]
+        return redaction.cut(clean(own), first(SUMMARY_CHARACTERS))
     summary = f"Completed in {wall_ms:.0f} ms"
     if output.blob is not None:
         summary += f"; the output of {output.size} bytes was stored as {output.blob}"

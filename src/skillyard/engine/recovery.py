@@ -64,7 +64,7 @@ def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
         record,
         status=RunStatus.FAILED,
         outcome=failure.outcome,
-        reason=failure.message[:1000],
+        reason=failure.reason(),
         ended_at=now,
         summary=failure.summary(),
         error=failure.as_dict(),

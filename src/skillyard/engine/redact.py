@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -66,10 +66,11 @@ class Redactor:
 class Redaction:
     """The secrets of one run. Costs nothing when there are none."""
 
-    __slots__ = ("_longest", "_search")
+    __slots__ = ("_forms", "_longest", "_search")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        self._forms = forms
         self._longest = len(forms[0]) if forms else 1
         self._search = re.compile(b"(?=(" + b"|".join(map(re.escape, forms)) + b"))") if forms else None
 
@@ -80,20 +81,24 @@ class Redaction:
         """For a log: one for each reading of it."""
         return Redactor(self._search, self._longest)
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, *, whole: bool = True) -> str:
+        """``whole`` false: it was cut where nobody knew of secrets, so that its end may be the start of one."""
         if self._search is None:
             return text
         redactor = self.stream()
         data = text.encode("utf-8", "replace")
-        return (redactor.feed(data) + redactor.flush()).decode("utf-8", "replace")
+        data = redactor.feed(data) + redactor.flush()
+        return (data if whole else data[: len(data) - self._begun(data)]).decode("utf-8", "replace")
 
-    def cut(self, text: str, most: int, *, tail: int = 0) -> str:
-        """``text`` without secrets, and only then its first ``most`` characters, the last ``tail`` of them being its
-        own last ones. Whatever shortens what a run said does it here: a part of a secret is not found any more."""
-        text = self.text(text)
-        if len(text) <= most:
-            return text
-        return f"{text[: most - tail - 3]} … {text[-tail:]}" if tail else text[:most]
+    def cut(self, text: str, how: Callable[[str], str], *, whole: bool = True) -> str:
+        """``text`` without secrets, and only then shortened by ``how``. Whatever shortens what a run said does it here:
+        a part of a secret is not found any more."""
+        return how(self.text(text, whole=whole))
+
+    def _begun(self, data: bytes) -> int:
+        """How many of the last bytes are the start of a secret."""
+        most = min(self._longest - 1, len(data))
+        return next((n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._forms)), 0)
 
     def value(self, value: Any) -> Any:
         """A JSON value with secrets replaced in strings, keys and numbers. Raises RecursionError."""

@@ -106,7 +106,7 @@ def _refused(network: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _told(connection: Mapping[str, Any]) -> str:
     """An entry without a host is of the gate itself."""
-    reason = connection["reason"][:_MOST_REASON]
+    reason = connection["reason"]
     if not connection["host"]:
         return str(reason)
     how = "failed" if connection["allowed"] else "refused"

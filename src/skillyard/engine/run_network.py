@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
 from skillyard.domain.egress.rule import Rule
-from skillyard.domain.egress.session import Egress, EgressPlan, NetworkLog, ports_of
+from skillyard.domain.egress.session import MOST_REASON, Egress, EgressPlan, NetworkLog, ports_of
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
 from skillyard.domain.sandbox import SandboxSpec
 from skillyard.engine.network import layers_of
@@ -168,8 +168,9 @@ class RunNetwork:
         lost = any(connection.via == GATE for connection in log.connections)
         told |= {**log.as_dict(), "complete": complete and not lost}
         for connection in told["connections"] if self._redaction else ():
-            for name in ("host", "reason"):
-                connection[name] = self._redaction.text(connection[name])
+            connection["host"] = self._redaction.text(connection["host"])
+            reason = connection["reason"]
+            connection["reason"] = self._redaction.text(reason, whole=len(reason) < MOST_REASON)
         return told
 
 

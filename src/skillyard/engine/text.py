@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 
 TEXT_KINDS = frozenset(
     {
@@ -62,6 +63,30 @@ def show(data: bytes, *, text: bool = True) -> tuple[str, str]:
 def clean(text: str) -> str:
     """Text that can be encoded: what is no Unicode scalar value becomes ``?``."""
     return text.encode("utf-8", "replace").decode()
+
+
+def first(most: int) -> Callable[[str], str]:
+    """Keeps that many characters."""
+    return lambda text: text[:most]
+
+
+def ends(most: int, tail: int) -> Callable[[str], str]:
+    """Keeps ``most`` characters, ``tail`` of them from the end."""
+    return lambda text: text if len(text) <= most else f"{text[: most - tail - 3]} … {text[-tail:]}"
+
+
+def lines(max_bytes: int, head: int) -> Callable[[str], str]:
+    """Keeps ``max_bytes`` of UTF-8: whole lines from the beginning, ``head`` bytes at most, and from the end."""
+
+    def keep(text: str) -> str:
+        data = text.encode("utf-8", "replace")
+        if len(data) <= max_bytes:
+            return data.decode()
+        begin = data[: data.rfind(b"\n", 0, head) + 1] + b"  ...\n"
+        end = data[len(begin) - max_bytes :]
+        return (begin + cut_tail(end[end.find(b"\n") + 1 :])).decode("utf-8", "replace")
+
+    return keep
 
 
 def shorten(text: str, max_bytes: int) -> str:

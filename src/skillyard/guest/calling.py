@@ -18,6 +18,7 @@ POSITIONAL, EITHER, REST, NAMED, OTHERS = range(5)
 """Kinds of parameters, as :mod:`inspect` numbers them."""
 _VAR_POSITIONAL, _VAR_NAMED = 0x04, 0x08
 _WHOLE = "args"
+_LONGEST = 64
 _SHOWN = 10
 
 
@@ -95,12 +96,14 @@ def _complaint(function: Callable[..., Any], own: list[Parameter], missing: list
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(repr(name[:64]) for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    """A long one not in part: the host takes secrets out, and would not find a piece of one."""
+    told = [repr(name) if len(name) <= _LONGEST else f"one of {len(name)} characters" for name in names[:_SHOWN]]
+    return ", ".join(told) + (", …" if len(names) > _SHOWN else "")
 
 
 def _name(function: object) -> str:
     name = getattr(function, "__name__", None)
-    return name[:64] if isinstance(name, str) else type(function).__name__
+    return name if isinstance(name, str) else type(function).__name__
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter] | None:

@@ -14,9 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MAX_TRACEBACK = 2048
+MAX_TRACEBACK = 32 * 1024
 MAX_MESSAGE = 8192
-_HEAD = 640
+_HEAD = 8192
 _MAX_NAME = 128
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -72,7 +72,8 @@ def _bare(error: BaseException, _: tuple[str, ...], __: str) -> bytes:
 
 
 def _type_name(error: BaseException) -> str:
-    return str.__str__(type.__dict__["__name__"].__get__(type(error)))[:_MAX_NAME]
+    name = str.__str__(type.__dict__["__name__"].__get__(type(error)))
+    return name if len(name) <= _MAX_NAME else "Exception"
 
 
 def _message(error: BaseException) -> str:
@@ -143,11 +144,12 @@ def _collapsed(frames: list[FrameSummary], libraries: tuple[str, ...]) -> list[F
 
 
 def _shorten(text: str) -> str:
-    """The head and the tail, cut at line ends."""
+    """The head and the tail, whole lines of them: the host takes secrets out, and would not find a part of one. What is
+    shown of it is the host's choice."""
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_TRACEBACK:
         return data.decode()
     mark = b"  ...\n"
     head = data[: data.rfind(b"\n", 0, _HEAD) + 1]
     tail = data[len(head) + len(mark) - MAX_TRACEBACK :]
-    return (head + mark + tail[tail.find(b"\n") + 1 :]).decode("utf-8", "replace")
+    return (head + mark + tail.partition(b"\n")[2]).decode("utf-8", "replace")

@@ -194,7 +194,7 @@ class _Plain:
             try:
                 made[name] = item if type(item) in _ATOMS else self.of(item)
             except _Refused as refused:
-                refused.where.append(f".{str(name)[:64]}")
+                refused.where.append(f".{name}")
                 raise
         if len(made) != count:
             raise _Refused("has different keys that become one in JSON; make texts of them that differ")
