@@ -25,12 +25,14 @@ def pages() -> dict[str, str]:
     """File name → text."""
     calls = runpy.run_path(str(HERE / "system_calls.py"))["system_calls_page"]
     archives = runpy.run_path(str(HERE / "archives.py"))["archives_page"]
+    programs = runpy.run_path(str(HERE / "programs.py"), run_name="programs")["programs_page"]
     rules = runpy.run_path(str(HERE / "rules_page.py"))["rules_page"]
     walls = runpy.run_path(str(HERE / "walls.py"))["walls_page"]
     return {
         "archives.md": archives(NOTE),
         "cli.md": cli_page(),
         "methods.md": methods_page(),
+        "programs.md": programs(NOTE),
         "rules.md": rules(NOTE),
         "settings.md": settings_page(),
         "system-calls.md": calls(NOTE),

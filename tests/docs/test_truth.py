@@ -12,7 +12,16 @@ import pytest
 from skillyard.testing.sandbox_suite import CHECKS
 from tests.docs.test_examples import DOCUMENTS, ROOT
 
-GENERATED = ("archives.md", "cli.md", "methods.md", "rules.md", "settings.md", "system-calls.md", "walls.md")
+GENERATED = (
+    "archives.md",
+    "cli.md",
+    "methods.md",
+    "programs.md",
+    "rules.md",
+    "settings.md",
+    "system-calls.md",
+    "walls.md",
+)
 PROSE = [file for file in DOCUMENTS if file.name not in GENERATED]
 SECTIONS = {check.section for check in CHECKS}
 

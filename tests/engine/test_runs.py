@@ -356,7 +356,7 @@ async def test_an_entrypoint_is_asked_for_only_by_name(rig: Rig) -> None:
 async def test_the_summary_of_a_script_says_so(rig: Rig) -> None:
     run = await rig.run(playing(frame(b"N", b'{"script": true}'), result({})))
     assert (run["status"], run["output"]) == ("completed", {})
-    assert run["summary"].endswith("; the code ran as a script, since it defines no function 'main'")
+    assert run["summary"].endswith("; the code ran as a script, and no function 'main' was called")
 
 
 def file_frames(n: int, path: Any, data: bytes) -> bytes:

@@ -112,8 +112,7 @@ def test_a_skills_function_is_called_alike(box: GuestBox) -> None:
 def test_code_without_a_main_runs_as_a_script(box: GuestBox, code: str) -> None:
     ran = box.call(code, entrypoint=None)
     assert (ran.value, ran.logs) == ({}, "42\n" if code else "")
-    if "exit" not in code.lower():
-        assert Notes(script=True) in ran.frames
+    assert Notes(script=True) in ran.frames
 
 
 def test_a_script_fails_as_a_script(box: GuestBox) -> None:

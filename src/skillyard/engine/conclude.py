@@ -23,6 +23,8 @@ _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thre
 _COMMAND_FAILED = "CalledProcessError"
 """How Python tells of a shell that could not fork."""
 _NO_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99})(?:\.[\w.]*)?'")
+_SAID = ("over the ", "ended by signal ")
+"""What a backend's reasons begin with where they say the message once more."""
 _FULL = (errno.ENOSPC, errno.EFBIG)
 _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 """The built-in one, and numpy's, which is a subclass."""
@@ -31,7 +33,7 @@ _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 def ended_by(ending: Ending, limits: Limits) -> Failure:
     """The failure of a process that ended without a result of its own."""
     message = _MESSAGES[ending.outcome](ending, limits)
-    if ending.reason and ending.outcome is not Outcome.EXIT:
+    if ending.reason and ending.outcome is not Outcome.EXIT and not ending.reason.startswith(_SAID):
         message = f"{message}: {ending.reason}"
     message += _mend(ending.outcome)
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)

@@ -23,7 +23,7 @@ _WHY = {
 def sentences(notes: Notes) -> Iterator[str]:
     """At most one for each thing that there is to say."""
     if notes.script:
-        yield "the code ran as a script, since it defines no function 'main'"
+        yield "the code ran as a script, and no function 'main' was called"
     if notes.skipped:
         files = ", ".join(f"{path} ({_WHY.get(why, 'refused')})" for path, why in notes.skipped)
         yield f"not sent from /workspace/out: {files}"

@@ -40,6 +40,11 @@ def fence(source: str) -> str:
     return ""
 
 
+def mend(error: BaseException) -> str:
+    """What to do about an exception that says too little; empty for the others."""
+    return "standard input is empty: pass values in args" if type(error) is EOFError else ""
+
+
 def describe(error: BaseException, libraries: Iterable[str] = (), hint: str = "") -> bytes:
     """The payload of an X frame. Never raises, whatever the exception's own methods do.
 

@@ -106,6 +106,7 @@ class _Guest:
         self._libraries = list(sys.path)
         self._hidden = process.our_modules()
         self._hint = ""
+        self._as_script = False
         self._notes: dict[str, object] = {}
         self._request: dict[str, Any] = {}
         self._workspace = WORKSPACE
@@ -140,8 +141,9 @@ class _Guest:
                 _leave_child(error, self._libraries)
             if failure.is_success(error):
                 kind, payload = b"R", b"{}"
+                self._notes.update({"script": True} if self._as_script else {})
             else:
-                kind, payload = b"X", failure.describe(error, self._libraries, self._hint)
+                kind, payload = b"X", failure.describe(error, self._libraries, self._hint or failure.mend(error))
         process.flush_stdio()
         if not self._channel.is_ours():
             _exit(0)
@@ -160,6 +162,7 @@ class _Guest:
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
         entrypoint, args = request["entrypoint"], request.pop("args")
+        self._as_script = entrypoint is None
         if source is None:
             module = load_skill(request["skill"])
         else:
@@ -172,6 +175,7 @@ class _Guest:
         if function is None:
             self._notes["script"] = True
             return b"{}"
+        self._as_script = False
         call = Call(function, args)
         self._hint = call.hint
         value = finished(call.make())
