@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.sandbox.gvisor import hearsay
 from skillyard.sandbox.gvisor.box import GvisorBox
 from skillyard.sandbox.native import kernel
 from skillyard.sandbox.native.inside_protocol import READY
+from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.testing.sandbox_suite.observe import descriptors
@@ -141,7 +141,7 @@ JSON = st.recursive(
 def test_anything_is_a_message_or_refused(said: Any) -> None:
     raw = said if isinstance(said, bytes) else json.dumps(said).encode()
     try:
-        message = hearsay.read(raw)
+        message = init_words.read(raw)
     except ValueError:
         return
     assert all(isinstance(value, bool | int | float | str) for value in message.values())

@@ -70,3 +70,16 @@ def test_ready_when_the_zygote_was_first(box: Box, loop: Loop, ready: list[Box],
     hear(loop)
     assert ready == [box]
     assert box.ready_at is not None
+
+
+def test_words_that_break_the_rules_end_it_even_before_the_zygote_spoke(
+    box: Box, loop: Loop, init: subprocess.Popen[bytes]
+) -> None:
+    os.write(box.inside_control.fileno(), b"5")
+    hear(loop)
+    box.on_dead = lambda *_: setattr(loop, "running", False)
+    box.cloned(init.pid, kernel.pidfd_open(init.pid))
+    loop.after(10, lambda: setattr(loop, "running", False))
+    loop.running = True
+    loop.run()
+    assert box.dead

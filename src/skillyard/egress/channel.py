@@ -137,9 +137,22 @@ class Channel:
                 return
             if len(self._in) < end:
                 return
-            message = json.loads(self._in[_HEAD.size : end])
+            try:
+                message = json.loads(self._in[_HEAD.size : end])
+            except (ValueError, RecursionError):
+                message = None
+            if not isinstance(message, dict):
+                self._lose()
+                return
             del self._in[:end]
-            self._on_message(message, [self._fds.popleft() for _ in range(count)])
+            self._pass_on(message, [self._fds.popleft() for _ in range(count)])
+
+    def _pass_on(self, message: Message, fds: list[int]) -> None:
+        """The messages after one that nobody could take are taken all the same."""
+        try:
+            self._on_message(message, fds)
+        except Exception as error:  # noqa: BLE001 - told of
+            self._loop.call_exception_handler({"message": "a message could not be taken", "exception": error})
 
     def _lose(self) -> None:
         if self.alive:

@@ -47,21 +47,29 @@ class Service:
 
     def _tell_logs(self) -> None:
         """What changed, so that a record knows of it should this process be lost."""
+        self._loop.call_later(_TELL_S, self._tell_logs)
         for id, opened in () if self._channel.behind else self._sessions.items():
             if opened.session.log.changed:
                 opened.session.log.changed = False
-                self.tell({"op": "log", "session": id, "log": opened.session.report().as_dict()})
-        self._loop.call_later(_TELL_S, self._tell_logs)
+                try:
+                    self.tell({"op": "log", "session": id, "log": opened.session.report().as_dict()})
+                except Exception as fault:  # noqa: BLE001 - one session's fault is not another's
+                    self.trouble(fault)
 
     def _message(self, message: Message, fds: list[int]) -> None:
-        sockets = [socket.socket(fileno=fd) for fd in fds]
-        answer: Message = {"id": message["id"]}
+        sockets: list[socket.socket] = []
+        answer: Message = {"id": message.get("id")}
         try:
+            while fds:
+                sockets.append(socket.socket(fileno=fds[0]))
+                del fds[0]
             answer["ok"] = self._do(message, sockets)
         except Exception as error:  # noqa: BLE001 - an answer must come
             answer["error"] = str(error)[:_MOST_TROUBLE] or type(error).__name__
             for sock in sockets:
                 sock.close()
+            for fd in fds:
+                os.close(fd)
         self._channel.send(answer)
 
     def _do(self, message: Message, sockets: list[socket.socket]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.egress.policy import is_open, parse_rules
-from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound, SandboxGone, SkillyardError
+from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound, SandboxGone
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.engine.active import ActiveRun
@@ -69,7 +69,7 @@ async def _kept(engine: Engine, active: ActiveRun, before: Any) -> Any:
         told = await active.network.so_far()
         if told != before:
             await _keep(engine, active.run_id, active.network)
-    except SkillyardError as error:
+    except Exception as error:  # noqa: BLE001 - the other runs' logs are kept all the same
         engine.emit(Fault("network", error, active.run_id))
         return before
     return told

@@ -124,6 +124,6 @@ async def sweep_forever(engine: Engine) -> None:
             swept = await sweep(engine, expire=not jumped_s)
             if swept.blobs or swept.records or swept.sandboxes or swept.environments:
                 engine.emit(swept)
-        except (SkillyardError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the next sweep comes all the same
             engine.emit(Fault("sweep", error))
         await asyncio.sleep(engine.config.sweep_every_s)

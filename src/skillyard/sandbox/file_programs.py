@@ -25,6 +25,7 @@ StartFiles = Callable[[Sequence[str], bool], Awaitable[Process]]
 """Start the files program with these arguments; whether its standard input is wanted."""
 
 _MAX_LISTING = 16 * 1024 * 1024
+_MOST_SIZE = 1 << 63
 
 
 async def read_file(start: StartFiles, path: str, offset: int, length: int | None) -> AsyncIterator[bytes]:
@@ -69,9 +70,12 @@ async def entries_of(start: StartFiles, path: str) -> Sequence[Entry]:
 def _entry(line: bytes) -> Entry:
     try:
         row = json.loads(line)
-        return Entry(str(row["name"]), str(row["kind"]), int(row["size"]))
-    except (ValueError, KeyError, TypeError):
-        raise SandboxFault("the sandbox listed its files in no form that we know") from None
+    except (ValueError, RecursionError):
+        row = None
+    match row:
+        case {"name": str(name), "kind": str(kind), "size": int(size)} if 0 <= size < _MOST_SIZE:
+            return Entry(name, kind, size)
+    raise SandboxFault("the sandbox listed its files in no form that we know")
 
 
 def _number(text: bytes) -> int:

@@ -20,7 +20,7 @@ async def look(sandbox: Sandbox, code: str, *words: str, bound_ms: int) -> dict[
     ending = await process.wait()
     try:
         seen = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         seen = None
     if isinstance(seen, dict):
         return seen

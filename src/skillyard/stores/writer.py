@@ -88,7 +88,7 @@ class Writer:
     def _commit(self, jobs: Sequence[Job]) -> list[tuple[Job, Done]]:
         try:
             done = commit_together(self._connection, [job.operation for job in jobs])
-        except sqlite3.Error as error:
+        except Exception as error:  # noqa: BLE001 - the thread goes on: everybody else's records depend on it
             done = [Done(error=error)] * len(jobs)
         return list(zip(jobs, done, strict=True))
 

@@ -123,7 +123,7 @@ def _is_boot(pid: int) -> bool:
 
 
 def _status_bytes(pid: int, key: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith(key)), 0)
     return 0
 

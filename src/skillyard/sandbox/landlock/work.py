@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.loop import Turns
 
 SLICE_S = 0.003
 
 
-def work(loop: Loop, steps: Iterator[None], done: Callable[[OSError | None], None]) -> None:
+def work(loop: Turns, steps: Iterator[None], done: Callable[[OSError | None], None]) -> None:
     """Go through ``steps``, the first of them at once, and let others have their turn; then call ``done`` with what
     went wrong."""
 
@@ -23,6 +23,10 @@ def work(loop: Loop, steps: Iterator[None], done: Callable[[OSError | None], Non
                     return
         except OSError as error:
             done(error)
+            return
+        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+            loop.report(error)
+            done(OSError(0, f"{type(error).__name__}: {error}"))
             return
         done(None)
 

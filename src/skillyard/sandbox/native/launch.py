@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skillyard.domain.errors import SandboxFault
+from skillyard.sandbox.native.keeper.peers import peer
 
 _START_BOUND_S = 20.0
 _LOOK_AGAIN_S = 0.02
@@ -49,10 +50,13 @@ async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socke
     found = await _find(run_dir)
     if found is not None:
         return found, False
-    await _start(run_dir, options)
+    pid = await _start(run_dir, options)
     started = _connect(run_dir)
     if started is None:
         raise SandboxFault("the keeper started and cannot be reached")
+    if (found_pid := peer(started)[0]) != pid:
+        started.close()
+        raise SandboxFault(f"{run_dir}: process {found_pid} answers in place of the keeper, which is {pid}")
     return started, True
 
 
@@ -78,11 +82,15 @@ def _connect(run_dir: Path) -> socket.socket | None:
         return None
     finally:
         os.close(directory)
+    if (uid := peer(sock)[1]) not in (os.geteuid(), 0):
+        sock.close()
+        raise SandboxFault(f"{run_dir}: the user {uid} answers in place of the keeper; remove keeper.sock")
     sock.setblocking(False)
     return sock
 
 
-async def _start(run_dir: Path, options: KeeperOptions) -> None:
+async def _start(run_dir: Path, options: KeeperOptions) -> int:
+    """The pid of the keeper. Raises SandboxFault."""
     config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **asdict(options)}
     package_root = str(Path(__file__).resolve().parents[3])
     executable = getattr(sys, "_base_executable", "") or sys.executable
@@ -109,6 +117,7 @@ async def _start(run_dir: Path, options: KeeperOptions) -> None:
     if "pid" not in said:
         why = said.get("error") or err.decode("utf-8", "replace").strip()[-500:] or f"exit code {process.returncode}"
         raise SandboxFault(f"the keeper cannot start: {why}")
+    return int(said["pid"])
 
 
 def _parse(out: bytes) -> dict[str, Any]:

@@ -117,8 +117,16 @@ class Link:
         if not data or flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
             self._lost()
             return
-        for header, body in self._frames.feed(data):
-            self._heard(header, body)
+        try:
+            frames = self._frames.feed(data)
+        except ValueError:
+            self._lost()
+            return
+        for header, body in frames:
+            try:
+                self._heard(header, body)
+            except Exception as error:  # noqa: BLE001 - what came with it is heard all the same
+                self._loop.call_exception_handler({"message": "a frame of the keeper's", "exception": error})
 
     def _heard(self, header: Header, body: bytes) -> None:
         if "sockets" in header:

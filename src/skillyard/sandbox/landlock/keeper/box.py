@@ -52,7 +52,7 @@ class LandlockBox(Box):
 
     def _told(self, message: dict[str, Any]) -> None:
         if "end_tree" in message:
-            self._end_tree(int(message["end_tree"]))
+            self._end_tree(message["end_tree"])
         else:
             super()._told(message)
 
@@ -71,9 +71,14 @@ class LandlockBox(Box):
 
     def _init_gone(self) -> None:
         self._loop.forget(self.pidfd)
-        gone = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        whole = gone is not None and gone.si_code == os.CLD_EXITED and gone.si_status == DONE_STATUS
-        self.on_init_gone(self, whole, super()._init_gone)
+        try:
+            gone = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            whole = gone is not None and gone.si_code == os.CLD_EXITED and gone.si_status == DONE_STATUS
+            self.on_init_gone(self, whole, super()._init_gone)
+        except Exception as error:  # noqa: BLE001 - whoever waits for its end hears of it
+            self._loop.report(error)
+            if not self.dead:
+                super()._init_gone()
 
     def _ending(self, id: str, status: int) -> dict[str, Any]:
         program = self.programs.get(id)

@@ -95,7 +95,7 @@ def _add(found: Held, about: os.stat_result, device: int) -> None:
 def removed_mappings(place: str, homes: str) -> set[int]:
     """Inodes of files below ``homes`` that a process has mapped and that have no name any more."""
     found: set[int] = set()
-    for line in read(f"{place}/maps").splitlines():
+    for line in read(f"{place}/maps").split("\n"):  # names hold every other character that str.splitlines takes
         words = line.split(maxsplit=5)
         if len(words) == 6 and words[5].startswith(homes) and words[5].endswith(" (deleted)"):
             found.add(int(words[4]))
@@ -117,7 +117,7 @@ def eyes_of(uid: int) -> Iterator[None]:
 
 def read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read()
     except OSError:
         return ""

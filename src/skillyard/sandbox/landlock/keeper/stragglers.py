@@ -12,6 +12,7 @@ from skillyard.sandbox.native import kernel
 from skillyard.sandbox.native.keeper.loop import Loop
 
 _AGAIN_S = 0.002
+_FAILED_AGAIN_S = 0.1
 
 
 class Stragglers:
@@ -32,6 +33,11 @@ class Stragglers:
         if uid:
             _end_user(uid, warden)
 
+        loop = self._loop.guarded(lambda _: again())
+
+        def again() -> None:
+            loop.after(_FAILED_AGAIN_S, turn)
+
         def turn() -> None:
             left = self._left()
             for pid in left:
@@ -40,7 +46,7 @@ class Stragglers:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             if left:
-                self._loop.after(_AGAIN_S, turn)
+                loop.after(_AGAIN_S, turn)
             else:
                 done()
 

@@ -150,12 +150,21 @@ class LandlockYard(Yard):
         self._made[name] = pair
         return None
 
+    def _unmade(self, handle: str, shape: Shape) -> None:
+        pair = self._made.pop(handle, None)
+        if pair is None:
+            return
+        if self._own_ids:
+            self._pairs[key_of(shape)].free.append(pair)
+        self._clear(os.path.basename(self._root(handle)), lambda: None)
+
     def _root(self, handle: str) -> str:
         return root_of(self._ground.area.homes, self._ground.area.secret, handle)
 
     def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
         spool = f"{self._host.run_dir}/spool"
-        box = LandlockBox(self._loop, handle, shape, spool, self._root(handle), *self._made.pop(handle))
+        box = LandlockBox(self._loop, handle, shape, spool, self._root(handle), *self._made[handle])
+        del self._made[handle]
         box.on_init_gone = self._init_gone
         return box
 
@@ -205,15 +214,18 @@ class LandlockYard(Yard):
 
     def _remove(self, box: LandlockBox, then: Callable[[], None]) -> None:
         box.removed = True
+        self._clear(os.path.basename(box.root), then)
+
+    def _clear(self, name: str, then: Callable[[], None]) -> None:
         self._removing += 1
 
         def done(error: OSError | None) -> None:
             self._removing -= 1
             if error is not None:
-                os.write(2, f"{box.root} cannot be removed: {error}\n".encode())
+                os.write(2, f"{name} cannot be removed: {error}\n".encode())
             then()
 
-        work(self._loop, removal(self._homes, os.path.basename(box.root)), done)
+        work(self._loop, removal(self._homes, name), done)
 
 
 @dataclass(frozen=True, slots=True)

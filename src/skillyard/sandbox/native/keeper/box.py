@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 from skillyard.sandbox.native import kernel, packets
 from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.listening import Listen, Opened
 from skillyard.sandbox.native.keeper.loop import READ, Loop
@@ -18,6 +20,8 @@ from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.walls import Build
 
 KILL_GRACE_S = 2.0
+_WORDS_A_TURN = 64
+"""Of one init, before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Box:
         group: Group | None,
         spool_dir: str,
     ) -> None:
-        self._loop = loop
+        self._loop = loop.guarded(self.fault)
         self.handle = handle
         self.shape = shape
         self.slot = slot
@@ -92,6 +96,7 @@ class Box:
         self.build: Build | None = None
         """What its walls were ordered to be."""
         self._broken = ""
+        self._faulty = False
         self._said_ready = False
         self._given = ""
         """The program that the waiting worker was given."""
@@ -100,7 +105,12 @@ class Box:
         self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
         self.control.setblocking(False)
-        loop.watch(self.control.fileno(), READ, lambda _: self._hear())
+        try:
+            self._loop.watch(self.control.fileno(), READ, lambda _: self._hear())
+        except OSError:
+            os.close(self._output)
+            os.close(self.inside_output)
+            raise
 
     def make_account(self) -> Account:
         return Account(self.group, self.shape.memory_mb)
@@ -117,11 +127,39 @@ class Box:
         self.inside_control.close()
         self.inside_channel.close()
         os.close(self.inside_output)
+        self.inside_output = -1
 
     def cloned(self, pid: int, pidfd: int) -> None:
         self.pid, self.pidfd = pid, pidfd
-        self._loop.watch(pidfd, READ, lambda _: self._init_gone())
-        self._consider_ready()
+        try:
+            self._loop.watch(pidfd, READ, lambda _: self._init_gone())
+        except OSError as error:  # nobody would hear of its end: it ends now
+            self._loop.report(error)
+            self.fault(error)
+            self._init_gone()
+            return
+        if self._faulty:
+            self.kill()
+            return
+        self._safely(self._consider_ready)
+
+    def fault(self, error: Exception) -> None:
+        """A call of ours about this sandbox failed: the sandbox ends, and nothing else does."""
+        self._faulty = True
+        self._broken = self._broken or f"the keeper had a fault with it: {type(error).__name__}"
+        try:
+            self.kill()
+        finally:
+            if self.pidfd >= 0 and not self.dead:
+                kernel.pidfd_kill(self.pidfd)
+
+    def _safely(self, step: Callable[[], None]) -> None:
+        """What must not keep the caller from its other steps."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - told of, and ends this sandbox
+            self._loop.report(error)
+            self.fault(error)
 
     def time_bound_ms(self, asked: int | None) -> int:
         if asked is not None:
@@ -129,25 +167,34 @@ class Box:
         return self.lease.timeout_ms if self.lease is not None else 0
 
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
-        """Start a program; raises OSError when init is gone."""
+        """Start a program; raises OSError when init is gone, ValueError when it has no room for the message."""
         single = self.lease is not None and self.lease.single
         program = Program(self._loop, id, self._spool_dir, caps, self._over)
         if single:
             program.on_done = self._done
         self.programs[id] = program
+        try:
+            self._begin(program, message, request)
+        except BaseException:
+            del self.programs[id]
+            program.drop()
+            raise
+        return program
+
+    def _begin(self, program: Program, message: dict[str, Any], request: bytes | None) -> None:
+        single = self.lease is not None and self.lease.single
         if request is None:
             self._start_argv(program, message)
         elif self._channel is not None:
             channel, self._channel = self._channel, None
-            self._given = id
-            if not single:
-                packets.send(self.control, {"lend": id, "single": single})
-            program.request = request if len(self.programs) > 1 else b""
+            self._given = program.id
             program.read_pipe(self._output, "stdout")
+            if not single:
+                packets.send(self.control, {"lend": program.id, "single": single})
+            program.request = request if len(self.programs) > 1 else b""
             program.talk(channel, request)
         else:
             self._start_guest(program, request)
-        return program
 
     def kill_program(self, program: Program, outcome: str, reason: str) -> None:
         """End its whole tree; if init does not manage, the sandbox ends."""
@@ -282,15 +329,25 @@ class Box:
         self.kill_program(program, "output", reason)
 
     def _hear(self) -> None:
-        while True:
+        """A little at a time, and not a word more of one that breaks the rules."""
+        for _ in range(_WORDS_A_TURN):
             try:
-                got = packets.receive(self.control)
-            except (BlockingIOError, ValueError, OSError):
+                said = init_words.hear(self.control)
+                if said is None:
+                    self._loop.forget(self.control.fileno())
+                    return
+                self._told(said)
+            except BlockingIOError:
                 return
-            if got is None:
+            except init_words.BadWord as bad:
+                self._loop.forget(self.control.fileno())
+                self._broken = f"its init cannot be believed: {bad}"
+                self._faulty = True  # and ends when there is something to kill it by
+                self.kill()
+                return
+            except OSError:
                 self._loop.forget(self.control.fileno())
                 return
-            self._told(got[0])
 
     def _consider_ready(self) -> None:
         """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
@@ -304,22 +361,36 @@ class Box:
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
+        """Raises BadWord for what init cannot say now."""
         if "ready" in message:
+            if self._said_ready:  # it would be lent twice
+                raise init_words.BadWord("it was ready before")
             self._said_ready = True
             self._consider_ready()
         elif "broken" in message:
-            self._broken = str(message["broken"])
+            self._broken = message["broken"]
         elif "idle_worker_gone" in message:
             self._idle_worker_gone(message["idle_worker_gone"])
         elif "not_lent" in message:
-            self._start_again(self.programs[message["not_lent"]])
+            if not self._started(message["not_lent"]).request:
+                raise init_words.BadWord("it was lent nothing")
+            self._start_again(self._started(message["not_lent"]))
         elif "failed" in message:
-            self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": str(message["why"])})
+            self._started(message["failed"])
+            self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": message["why"]})
         elif "ended" in message:
+            self._started(message["ended"])
             if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
                 self._forget_worker()
             self.account.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
+        else:
+            raise init_words.BadWord("it said what another kind of sandbox says")
+
+    def _started(self, id: str) -> Program:
+        if (program := self.programs.get(id)) is None:
+            raise init_words.BadWord("it spoke of a program that was never started")
+        return program
 
     def _ending(self, id: str, status: int) -> dict[str, Any]:
         program = self.programs.get(id)
@@ -344,18 +415,21 @@ class Box:
         self.on_program_end(self, program)
 
     def _init_gone(self) -> None:
-        """The pidfd says so only after every process of the sandbox's pid namespace is gone."""
-        self._hear()
-        self.account.settle(self.pid)
-        self.on_left()
+        """The pidfd says so only after every process of the sandbox's pid namespace is gone. What fails of one step
+        does not keep the others from being made."""
+        for step in (self._hear, lambda: self.account.settle(self.pid), self.on_left):
+            self._safely(step)
         self.dead = True
         self._loop.forget(self.pidfd)
         for program in self.programs.values():
-            if program.ending is None:
-                self._finish(program.id, self._end_of_init(program))
-            elif "usage" not in program.ending:
-                self._tell(program, program.ending)
+            self._safely(functools.partial(self._conclude, program))
         self.on_dead(self, self._broken or "its init ended")
+
+    def _conclude(self, program: Program) -> None:
+        if program.ending is None:
+            self._finish(program.id, self._end_of_init(program))
+        elif "usage" not in program.ending:
+            self._tell(program, program.ending)
 
     def _end_of_init(self, program: Program) -> dict[str, Any]:
         known = program.forced or self.forced
@@ -372,9 +446,11 @@ class Box:
     def release(self) -> None:
         """Close what is still open. Its processes are gone."""
         for program in self.programs.values():
-            program.drop()
+            self._safely(program.drop)
         self._loop.forget(self.control.fileno())
         self.control.close()
+        if self.inside_output >= 0:
+            self.handed_over([])
         self._forget_worker()
         if self.opened is not None:
             self.opened.close()

@@ -33,7 +33,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Raises ValueError for a frame over the limits or a header that is no JSON object."""
+        """Raises ValueError for a frame over the limits or a header that is not a JSON object."""
         self._data += data
         frames: list[tuple[dict[str, Any], bytes]] = []
         while (frame := self._next()) is not None:
@@ -49,9 +49,12 @@ class FrameBuffer:
         end = HEAD.size + header + body
         if len(self._data) < end:
             return None
-        parsed = json.loads(self._data[HEAD.size : HEAD.size + header])
+        try:
+            parsed = json.loads(self._data[HEAD.size : HEAD.size + header])
+        except RecursionError:
+            raise ValueError("header is nested too deep") from None
         if not isinstance(parsed, dict):
-            raise ValueError("header is no object")
+            raise ValueError("header is not an object")
         content = bytes(self._data[HEAD.size + header : end])
         del self._data[:end]
         return parsed, content
@@ -67,7 +70,7 @@ class Connection:
         on_frame: Callable[[Connection, dict[str, Any], bytes], None],
         on_end: Callable[[Connection], None],
     ) -> None:
-        self._loop = loop
+        self._loop = loop.guarded(lambda _: self.close())
         self._sock = sock
         self._on_frame = on_frame
         self._on_end = on_end
@@ -77,7 +80,7 @@ class Connection:
         """Whether more is to be sent than the other end has taken."""
         self.open = True
         sock.setblocking(False)
-        loop.watch(sock.fileno(), READ, self._ready)
+        self._loop.watch(sock.fileno(), READ, self._ready)
 
     def send(self, header: dict[str, Any], body: bytes = b"", sockets: Sequence[socket.socket] = ()) -> None:
         """``sockets`` are closed here once they are sent, or will never be."""

@@ -109,7 +109,7 @@ def largest_window() -> int:
 def of_process(place: str) -> int:
     """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
     found = 0
-    for line in _read(f"{place}/status").splitlines():
+    for line in _read(f"{place}/status").split("\n"):  # a process's name may hold what str.splitlines takes for an end
         if line.startswith("VmPTE:"):
             found += int(line.split()[1]) * 1024
         elif line.startswith("FDSize:"):
@@ -119,7 +119,7 @@ def of_process(place: str) -> int:
 
 def _read(path: str, most: int = -1) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
+        with open(path, encoding="ascii", errors="replace", newline="\n") as file:
             return file.read(most)
     except OSError:
         return ""

@@ -1,11 +1,17 @@
-"""A small event loop: descriptors, timers, one thread."""
+"""A small event loop: descriptors, timers, one thread.
+
+An exception of one call ends no other: whoever registered the call through :meth:`Loop.guarded` hears of it, and what
+was registered without is told of and goes on.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import select
+import sys
 import time
+import traceback
 from collections.abc import Callable
 
 from skillyard.watches import Watches
@@ -13,58 +19,91 @@ from skillyard.watches import Watches
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 Callback = Callable[[int], None]
+Fault = Callable[[Exception], None]
 _CROWDED = 256
+_STRIKES = 3
+"""Calls in a row that a ready descriptor may fail; it would be ready for ever."""
+_MOST_TOLD = 100
+"""Faults that are written down: what fails for ever must not fill the disk."""
 
 
 class Timer:
     """A call that is due at ``at`` (monotonic seconds) unless it is cancelled."""
 
-    __slots__ = ("at", "call", "cancelled")
+    __slots__ = ("at", "call", "cancelled", "fault")
 
-    def __init__(self, at: float, call: Callable[[], None]) -> None:
+    def __init__(self, at: float, call: Callable[[], None], fault: Fault) -> None:
         self.at = at
         self.call = call
+        self.fault = fault
         self.cancelled = False
 
     def cancel(self) -> None:
         """Also lets go of what the call holds: it may be due in an hour."""
         self.cancelled = True
         self.call = _nothing
+        self.fault = _told_already
 
 
 def _nothing() -> None:
     """What a cancelled timer does."""
 
 
+def _told_already(_: Exception) -> None:
+    """What is done about a fault that concerns nobody."""
+
+
 class Loop:
+    """``on_fault`` hears of every exception of a call, in one line."""
+
     def __init__(self) -> None:
         self.watches = Watches()
-        self._callbacks: dict[int, tuple[int, Callback]] = {}
+        self._callbacks: dict[int, tuple[int, Callback, Fault]] = {}
+        self._strikes: dict[int, int] = {}
         self._registered = 0
         self._timers: list[tuple[float, int, Timer]] = []
         self._crowded = _CROWDED
         self._order = itertools.count()
-        self._idle: list[Callable[[], None]] = []
+        self._idle: list[tuple[Callable[[], None], Fault]] = []
+        self._told = 0
         self.running = True
+        self.on_fault: Callable[[str], None] = lambda text: None
 
-    def watch(self, fd: int, events: int, callback: Callback) -> None:
+    def guarded(self, fault: Fault) -> Guarded:
+        """The same loop for calls whose exceptions go to ``fault``: it ends what they belong to."""
+        return Guarded(self, fault)
+
+    def report(self, error: Exception) -> None:
+        """Tell of a fault that ended nothing."""
+        self._told += 1
+        if self._told > _MOST_TOLD:
+            return
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        try:
+            self.on_fault(f"{type(error).__name__}: {error}"[:500])
+        except Exception as again:  # noqa: BLE001 - whoever is to hear of it may be what fails
+            traceback.print_exception(again)
+
+    def watch(self, fd: int, events: int, callback: Callback, fault: Fault = _told_already) -> None:
         """Call ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
         known = self._callbacks.get(fd)
         if known is not None:
             self.watches.modify(fd, events)
-            self._callbacks[fd] = (known[0], callback)
+            self._callbacks[fd] = (known[0], callback, fault)
             return
         self.watches.register(fd, events)
         self._registered += 1
-        self._callbacks[fd] = (self._registered, callback)
+        self._callbacks[fd] = (self._registered, callback, fault)
 
     def forget(self, fd: int) -> None:
         """Before the descriptor is closed."""
         if self._callbacks.pop(fd, None) is not None:
+            self._strikes.pop(fd, None)
             self.watches.unregister(fd)
 
-    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
-        timer = Timer(time.monotonic() + seconds, call)
+    def after(self, seconds: float, call: Callable[[], None], fault: Fault = _told_already) -> Timer:
+        timer = Timer(time.monotonic() + seconds, call, fault)
         if len(self._timers) >= self._crowded:
             self._drop_cancelled()
         heapq.heappush(self._timers, (timer.at, next(self._order), timer))
@@ -76,9 +115,9 @@ class Loop:
         heapq.heapify(self._timers)
         self._crowded = max(_CROWDED, 2 * len(self._timers))
 
-    def when_idle(self, call: Callable[[], None]) -> None:
+    def when_idle(self, call: Callable[[], None], fault: Fault = _told_already) -> None:
         """Call once, as soon as nothing else is ready."""
-        self._idle.append(call)
+        self._idle.append((call, fault))
 
     def run(self) -> None:
         while self.running:
@@ -92,9 +131,31 @@ class Loop:
         """A descriptor that was closed and opened again meanwhile has nothing to do with the event."""
         newest = self._registered
         for fd, events in ready:
-            number, callback = self._callbacks.get(fd, (0, None))
-            if callback is not None and number <= newest:
-                callback(events)
+            known = self._callbacks.get(fd)
+            if known is None or known[0] > newest:
+                continue
+            try:
+                known[1](events)
+            except Exception as error:  # noqa: BLE001 - the process goes on, whatever one call raises
+                self._failed(error, known[2])
+                self._strike(fd, known[0])
+            else:
+                if self._strikes:
+                    self._strikes.pop(fd, None)
+
+    def _strike(self, fd: int, number: int) -> None:
+        known = self._callbacks.get(fd)
+        if known is not None and known[0] == number:
+            self._strikes[fd] = self._strikes.get(fd, 0) + 1
+            if self._strikes[fd] >= _STRIKES:
+                self.forget(fd)
+
+    def _failed(self, error: Exception, fault: Fault) -> None:
+        self.report(error)
+        try:
+            fault(error)
+        except Exception as again:  # noqa: BLE001 - as above
+            self.report(again)
 
     def _timeout(self) -> float:
         while self._timers and self._timers[0][2].cancelled:
@@ -110,9 +171,39 @@ class Loop:
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if not timer.cancelled:
-                timer.call()
+                self._call(timer.call, timer.fault)
 
     def _rest(self) -> None:
         idle, self._idle = self._idle, []
-        for call in idle:
+        for call, fault in idle:
+            self._call(call, fault)
+
+    def _call(self, call: Callable[[], None], fault: Fault) -> None:
+        try:
             call()
+        except Exception as error:  # noqa: BLE001 - the process goes on, whatever one call raises
+            self._failed(error, fault)
+
+
+class Guarded:
+    """A :class:`Loop` in which one owner's calls end that owner when they raise."""
+
+    def __init__(self, loop: Loop, fault: Fault) -> None:
+        self._loop = loop
+        self._fault = fault
+        self.forget = loop.forget
+        self.report = loop.report
+        self.guarded = loop.guarded
+
+    def watch(self, fd: int, events: int, callback: Callback) -> None:
+        self._loop.watch(fd, events, callback, self._fault)
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        return self._loop.after(seconds, call, self._fault)
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        self._loop.when_idle(call, self._fault)
+
+
+Turns = Loop | Guarded
+"""What calls are registered with."""

@@ -23,6 +23,7 @@ from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.host import Host, masked_proc
 from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.tree import tree_of
 from skillyard.sandbox.native.keeper.yard import Yard
@@ -33,6 +34,7 @@ SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 PROTOCOL = 1
+_BACKLOG = 8
 _SWEEP_AGAIN_S, _SWEEP_SELDOM_S = 0.02, 5.0
 
 
@@ -96,7 +98,7 @@ def _listen(run_dir: str) -> socket.socket:
     if os.path.exists(SOCKET):
         os.unlink(SOCKET)
     listener.bind(SOCKET)
-    listener.listen(8)
+    listener.listen(_BACKLOG)
     return listener
 
 
@@ -150,7 +152,7 @@ def _detach(run_dir: str) -> None:
 
 class Keeper:
     def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
-        self._loop = Loop()
+        self._loop = self.make_loop()
         self._listener = listener
         run_dir = config["run_dir"]
         self._socket = f"{run_dir}/{SOCKET}"  # by its whole name: entering a mount namespace changes where we are
@@ -179,7 +181,11 @@ class Keeper:
         crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
         memory_watch.start(self._loop, self._yard, self.check_memory, crowd.look)
         listener.setblocking(False)
+        listener.listen(_BACKLOG)  # once more: from here on who connects sees our pid (unix(7), SO_PEERCRED)
         self._loop.watch(listener.fileno(), READ, self._accept)
+
+    def make_loop(self) -> Loop:
+        return Loop()
 
     def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
         """And the descriptor whose lock holds them."""
@@ -206,6 +212,10 @@ class Keeper:
             sock, _address = self._listener.accept()
         except OSError:
             return
+        if why := _not_a_server(sock):
+            self._loop.report(PermissionError(why))
+            sock.close()
+            return
         connection = Connection(self._loop, sock, self._service.heard, self._service.disconnected)
         self._service.connected(connection)
 
@@ -221,7 +231,11 @@ class Keeper:
         self._yard.close()
         for box in list(self._yard.boxes.values()):
             box.lease = None
-            box.kill()
+            try:
+                box.kill()
+            except Exception as error:  # noqa: BLE001 - the others end too
+                self._loop.report(error)
+                box.fault(error)
         self._loop.running = True
         deadline = time.monotonic() + end_bound_s(len(self._yard.boxes))
         self._until_empty(deadline)
@@ -236,6 +250,15 @@ class Keeper:
             self._loop.running = False
         else:
             self._loop.after(0.002, lambda: self._until_empty(deadline))
+
+
+def _not_a_server(sock: socket.socket) -> str:
+    """Why this peer cannot be our server: one has our user, and is not in the pid namespace that we are the first of,
+    from which others have no pid."""
+    pid, uid = peer(sock)
+    if uid != os.geteuid():
+        return f"a process of the user {uid} asked for a connection"
+    return f"the process {pid} of a sandbox asked for a connection" if pid and os.getpid() == 1 else ""
 
 
 def upkeep(config: dict[str, Any]) -> Upkeep:

@@ -34,17 +34,27 @@ def start(
         begun = time.monotonic()
         running = [box for box in yard.survey() if not box.dead and box.running()]
         for box in running:
-            check(box)
+            try:
+                check(box)
+            except Exception as error:  # noqa: BLE001 - one that nobody can look at ends
+                loop.report(error)
+                box.fault(error)
         together(running)
         looking = bool(yard.survey())
         if looking:
-            loop.after(max(_EVERY_S, time.monotonic() - begun), look)
+            turns.after(max(_EVERY_S, time.monotonic() - begun), look)
 
     def lent() -> None:
         nonlocal looking
         if not looking:
             looking = True
-            loop.after(_EVERY_S, look)
+            turns.after(_EVERY_S, look)
+
+    turns = loop.guarded(lambda _: again())
+
+    def again() -> None:
+        """Nothing goes on unwatched because one look failed."""
+        turns.after(_EVERY_S, look)
 
     yard.on_lent = lent
 

@@ -26,7 +26,7 @@ class Mount(NamedTuple):
 
 def read(pid: int) -> str:
     """Raises OSError."""
-    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         return file.read()
 
 
@@ -45,7 +45,7 @@ def lacking(text: str, zygote: str, build: walls.Build, files: Sequence[str], di
 
 def _box_lacks(text: str, known: frozenset[str], build: walls.Build) -> str:
     """One tmpfs of the size that was asked for holds all that can be written."""
-    lines = [line.split(" ") for line in text.splitlines()]
+    lines = [line.split(" ") for line in text.split("\n") if line]
     own = {(words[2], words[-1]) for words in lines if words[2] not in known and words[-3] == "tmpfs"}
     size = f"size={build.disk_bytes >> 10}k,nr_inodes={build.inodes},"
     return "" if len(own) == 1 and size in next(iter(own))[1] else "its disk is not limited"
@@ -53,7 +53,7 @@ def _box_lacks(text: str, known: frozenset[str], build: walls.Build) -> str:
 
 def _parse(text: str, known: frozenset[str]) -> list[Mount]:
     """With ``known`` devices, what is on others is told by its kind: each sandbox has its own tmpfs and /proc."""
-    lines = [line.split(" ") for line in text.splitlines()]
+    lines = [line.split(" ") for line in text.split("\n") if line]
     points = {words[0]: (words[2], words[4]) for words in lines}
     mounts = []
     for words in lines:

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from skillyard.sandbox.native import kernel
-from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.loop import READ, Turns
 
 _PARENT, _GROUP = 1, 2
 """Fields of /proc/PID/stat behind the name (proc_pid_stat(5))."""
 
 
-def end(loop: Loop, zygote: int, known: Collection[int]) -> None:
+def end(loop: Turns, zygote: int, known: Collection[int]) -> None:
     """Kill and reap what a zygote that has ended left in its process group, but for the pids that are ``known``."""
     for pid in _children(zygote):
         if pid not in known:
@@ -22,7 +22,7 @@ def end(loop: Loop, zygote: int, known: Collection[int]) -> None:
             loop.watch(pidfd, READ, lambda _, pid=pid, pidfd=pidfd: _reap(loop, pid, pidfd))  # type: ignore[misc]
 
 
-def _reap(loop: Loop, pid: int, pidfd: int) -> None:
+def _reap(loop: Turns, pid: int, pidfd: int) -> None:
     loop.forget(pidfd)
     os.close(pidfd)
     with suppress(ChildProcessError):

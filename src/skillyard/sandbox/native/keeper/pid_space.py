@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from skillyard.sandbox.native import kernel
-from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.loop import READ, Turns
 from skillyard.sandbox.native.keeper.process_looks import children, status, threads
 
 _AGAIN_S = 0.01
@@ -90,7 +90,7 @@ class PidSpace:
             os.close(at)
         return not depth or beside < 0 or any(_same_space(pid, beside, name) for name in SPACES)
 
-    def end(self, loop: Loop, ours: Callable[[], Collection[int]]) -> None:
+    def end(self, loop: Turns, ours: Callable[[], Collection[int]]) -> None:
         """Kill all that is in there and reap it. What was cloned in there as a child of ours and never told of is
         nobody's: neither it nor the namespace would ever go. ``ours`` are the children that somebody waits for."""
         kernel.pidfd_kill(self._pidfd)
@@ -103,7 +103,7 @@ class PidSpace:
 
         reap()
 
-    def _gone(self, loop: Loop) -> None:
+    def _gone(self, loop: Turns) -> None:
         loop.forget(self._pidfd)
         os.close(self._pidfd)
         os.close(self._own)

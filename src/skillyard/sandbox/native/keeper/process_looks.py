@@ -27,13 +27,13 @@ def children(pid: int) -> list[int]:
 
 def status(pid: int) -> dict[str, str]:
     """The fields of proc_pid_status(5); none when it has ended."""
-    pairs = (line.partition(":") for line in _read(f"/proc/{pid}/status").splitlines())
+    pairs = (line.partition(":") for line in _read(f"/proc/{pid}/status").split("\n"))
     return {name: value.strip() for name, _, value in pairs}
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
             return file.read()
     except OSError:
         return ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.sandbox.native.inside_protocol import DONE
-from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop, Timer
+from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
 from skillyard.sandbox.native.keeper.spool import Spool
 
 _PIECE = 256 * 1024
@@ -34,7 +34,7 @@ class Program:
     """``on_over`` is called when a cap is passed, with the reason."""
 
     def __init__(
-        self, loop: Loop, id: str, spool_dir: str, caps: Caps, on_over: Callable[[Program, str], None]
+        self, loop: Turns, id: str, spool_dir: str, caps: Caps, on_over: Callable[[Program, str], None]
     ) -> None:
         self._loop = loop
         self.id = id

@@ -45,12 +45,14 @@ class Service:
         self._destroys: dict[str, list[Callable[[], None]]] = {}
         self._reads: dict[tuple[str, str], list[Callable[[], bool]]] = {}
         self._retrying = False
+        self._retries = loop.guarded(self._retry_failed)
         self._creating: dict[str, list[Number]] = {}
         self._era = 0
         """Counts servers: what one asked is never answered to the next."""
         self._lost_at = time.monotonic()
         yard.on_program_end = self._program_ended
         yard.on_gone = self._gone
+        loop.on_fault = self._tell_fault
         loop.after(LINGER_S, self._consider_leaving)
 
     def connected(self, connection: Connection) -> None:
@@ -72,7 +74,11 @@ class Service:
         self._lost_at = time.monotonic()
         for box in self._yard.survey():
             if box.lease is not None and box.lease.owner == "run":
-                self._destroy(box, lambda: None)
+                try:
+                    self._destroy(box, lambda: None)
+                except Exception as error:  # noqa: BLE001 - the others end too
+                    self._loop.report(error)
+                    box.fault(error)
         self._reads.clear()
         self._creating.clear()
         self._loop.after(LINGER_S, self._consider_leaving)
@@ -87,8 +93,14 @@ class Service:
             operation(number, header, body)
         except Unknown as error:
             self._answer(number, gone=str(error))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - one question's fault is nobody else's
+            if not isinstance(error, OSError | ValueError | KeyError | TypeError):
+                self._loop.report(error)
             self._answer(number, error=f"{type(error).__name__}: {error}")
+
+    def _tell_fault(self, text: str) -> None:
+        if self._server is not None:
+            self._server.send({"event": "fault", "text": text})
 
     def _answer(self, number: Number, body: bytes = b"", sockets: Sequence[socket.socket] = (), **fields: Any) -> None:
         """``sockets`` go to whoever asked, or are closed."""
@@ -136,8 +148,12 @@ class Service:
             if box is not None and not askers:
                 self._destroy(box, lambda: None)
 
-        lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
-        self._yard.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
+        try:
+            lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
+            self._yard.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
+        except Exception:
+            self._creating.pop(header["key"], None)
+            raise
 
     def _do_plug(self, number: Number, header: Header, body: bytes) -> None:
         """Listen in a sandbox that is lent: the new sockets, and which ports were ``taken`` already."""
@@ -179,7 +195,11 @@ class Service:
             settled = time.monotonic() - since >= (SETTLE_S if waiting > 0 else READ_BOUND_S)
             if waiting < min(most, IN_MEMORY) and not spool.closed and not settled:
                 return False
-            data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
+            try:
+                data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
+            except OSError as error:
+                self._answer(number, error=f"the output cannot be read: {error.strerror}")
+                return True
             self._answer(number, data, end=spool.closed and offset + len(data) >= spool.length)
             return True
 
@@ -191,7 +211,11 @@ class Service:
         """One timer for all reads that wait, however many there are."""
         if self._reads and not self._retrying:
             self._retrying = True
-            self._loop.after(SETTLE_S, self._retry_reads)
+            self._retries.after(SETTLE_S, self._retry_reads)
+
+    def _retry_failed(self, _: Exception) -> None:
+        self._retrying = False
+        self._retry_soon()
 
     def _retry_reads(self) -> None:
         self._retrying = False
@@ -277,9 +301,11 @@ class Service:
     def _gone(self, box: Box) -> None:
         done = self._destroys.pop(box.handle, None)
         if done is not None:
-            for call in done:
-                call()
-            self._forget(box)
+            try:
+                for call in done:
+                    call()
+            finally:
+                self._forget(box)
         elif _told_whole(box) and box.lease is not None and box.lease.owner == "run":
             self._forget(box)
 
@@ -300,7 +326,10 @@ class Service:
             return
         sizes = {name: spool.length for name, spool in program.spools.items()}
         inline = {name: size for name, size in sizes.items() if size <= IN_MEMORY}
-        body = b"".join(program.spools[name].read(0, size) for name, size in inline.items())
+        try:
+            body = b"".join(program.spools[name].read(0, size) for name, size in inline.items())
+        except OSError:  # whoever reads it is told why
+            inline, body = {}, b""
         self._server.send(
             {
                 "event": "end",

@@ -42,7 +42,7 @@ class WarmProcess:
 
     def __init__(self, loop: Loop, plan: Plan, modules: Sequence[str], upkeep: Upkeep, hooks: Hooks) -> None:
         """Raises OSError."""
-        self._loop = loop
+        self._loop = loop.guarded(lambda error: self.disown(f"the keeper had a fault with it: {type(error).__name__}"))
         self._hooks = hooks
         self._upkeep = upkeep
         self.modules = tuple(modules)
@@ -79,11 +79,15 @@ class WarmProcess:
         os.set_blocking(self._errors, False)
         self.sock.setblocking(False)
         self._late: Timer | None = None
-        loop.watch(self.sock.fileno(), READ, lambda _: self._hear())
-        loop.watch(self._errors, READ, lambda _: self._complain())
+        try:
+            self._loop.watch(self.sock.fileno(), READ, lambda _: self._hear())
+            self._loop.watch(self._errors, READ, lambda _: self._complain())
+        except OSError:
+            self.close()
+            raise
         if self.modules:
             self._give_time()
-            loop.after(_LOOK_S, self._look)
+            self._loop.after(_LOOK_S, self._look)
 
     def old(self) -> bool:
         if self.replaced_by is not None:
@@ -202,7 +206,7 @@ class WarmProcess:
                     pid = zygote_words.vouched(said.pidfd, self.pid)
                     if pid in self._living or pid == self.pid:
                         raise BadWord("it spoke of one clone twice")
-                except BadWord:
+                except (BadWord, OSError):
                     os.close(said.pidfd)
                     raise
             self._living.add(pid)

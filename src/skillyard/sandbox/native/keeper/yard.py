@@ -32,6 +32,7 @@ from skillyard.sandbox.native.keeper.zygotes import Household, Order, Warmth, Zy
 MIB = 1 << 20
 _INODES_PER_MIB = 128
 _REMOVE_RETRY_S = 0.01
+_REFILL_AGAIN_S = 1.0
 _SHAPES_KEPT = 4
 _SHORT_RUN_S = 0.02
 _STREAMS_AHEAD = 64
@@ -65,6 +66,7 @@ class Asked:
 class Yard:
     def __init__(self, loop: Loop, host: Host, ready: int, upkeep: Upkeep) -> None:
         self._loop = loop
+        self._refiller = loop.guarded(self._refill_failed)
         self._host = host
         self._target = ready
         self._upkeep = upkeep
@@ -121,7 +123,12 @@ class Yard:
         """Make sandboxes ahead, but never while there is anything else to do."""
         if not self._refilling:
             self._refilling = True
-            self._loop.when_idle(self._refill)
+            self._refiller.when_idle(self._refill)
+
+    def _refill_failed(self, _: Exception) -> None:
+        """Later again: whoever asks meanwhile is served on demand."""
+        self._refilling = True
+        self._loop.after(_REFILL_AGAIN_S, self._refill)
 
     def survey(self) -> list[Box]:
         return [box for box in self.boxes.values() if box.lease is not None]
@@ -203,30 +210,43 @@ class Yard:
         )
 
     def _make(self, shape: Shape) -> None:
+        """Never raises: what cannot be made holds nothing, and one who waits for it hears why."""
         self._making[shape] = self._making.get(shape, 0) + 1
         self._number += 1
         handle = f"{self._name}-{self._number}"
-        zygote = self._zygote(shape)
-        slot = self._slots.take(key_of(shape)) if self._host.ids.count > 1 else 0
-        if self._host.ids.count > 1 and not slot:
-            self._making[shape] -= 1
-            self._refuse_one(shape, "all user ids for sandboxes are in use")
-            return
+        slot = 0
+        group: Group | None = None
         try:
+            zygote = self._zygote(shape)
+            if self._host.ids.count > 1 and not (slot := self._slots.take(key_of(shape))):
+                raise OSError(0, "all user ids for sandboxes are in use")
             group = self._group(handle, shape)
-        except OSError as error:
+            box = self._new_box(handle, shape, slot, group)
+        except Exception as error:  # noqa: BLE001 - whatever it was, nothing of it is left
+            if not isinstance(error, OSError):
+                self._loop.report(error)
             self._free(slot)
+            if group is not None:
+                self._doom(group)
+            self._unmade(handle, shape)
             self._making[shape] -= 1
-            self._refuse_one(shape, f"cgroup: {error.strerror}")
+            self._refuse_one(shape, _why(error))
             return
-        box = self._new_box(handle, shape, slot, group)
         box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
         self.boxes[handle] = box
         first = INTO_CGROUP if group is not None and group.version == 2 else PLAIN
-        zygote.order(Order(box, first + self._build(box)))
+        try:
+            zygote.order(Order(box, first + self._build(box)))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._loop.report(error)
+            if handle in self.boxes:
+                self._is_dead(box, _why(error))
 
     def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
         return Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
+
+    def _unmade(self, handle: str, shape: Shape) -> None:
+        """Free what a kind of yard took in :meth:`_group` for a sandbox that came to nothing."""
 
     def _group(self, name: str, shape: Shape) -> Group | None:
         if not self._host.cgroups.parents:
@@ -281,9 +301,11 @@ class Yard:
                 self._show(box, asked.shows)
             if asked.listen is not None:
                 sockets = self._listen_first(box, asked.listen)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
+            if not isinstance(error, OSError):
+                self._loop.report(error)
             box.kill()
-            asked.answer(None, error.strerror or str(error))
+            asked.answer(None, _why(error))
             return
         box.lease = asked.lease
         self._shares.lent(box, asked.lease.tenant)
@@ -326,36 +348,45 @@ class Yard:
         self._is_dead(box, why)
 
     def _is_dead(self, box: Box, why: str) -> None:
-        if box.ready_at is None:
-            self._making[box.shape] -= 1
-            self._failures += 1
-            self._try_again(box.shape, why)
-        if box in self._ready.get(box.shape, ()):
-            self._ready[box.shape].remove(box)
-        if box.lease is not None:
-            self._shares.ended(box, box.lease.tenant)
-        if box.lease is None:
-            self.discard(box)
-            self.refill()
-        else:
-            self.on_gone(box)
+        try:
+            if box in self._ready.get(box.shape, ()):
+                self._ready[box.shape].remove(box)
+            if box.lease is None:
+                self.discard(box)
+                self.refill()
+            else:
+                self._shares.ended(box, box.lease.tenant)
+                self.on_gone(box)
+        finally:
+            if box.ready_at is None:
+                self._making[box.shape] -= 1
+                self._failures += 1
+                self._try_again(box.shape, why)
 
     def discard(self, box: Box) -> None:
         """Forget a dead sandbox and free what it held."""
         self.boxes.pop(box.handle, None)
         if box.lease is not None and self.by_key.get(box.lease.key) is box:
             del self.by_key[box.lease.key]
-        box.release()
-        self._free(box.slot)
-        if box.group is not None:
-            self._doom(box.group)
+        try:
+            box.release()
+        finally:
+            self._free(box.slot)
+            if box.group is not None:
+                self._doom(box.group)
 
     def _doom(self, group: Group) -> None:
         self._doomed.append(group)
         self._loop.when_idle(self._bury)
 
     def _bury(self) -> None:
-        self._doomed = [group for group in self._doomed if not group.remove()]
+        doomed, self._doomed = self._doomed, []
+        for group in doomed:
+            try:
+                if not group.remove():
+                    self._doomed.append(group)
+            except Exception as error:  # noqa: BLE001 - the next keeper removes it
+                self._loop.report(error)
         if self._doomed:
             self._loop.after(_REMOVE_RETRY_S, self._bury)
 
@@ -379,3 +410,7 @@ class Yard:
         waiting = self._waiting.get(shape)
         if waiting:
             waiting.popleft().answer(None, why)
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or f"{type(error).__name__}: {error}"

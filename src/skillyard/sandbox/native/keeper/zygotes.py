@@ -136,13 +136,21 @@ class Zygote:
             self._ask(current, self._waiting.popleft())
 
     def _ask(self, current: WarmProcess, order: Order) -> None:
-        fds = order.box.descriptors()
+        try:
+            fds = order.box.descriptors()
+        except OSError as error:
+            self._household.failed(order.box, f"its control groups: {error.strerror}")
+            return
         try:
             packets.send_raw(current.sock, order.message, fds)
         except OSError as error:
             order.box.handed_over(fds)
             self._ended(current)
             self._household.failed(order.box, f"the zygote is gone: {error.strerror}")
+            return
+        except ValueError as error:
+            order.box.handed_over(fds)
+            self._household.failed(order.box, str(error))
             return
         order.box.handed_over(fds)
         current.runs += 1

@@ -1,0 +1,90 @@
+"""What an init may say to its keeper, checked word by word.
+
+Packages that were imported ahead have been in an init's memory, and before gVisor's stands a sentry, which foreign code
+may have got hold of: nothing that comes from there is believed to have a form. What is said is about the sandbox that
+says it, and about no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from skillyard.sandbox.native import packets
+
+TEXT_KEPT = 400
+MOST_BYTES = 16 * 1024
+"""Of one message: so few that no depth of nesting and no number in them hurts the parser."""
+_MOST = 1 << 62
+_MOST_STATUS = 0xFFFF
+
+Form = Mapping[str, type]
+
+FORMS: tuple[Form, ...] = (
+    {"ready": bool},
+    {"broken": str},
+    {"idle_worker_gone": int},
+    {"not_lent": str},
+    {"failed": str, "why": str},
+    {"ended": str, "status": int, "cpu": float, "rss": int},
+    {"weighed": int},
+    {"end_tree": int},
+)
+"""The first field of each tells it from the others. The last two are gVisor's and landlock's."""
+
+
+class BadWord(ValueError):
+    """It said what it may not say: the message is one sentence about what."""
+
+
+def hear(sock: socket.socket) -> dict[str, Any] | None:
+    """The next message; None at the end. Descriptors that came with it are closed: init has none to give.
+
+    Raises BlockingIOError when there is none yet, OSError, and BadWord.
+    """
+    got = packets.receive_raw(sock)
+    if got is None:
+        return None
+    raw, fds = got
+    for fd in fds:
+        os.close(fd)
+    if fds:
+        raise BadWord("it sent descriptors")
+    return read(raw)
+
+
+def read(raw: bytes) -> dict[str, Any]:
+    """The message. Raises BadWord for anything that is none, and nothing else."""
+    if len(raw) > MOST_BYTES:
+        raise BadWord(f"it said more than {MOST_BYTES} bytes")
+    try:
+        said = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise BadWord("it said what is not JSON") from None
+    form = next((form for form in FORMS if next(iter(form)) in said), None) if isinstance(said, dict) else None
+    if form is None or said.keys() != form.keys():
+        raise BadWord("it said what means nothing")
+    told = {name: _value(said[name], kind) for name, kind in form.items()}
+    if not all(0 <= told.get(name, 0) <= _MOST_STATUS for name in ("status", "idle_worker_gone")):
+        raise BadWord("it said what is not a wait status")
+    return told
+
+
+def plain(text: str) -> str:
+    """The end of it, on one line and printable: operators and records show it."""
+    letters = "".join(letter if letter.isprintable() else " " for letter in text[-4 * TEXT_KEPT :])
+    return " ".join(letters.split())[-TEXT_KEPT:]
+
+
+def _value(value: object, kind: type) -> Any:
+    if kind is str and isinstance(value, str):
+        return plain(value)
+    if kind is bool and value is True:
+        return value
+    number = (kind is int and type(value) is int) or (kind is float and type(value) in (int, float))
+    if number and isinstance(value, int | float) and 0 <= value < _MOST:
+        return kind(value)
+    raise BadWord("it said a field of another form")
