@@ -175,7 +175,7 @@ def test_metrics_have_fixed_labels() -> None:
         'skillyard_network_bytes_total{direction="received"} 2000.0',
         "skillyard_runs_waiting 7.0",
         "skillyard_lost_runs_total 2.0",
-        "skillyard_faults_total 1.0",
+        'skillyard_faults_total{part="server"} 1.0',
     ):
         assert line in text
     assert "run_1" not in text

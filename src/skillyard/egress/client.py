@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
@@ -42,6 +42,18 @@ class ProcessGate:
         self._starting = asyncio.Lock()
         self._sessions: dict[str, ProcessSession] = {}
         self._closed = False
+        self._on_end: Callable[[str], None] = lambda _: None
+        self._on_fault: Callable[[str], None] = _told_in_the_log
+
+    @property
+    def part(self) -> str:
+        return "gate"
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
+        self._on_end, self._on_fault = ended, failed
+
+    async def restart(self) -> None:
+        await self._linked()
 
     async def start(self) -> Mapping[str, Any]:
         """Have the process ready, which the first session does otherwise. What it says of its walls: ``uid``,
@@ -98,7 +110,8 @@ class ProcessGate:
             if self._closed:
                 raise GateFault("the gate is closed")
             if self._link is None or not self._link.alive:
-                self._link = await start(self._uid)
+                self._link = await start(self._uid, self._on_fault)
+                self._link.on_end = self._on_end
                 for missing in self._link.facts["missing"]:
                     _LOG.warning("the gate runs without %s", missing)
             return self._link
@@ -206,6 +219,10 @@ class ProcessSession:
         return (
             _and(self._known, f"the gate did not take its sockets: {self._untaken}") if self._untaken else self._known
         )
+
+
+def _told_in_the_log(text: str) -> None:
+    _LOG.warning("the gate had a fault of its own: %s", text)
 
 
 def _and(log: NetworkLog, befell: str) -> NetworkLog:

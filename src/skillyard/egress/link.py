@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import GateFault
 from skillyard.egress.channel import Channel, Message
 from skillyard.egress.launch import last_words, launch
 
-_LOG = logging.getLogger("skillyard.egress")
 _START_BOUND_S = 20.0
 _END_BOUND_S = 5.0
 _ENDED = "its process ended"
+_CLOSED = "it was closed"
 
 
-async def start(uid: int) -> Link:
+def _nobody_hears(_: str) -> None:
+    """Of a gate that nobody attends."""
+
+
+async def start(uid: int, on_fault: Callable[[str], None] = _nobody_hears) -> Link:
     """A gate that is ready. Raises GateFault."""
     process, sock = await launch(uid)
-    link = Link(process, sock)
+    link = Link(process, sock, on_fault)
     try:
         async with asyncio.timeout(_START_BOUND_S):
             await link.ready()
@@ -42,7 +45,12 @@ async def start(uid: int) -> Link:
 class Link:
     """``why`` says how it ended, once it has."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, sock: socket.socket, on_fault: Callable[[str], None]
+    ) -> None:
+        self._on_fault = on_fault
+        self.on_end: Callable[[str], None] = _nobody_hears
+        """Called once, with why, when it ended without having been closed."""
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._channel = Channel(sock, self._message, self._lost)
@@ -98,7 +106,7 @@ class Link:
 
     async def close(self) -> None:
         """The process ends when its channel does. Idempotent."""
-        self._gone("it was closed")
+        self._gone(_CLOSED)
         try:
             async with asyncio.timeout(_END_BOUND_S):
                 await asyncio.shield(self._end)
@@ -115,7 +123,7 @@ class Link:
         if operation == "ready":
             self._facts.set_result(message)
         elif operation == "trouble":
-            _LOG.warning("the gate had a fault of its own: %s", message["text"])
+            self._on_fault(str(message["text"]))
         elif operation == "log":
             self.told[message["session"]] = message["log"]
         elif (future := self._asked.get(message["id"])) is not None and not future.done():
@@ -135,10 +143,12 @@ class Link:
             self.why = why
 
     def _gone(self, why: str) -> None:
-        self.why = self.why or why
+        first, self.why = not self.why, self.why or why
         self._channel.close()
         for future in (self._facts, *tuple(self._asked.values())):
             if not future.done():
                 future.set_exception(GateFault(f"the gate is gone: {self.why}"))
                 future.exception()  # nobody may be waiting
         self._asked.clear()
+        if first and why != _CLOSED:
+            self.on_end(why)

@@ -29,6 +29,7 @@ from skillyard.engine.held import HeldRequests
 from skillyard.engine.idempotency import Keys
 from skillyard.engine.large import LargeReads
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
+from skillyard.engine.parts import Parts
 from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
 from skillyard.engine.refused import Refused
 from skillyard.engine.request import RunRequest
@@ -110,6 +111,8 @@ class Engine:
         self.environments = make_environments(self, ports.environments, builder)
         self._keys = Keys(ports.records)
         self._background = Tasks()
+        parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
+        self.parts = Parts(parts, emit, ports.clock, self._background)
 
     async def start(self) -> None:
         """Probe for the default isolation, settle what a dead server left, and begin to sweep."""

@@ -167,11 +167,29 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Our own machinery failed; ``where`` names the step. The caller got an error of its own."""
+    """Our own machinery failed; ``where`` names the step, ``part`` the process. The caller got an error of its own."""
 
     where: str
     error: BaseException
     run_id: str | None = None
+    part: str = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class PartLost:
+    """A process that runs depend on, ``keeper``, ``gate`` or another backend's, ended without having been told to."""
+
+    part: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRestarted:
+    """It runs again, after so many attempts and seconds."""
+
+    part: str
+    attempts: int
+    seconds: float
 
 
 Event = (
@@ -191,6 +209,8 @@ Event = (
     | Recovered
     | Swept
     | Fault
+    | PartLost
+    | PartRestarted
 )
 
 

@@ -130,6 +130,7 @@ class _Process:
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
+            self._lifecycle.dead = lambda: engine.parts.dead
             self._remark(offer, engine.backends.passed_over)
             _tell_of_skills(await engine.skills.problems())
             with recorded_server(data_dir, self._url):

@@ -30,10 +30,13 @@ class Probes:
         await reply(send, 200, dumps({"status": "ok"}))
 
     async def readyz(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """200 once the backend's probe passed and until the server drains, else 503."""
+        """200 once the backend's probe passed, until the server drains, and while all that runs depend on lives; else
+        503, with why."""
         _check_get(scope)
-        ready = self._lifecycle.phase is Phase.READY
-        content = {"status": str(self._lifecycle.phase), **self._lifecycle.facts}
+        dead = dict(self._lifecycle.dead())
+        ready = self._lifecycle.phase is Phase.READY and not dead
+        status = "not ready" if dead and self._lifecycle.phase is Phase.READY else str(self._lifecycle.phase)
+        content = {"status": status, **self._lifecycle.facts, **({"dead": dead} if dead else {})}
         await reply(send, 200 if ready else 503, dumps(content))
 
     async def metrics(self, scope: Scope, _receive: Receive, send: Send) -> None:

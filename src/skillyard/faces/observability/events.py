@@ -12,6 +12,8 @@ from skillyard.engine.observer import (
     Fault,
     NetworkUsed,
     Observer,
+    PartLost,
+    PartRestarted,
     RunEnded,
     RunQueued,
     RunRefused,
@@ -28,6 +30,8 @@ _LEVELS: dict[type, int] = {
     RunRefused: logging.WARNING,
     EnvironmentFailed: logging.WARNING,
     Fault: logging.ERROR,
+    PartLost: logging.ERROR,
+    PartRestarted: logging.WARNING,
 }
 
 
@@ -62,7 +66,7 @@ def _fields(event: Event) -> dict[str, Any]:
         case RunEnded():
             return _ended(event)
         case Fault():
-            return {"where": event.where, "run_id": event.run_id}
+            return {"where": event.where, "run_id": event.run_id, "part": event.part}
         case SecretsGiven():
             fields = asdict(event)
             return fields | {"secret_names": fields.pop("names")}

@@ -25,6 +25,8 @@ from skillyard.engine.observer import (
     Event,
     Fault,
     NetworkUsed,
+    PartLost,
+    PartRestarted,
     Recovered,
     RunEnded,
     RunRefused,
@@ -33,6 +35,8 @@ from skillyard.engine.observer import (
 )
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+PARTS = ("server", "keeper", "gate")
+"""Those that every server has; other backends bring keepers of their own."""
 PATHS = frozenset({"/rpc", "/blobs", "/skills", "/healthz", "/readyz", "/metrics"})
 
 
@@ -86,7 +90,13 @@ class Metrics:
             ["act"],
             registry=registry,
         )
-        self._faults = Counter("skillyard_faults", "Faults of our own machinery.", registry=registry)
+        self._faults = Counter("skillyard_faults", "Faults of our own machinery.", ["part"], registry=registry)
+        self._restarts = Counter(
+            "skillyard_part_restarts", "Processes that were started again after they died.", ["part"], registry=registry
+        )
+        for part in PARTS:
+            self._faults.labels(part)
+            self._restarts.labels(part)
         self._lost = Counter("skillyard_lost_runs", "Runs that a dead server left unfinished.", registry=registry)
         self._swept = Counter("skillyard_swept", "Expired objects removed.", ["what"], registry=registry)
 
@@ -140,7 +150,11 @@ class Metrics:
                 self._swept.labels("records").inc(event.records)
                 self._swept.labels("environments").inc(event.environments)
             case Fault():
-                self._faults.inc()
+                self._faults.labels(event.part).inc()
+            case PartLost():
+                self._faults.labels(event.part).inc()
+            case PartRestarted():
+                self._restarts.labels(event.part).inc()
 
     def _ended(self, event: RunEnded) -> None:
         record = event.record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,23 @@ class NativeBackend:
         self._sandboxes: dict[str, NativeSandbox] = {}
         self._usages: dict[str, Usage] = {}
         self._environments: set[str] = set()
+        self._on_part_end: Callable[[str], None] = _nobody_hears
+        self._on_part_fault: Callable[[str], None] = _nobody_hears
         self._demands_met: set[tuple[frozenset[str], frozenset[str]]] = set()
 
     @property
     def name(self) -> str:
         return "native"
+
+    @property
+    def part(self) -> str:
+        return "keeper" if self.name == "native" else f"keeper.{self.name}"
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
+        self._on_part_end, self._on_part_fault = ended, failed
+
+    async def restart(self) -> None:
+        await self._linked()
 
     async def probe(self) -> Probe:
         if self._probe is None:
@@ -214,7 +226,7 @@ class NativeBackend:
         """A keeper that was killed may take a connection before it is gone: then another one."""
         for _ in range(_CONNECTS):
             sock, _ = await connect_or_start(self._run_dir, self._options)
-            link = Link(sock, self._ended, self._lost)
+            link = Link(sock, self._ended, self._lost, self._on_part_fault)
             try:
                 await link.facts()
             except SandboxGone:
@@ -266,6 +278,8 @@ class NativeBackend:
         self._usages.clear()
         for sandbox in sandboxes.values():
             sandbox.lost()
+        if self._link is not None and not self._link.alive:  # else it was told to end, or never began
+            self._on_part_end("its process ended, or its connection")
 
     def _unwanted(self, link: Link, answer: dict[str, Any]) -> None:
         """Its create was cancelled while the keeper was at it."""
@@ -273,6 +287,10 @@ class NativeBackend:
         if "handle" in answer and link.alive:
             self._sandboxes.pop(answer["handle"], None)
             link.tell({"op": "destroy", "handle": answer["handle"]})
+
+
+def _nobody_hears(_: str) -> None:
+    """Of a keeper that nobody attends."""
 
 
 def _name(environment: EnvironmentRef) -> str:

@@ -24,15 +24,23 @@ _BESIDE = socket.CMSG_SPACE(253 * _INT)
 
 
 class Link:
-    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone.
+    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone;
+    ``on_fault(text)`` for each fault of the keeper's own that ended less.
 
     ``sockets`` in the header of an answer are socket objects, which belong to whoever asked."""
 
-    def __init__(self, sock: socket.socket, on_end: Callable[[Header, bytes], None], on_lost: Callable[[], None]):
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_end: Callable[[Header, bytes], None],
+        on_lost: Callable[[], None],
+        on_fault: Callable[[str], None] = lambda _: None,
+    ):
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._on_lost = on_lost
+        self._on_fault = on_fault
         self._frames = FrameBuffer()
         self._descriptors: deque[int] = deque()
         self._out = bytearray()
@@ -139,6 +147,8 @@ class Link:
                 close_all(header.get("sockets", ()))
         elif header.get("event") == "end":
             self._on_end(header, body)
+        elif header.get("event") == "fault":
+            self._on_fault(str(header["text"]))
         elif header.get("event") == "hello":
             self._hello.set_result(header["facts"])
         elif header.get("event") == "refused":

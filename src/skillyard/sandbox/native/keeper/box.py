@@ -161,10 +161,11 @@ class Box:
             self._loop.report(error)
             self.fault(error)
 
-    def time_bound_ms(self, asked: int | None) -> int:
-        if asked is not None:
-            return asked
-        return self.lease.timeout_ms if self.lease is not None else 0
+    def give_time(self, program: Program, asked_ms: int | None) -> None:
+        """The lease's, unless the program has its own."""
+        bound_ms = asked_ms if asked_ms is not None else self.lease.timeout_ms if self.lease is not None else 0
+        late = f"over the time limit of {bound_ms} ms"
+        program.deadline = self._loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
 
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Start a program; raises OSError when init is gone, ValueError when it has no room for the message."""

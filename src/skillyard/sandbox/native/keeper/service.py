@@ -177,9 +177,7 @@ class Service:
         caps = Caps(header["log_bytes"], header["channel_bytes"])
         request = body if header["argv"] is None else None
         program = box.start(header["id"], header, caps, request)
-        bound_ms = box.time_bound_ms(header["timeout_ms"])
-        late = f"over the time limit of {bound_ms} ms"
-        program.deadline = self._loop.after(bound_ms / 1000, lambda: box.kill_program(program, "timeout", late))
+        box.give_time(program, header["timeout_ms"])
         self._answer(number)
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:

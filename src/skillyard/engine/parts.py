@@ -1,0 +1,56 @@
+"""The processes that runs depend on: which of them is dead, and having it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.engine.observer import Fault, Observer, PartLost, PartRestarted
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.clock import Clock
+from skillyard.ports.part import Part
+
+_FIRST_S, _MOST_S = 0.2, 10.0
+"""Between two attempts to start one again; each pause is twice the one before."""
+
+
+class PartFault(SkillyardError):
+    """A fault of a keeper's or the gate's own that ended less than its process."""
+
+
+class Parts:
+    """``dead`` says of each that does not run why; it is started again until it does."""
+
+    def __init__(self, parts: Iterable[object], emit: Observer, clock: Clock, tasks: Tasks) -> None:
+        self.dead: dict[str, str] = {}
+        self._emit = emit
+        self._clock = clock
+        self._tasks = tasks
+        for part in parts:
+            if isinstance(part, Part):
+                part.attend(partial(self._ended, part), partial(self._failed, part))
+
+    def _ended(self, part: Part, why: str) -> None:
+        self._emit(PartLost(part.part, why))
+        if part.part not in self.dead:
+            self.dead[part.part] = why
+            self._tasks.spawn(self._restart(part), f"restart of {part.part}")
+
+    def _failed(self, part: Part, text: str) -> None:
+        self._emit(Fault(part.part, PartFault(text), part=part.part))
+
+    async def _restart(self, part: Part) -> None:
+        began, pause, attempts = self._clock.monotonic(), _FIRST_S, 1
+        while True:
+            try:
+                await part.restart()
+                break
+            except Exception as error:  # noqa: BLE001 - tried again, whatever it was
+                self.dead[part.part] = str(error)
+                self._emit(Fault(part.part, error, part=part.part))
+            await asyncio.sleep(pause)
+            pause, attempts = min(2 * pause, _MOST_S), attempts + 1
+        del self.dead[part.part]
+        self._emit(PartRestarted(part.part, attempts, round(self._clock.monotonic() - began, 3)))

@@ -1,0 +1,317 @@
+"""All that reads words of a process that foreign packages, programs or servers have been in: whatever is said, a reader
+raises what it says that it raises, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import io
+import json
+import os
+import socket
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import skillyard
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import EgressLimits, EgressPlan
+from skillyard.domain.errors import SandboxFault, SkillyardError
+from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.frames import FrameFault, FrameReader
+from skillyard.domain.outcome import Ending, Outcome
+from skillyard.domain.sandbox import Stream as Output
+from skillyard.egress import http_proxy, name_service, proxy, socks
+from skillyard.egress.client_hello import HelloReader, Malformed
+from skillyard.egress.dial import Dialer
+from skillyard.egress.dns_message import read_question
+from skillyard.egress.host_port import parse_host_port
+from skillyard.egress.http_guard import HttpGuard
+from skillyard.egress.http_head import Heads, check_written
+from skillyard.egress.session import Session
+from skillyard.egress.sniff import FirstWords, sniff
+from skillyard.egress.stream import Stream
+from skillyard.egress.trouble import Refused, Trouble
+from skillyard.ports.sandbox import Process, Sandbox
+from skillyard.sandbox.file_programs import entries_of, read_file, write_file
+from skillyard.sandbox.inside_look import look
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.keeper import init_words, zygote_words
+from skillyard.sandbox.native.keeper.connection import FrameBuffer
+from skillyard.stores.archives import ArchiveRefused
+from skillyard.stores.archives.tar_stream import TarStream
+from skillyard.stores.skills.archives import read_archive
+from tests.archives.sinks import Kept
+from tests.archives.test_fuzz import SEEDS as ARCHIVES
+from tests.egress.hellos import hello
+
+DEEP = 100_000
+
+
+@dataclass(frozen=True)
+class Reader:
+    """``raises`` is what its documentation says; ``module`` where it stands; ``like`` what it takes."""
+
+    read: Callable[[bytes], object]
+    raises: tuple[type[BaseException], ...]
+    module: str
+    like: tuple[bytes, ...] = ()
+
+
+class Told:
+    """A program in a sandbox that says this and ends."""
+
+    id = "p"
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+
+    async def output(self, stream: Output, offset: int = 0) -> AsyncIterator[bytes]:
+        yield self._said
+
+    async def send(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    async def close_stdin(self) -> None:
+        """Nor this."""
+
+    async def kill(self, reason: str) -> None:
+        """It ended."""
+
+    async def wait(self) -> Ending:
+        return Ending(Outcome.EXIT, code=0)
+
+    async def start(self, program: object, **_: object) -> Told:
+        """A sandbox whose every program is this one."""
+        return self
+
+
+async def _listing(data: bytes) -> None:
+    async def start(words: Sequence[str], wants_input: bool) -> Process:
+        return cast(Process, Told(data))
+
+    async def nothing() -> AsyncIterator[bytes]:
+        for piece in (b"x",):
+            yield piece
+
+    with contextlib.suppress(SkillyardError):
+        await entries_of(start, "/workspace")
+    with contextlib.suppress(SkillyardError):
+        await write_file(start, "/workspace/x", nothing(), 0o644)
+    assert b"".join([piece async for piece in read_file(start, "/workspace/x", 0, None)]) == data
+
+
+def _looked_at(data: bytes) -> None:
+    asyncio.run(look(cast(Sandbox, Told(data)), "", bound_ms=1))
+
+
+def _served(serve: Callable[[Session, Stream], Any]) -> Callable[[bytes], None]:
+    async def talk(data: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        session = Session("s", EgressPlan(Policy(), EgressLimits(header_s=0.2, idle_s=0.2)), Dialer(frozenset))
+        stream = Stream(ours, 0.2)
+        theirs.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            theirs.send(data)
+        theirs.shutdown(socket.SHUT_WR)
+        try:
+            await serve(session, stream)
+        finally:
+            stream.reset()
+            theirs.close()
+
+    return lambda data: asyncio.run(talk(data))
+
+
+def _packet(hear: Callable[[socket.socket], object]) -> Callable[[bytes], None]:
+    """With as many descriptors beside it as its length says; none is left open but those that are handed on."""
+
+    def take(data: bytes) -> None:
+        ours, theirs = packets.pair()
+        with ours, theirs, open(os.devnull, "rb") as file:
+            sent = array("i", [file.fileno()] * (len(data) % 40))
+            before = len(os.listdir("/proc/self/fd"))
+            theirs.sendmsg([data[: packets.MAX_PACKET]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)] if sent else [])
+            said = None
+            try:
+                ours.setblocking(False)
+                said = hear(ours)
+            finally:
+                if isinstance(said, zygote_words.Said) and said.pidfd >= 0:
+                    os.close(said.pidfd)
+                assert len(os.listdir("/proc/self/fd")) == before
+
+    return take
+
+
+def _guarded(data: bytes) -> None:
+    guard = HttpGuard("api.example.com", 80, default_port=80)
+    guard.client_says(data)
+    guard.client_says(b"")
+
+
+def _first_words(data: bytes) -> None:
+    words = FirstWords("api.example.com", 80)
+    words.client_says(data)
+    words.client_says(b"")
+
+
+def _frames(data: bytes) -> None:
+    reader = FrameReader()
+    reader.feed(data)
+    reader.finish()
+
+
+def _tar(data: bytes) -> None:
+    TarStream(Kept()).feed(data)
+
+
+def _heads(data: bytes) -> None:
+    heads = Heads(strict=True)
+    heads.feed(data)
+    while (head := heads.cut()) is not None:
+        check_written(head)
+
+
+REQUEST = b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+QUERY = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\x03api\x07example\x03com\0\0\x01\0\x01"
+ENDED = b'{"ended":"p","status":0,"cpu":0.1,"rss":1}'
+CHANNEL = b"".join(kind + len(body).to_bytes(4) + body for kind, body in ((b"R", b'{"result":1}'), (b"Z", b"")))
+GATE = (Trouble, OSError)
+
+READERS = {
+    "the keeper of its sandboxes' inits": Reader(
+        init_words.read, (init_words.BadWord,), "sandbox/native/keeper/init_words.py", (ENDED, b'{"ready":true}')
+    ),
+    "the keeper of packets of an init": Reader(
+        _packet(init_words.hear), (init_words.BadWord,), "sandbox/native/packets.py", (ENDED,)
+    ),
+    "the keeper of packets of a zygote": Reader(
+        _packet(zygote_words.hear),
+        (zygote_words.BadWord,),
+        "sandbox/native/keeper/zygote_words.py",
+        (b'{"pid":5}', b'{"fault":"x"}'),
+    ),
+    "the keeper and the server of each other's frames": Reader(
+        lambda data: FrameBuffer().feed(data),
+        (ValueError,),
+        "sandbox/native/keeper/connection.py",
+        (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000),
+    ),
+    "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/frames.py", (CHANNEL,)),
+    "the server of foreign JSON": Reader(parse_json, (BadJson,), "domain/foreign_json.py", (ENDED,)),
+    "the server of the files program": Reader(
+        lambda data: asyncio.run(_listing(data)),
+        (SandboxFault,),
+        "sandbox/file_programs.py",
+        (b'{"name":"a","kind":"file","size":1}', b'{"name":"a","kind":"file","size":1e999}'),
+    ),
+    "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/inside_look.py", (ENDED,)),
+    "a build of what its sandbox streams": Reader(
+        _tar, (ArchiveRefused,), "stores/archives/tar_stream.py", (ARCHIVES["tar"],)
+    ),
+    "the store of an archive": Reader(
+        lambda data: read_archive(io.BytesIO(data)), (), "stores/skills/archives/reading.py", tuple(ARCHIVES.values())
+    ),
+    "the gate of SOCKS": Reader(
+        _served(socks.serve), GATE, "egress/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
+    ),
+    "the gate of HTTP proxy requests": Reader(_served(http_proxy.serve), GATE, "egress/http_proxy.py", (REQUEST,)),
+    "the gate of what comes to the proxy": Reader(_served(proxy.serve), GATE, "egress/proxy.py", (REQUEST,)),
+    "the gate of DNS over TCP": Reader(
+        _served(name_service.serve), GATE, "egress/name_service.py", (len(QUERY).to_bytes(2) + QUERY,)
+    ),
+    "the gate of DNS": Reader(read_question, (), "egress/dns_message.py", (QUERY,)),
+    "the gate of TLS": Reader(
+        lambda data: HelloReader().feed(data), (Malformed,), "egress/client_hello.py", (hello(b"api.example.com"),)
+    ),
+    "the gate of HTTP heads": Reader(_heads, (Refused,), "egress/http_head.py", (REQUEST,)),
+    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "egress/http_guard.py", (REQUEST,)),
+    "the gate of first words": Reader(_first_words, (Trouble,), "egress/sniff.py", (REQUEST,)),
+    "the gate of what it sniffs": Reader(sniff, (), "egress/sniff.py", (REQUEST,)),
+    "the gate of hosts": Reader(
+        lambda data: parse_host_port(data.decode("latin-1")), (), "egress/host_port.py", (b"[::1]:80", b"a:99999")
+    ),
+}
+
+OWN_WORDS = {
+    "sandbox/native/rtnetlink.py": "the kernel's",
+    "sandbox/native/launch.py": "the keeper's, before it has a sandbox",
+    "sandbox/native/surroundings.py": "a child of our own",
+    "sandbox/native/zygote_code.py": "the keeper's, before anything is imported",
+    "sandbox/native/walls.py": "the keeper's",
+    "sandbox/native/link.py": "the keeper's, through FrameBuffer",
+    "sandbox/native/keeper/peers.py": "the kernel's",
+    "sandbox/landlock/walls.py": "the keeper's",
+    "sandbox/landlock/keeper/zygote_process.py": "the keeper's",
+    "sandbox/gvisor/bundle.py": "our own file",
+    "egress/launch.py": "the server's",
+    "egress/channel.py": "the gate's and the server's, held to be frames; test_each_callback.py",
+    "egress/own_addresses.py": "the kernel's",
+}
+_PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
+
+
+def _all_that_parse() -> set[str]:
+    top = Path(skillyard.__file__).parent
+    found = set()
+    for folder in ("sandbox", "egress"):
+        for path in (top / folder).rglob("*.py"):
+            calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+            if any(isinstance(call, ast.Attribute) and call.attr in _PARSERS for call in calls):
+                found.add(str(path.relative_to(top)))
+    return found
+
+
+def test_the_table_names_every_reader() -> None:
+    """A module of a keeper's or the gate's that begins to parse words belongs into one table or the other."""
+    assert _all_that_parse() - {reader.module for reader in READERS.values()} - OWN_WORDS.keys() == set()
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["ready", "ended", "status", "pid", "name", "size", "kind", "cpu", "rss", "failed", "why"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+).map(lambda value: json.dumps(value).encode())
+_DEEP = st.sampled_from([b"[" * DEEP, b'{"ready":' * DEEP, b"[" * 900 + b"]" * 900, b"9" * 5000, b'{"size":1e999}'])
+
+
+def _changed(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
+    """A seed, cut, doubled, or with a few of its bytes replaced."""
+
+    def change(seed: bytes, at: int, piece: bytes, cut: int) -> bytes:
+        at %= len(seed) + 1
+        return seed[:at] + piece + seed[at + cut :]
+
+    return st.builds(change, st.sampled_from(seeds), st.integers(0, 4000), st.binary(max_size=12), st.integers(0, 12))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_reader_raises_what_it_says_and_nothing_else(name: str) -> None:
+    reader = READERS[name]
+    seeds = (*reader.like, b"")
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(st.binary(max_size=300) | _JSON | _DEEP | _changed(seeds))
+    def holds(data: bytes) -> None:
+        with contextlib.suppress(*reader.raises):
+            reader.read(data)
+
+    holds()
+    for seed in reader.like:
+        with contextlib.suppress(*reader.raises):
+            reader.read(seed)

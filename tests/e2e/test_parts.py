@@ -1,0 +1,113 @@
+"""An operator hears of a keeper or gate that died: by a log event, by a metric, by ``/readyz``; and that it is back."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from skillyard.sandbox.native.keeper.peers import peer
+from skillyard.sandbox.native.launch import _connect
+from tests.crash.server import Server
+
+BOUND_S = 60.0
+
+
+def readiness(server: Server) -> tuple[int, dict[str, Any]]:
+    answer = httpx2.get(f"{server.url}/readyz", timeout=10)
+    return answer.status_code, answer.json()
+
+
+def until(look: Callable[[], Any]) -> Any:
+    """What ``look`` gives as soon as it gives something."""
+    deadline = time.monotonic() + BOUND_S
+    while not (found := look()):
+        assert time.monotonic() < deadline
+    return found
+
+
+def metric(server: Server, name: str, part: str) -> float:
+    text = httpx2.get(f"{server.url}/metrics", headers={"Authorization": f"Bearer {server.token}"}, timeout=10).text
+    (value,) = re.findall(rf'^{name}\{{part="{part}"\}} (\S+)$', text, re.MULTILINE)
+    return float(value)
+
+
+def events(server: Server, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+def keeper(server: Server) -> int:
+    sock = _connect(server.data_dir / "run")
+    assert sock is not None
+    with sock:
+        return peer(sock)[0]
+
+
+def test_a_keeper_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
+    """Somebody else takes its lock meanwhile, so that it cannot be started at once."""
+    with Server(tmp_path / "data", SKILLYARD_POLICY__ISOLATION="native") as server:
+        with server.client() as client:
+            assert client.run_code("def main(args): return 1").output == {"result": 1}
+        assert readiness(server)[0] == 200
+        assert metric(server, "skillyard_faults_total", "keeper") == 0
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with open(server.data_dir / "run" / "keeper.lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                held.set()
+                release.wait(BOUND_S)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        os.kill(keeper(server), signal.SIGKILL)
+        assert held.wait(BOUND_S)
+        try:
+            _, told = until(lambda: (seen := readiness(server))[0] == 503 and seen)
+            assert told["status"] == "not ready"
+            assert "ended" in told["dead"]["keeper"]
+            assert httpx2.get(f"{server.url}/healthz", timeout=10).status_code == 200
+        finally:
+            release.set()
+            thread.join()
+        assert until(lambda: readiness(server)[0] == 200)
+        assert "dead" not in readiness(server)[1]
+        assert metric(server, "skillyard_faults_total", "keeper") == 1
+        assert metric(server, "skillyard_part_restarts_total", "keeper") == 1
+        (lost,), (back,) = events(server, "part lost"), events(server, "part restarted")
+        assert (lost["level"], lost["part"]) == ("error", "keeper")
+        assert back["part"] == "keeper"
+        with server.client() as client:
+            assert client.run_code("def main(args): return 2").output == {"result": 2}
+
+
+def test_a_gate_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
+    rules = json.dumps(["api.example.com"])
+    with Server(tmp_path / "data", SKILLYARD_NETWORK__RUN_CODE=rules, SKILLYARD_POLICY__ISOLATION="native") as server:
+        with server.client() as client:
+            assert client.run_code("def main(args): return 1").output == {"result": 1}
+        os.kill(gate(server), signal.SIGKILL)
+        _, told = until(lambda: (seen := readiness(server))[0] == 503 and seen)
+        assert "its process ended" in told["dead"]["gate"]
+        assert until(lambda: readiness(server)[0] == 200)
+        assert metric(server, "skillyard_faults_total", "gate") == 1
+        assert metric(server, "skillyard_part_restarts_total", "gate") == 1
+        assert [event["part"] for event in events(server, "part lost")] == ["gate"]
+        assert [event["part"] for event in events(server, "part restarted")] == ["gate"]
+
+
+def gate(server: Server) -> int:
+    """The child of the server that runs the gate's program."""
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    (found,) = [pid for pid in children if b"skillyard.egress.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(found)
