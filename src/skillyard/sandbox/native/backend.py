@@ -36,6 +36,7 @@ class NativeBackend:
         self._options = options
         self._plug = plug
         self._link: Link | None = None
+        self._lost_link: Link | None = None
         self._connecting = asyncio.Lock()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
@@ -278,7 +279,9 @@ class NativeBackend:
         self._usages.clear()
         for sandbox in sandboxes.values():
             sandbox.lost()
-        if self._link is not None and not self._link.alive:  # else it was told to end, or never began
+        # Else it was told to end, or one that was dying took a connection before the next began.
+        if self._link is not None and not self._link.alive and self._link is not self._lost_link:
+            self._lost_link = self._link
             self._on_part_end("its process ended, or its connection")
 
     def _unwanted(self, link: Link, answer: dict[str, Any]) -> None:
