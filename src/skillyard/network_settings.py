@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv6Network
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from skillyard.domain.egress.address import Address, parse_address
+from skillyard.domain.egress.address import NAT64_LENGTHS, Address, parse_address
 from skillyard.domain.egress.policy import NONE_WORD, is_open, parse_rules
 from skillyard.domain.egress.rule import canonical_name
 from skillyard.domain.egress.session import EgressLimits
@@ -38,7 +39,9 @@ class NetworkLimits(BaseModel):
 class NetworkSettings(BaseModel):
     """``rules`` bound every run; ``open`` consents to skills and requests that ask for every host; ``run_code`` is what
     code gets: nothing, what its mounted skills declare, or rules. ``hosts`` are addresses of names, asked before any
-    name server. ``ca_file``: further certificates to trust where the gate speaks TLS itself."""
+    name server. ``nat64``: prefixes of IPv6 behind which a translator of yours leads to IPv4 addresses, beside the one
+    that your name servers tell of (RFC 7050). ``ca_file``: further certificates to trust where the gate speaks TLS
+    itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,6 +49,7 @@ class NetworkSettings(BaseModel):
     open: bool = False
     run_code: Literal["none", "mounted"] | tuple[str, ...] = "none"
     hosts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    nat64: tuple[str, ...] = ()
     ca_file: Path | None = None
     limits: NetworkLimits = NetworkLimits()
 
@@ -72,6 +76,15 @@ class NetworkSettings(BaseModel):
             raise InvalidInput("network.hosts", "must be a table of names and their addresses", shape(value))
         return {_host_name(name): _texts(f"network.hosts.{name}", given) for name, given in value.items()}
 
+    @field_validator("nat64")
+    @classmethod
+    def _check_nat64(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > _MOST_ADDRESSES or not all(map(_is_prefix, value)):
+            lengths = ", ".join(f"/{length}" for length in NAT64_LENGTHS)
+            rule = f"must be at most {_MOST_ADDRESSES} IPv6 prefixes of {lengths}, such as '2001:db8:64::/96'"
+            raise InvalidInput("network.nat64", rule, shape(value))
+        return value
+
     @field_validator("ca_file")
     @classmethod
     def _check_ca_file(cls, value: Path | None) -> Path | None:
@@ -91,6 +104,7 @@ class NetworkSettings(BaseModel):
             rules=parse_rules(self.rules, "network.rules"),
             open=self.open,
             run_code=code,
+            nat64=tuple(map(IPv6Network, self.nat64)),
             hosts={name: tuple(map(_address, texts)) for name, texts in self.hosts.items()},
             limits=EgressLimits(**self.limits.model_dump()),
         )
@@ -101,6 +115,13 @@ def _host_name(text: Any) -> str:
     if name is None:
         raise InvalidInput("network.hosts", "names must be host names in ASCII, such as 'db.internal'", shape(text))
     return name
+
+
+def _is_prefix(text: str) -> bool:
+    try:
+        return IPv6Network(text).prefixlen in NAT64_LENGTHS and "%" not in text
+    except ValueError:
+        return False
 
 
 def _texts(field: str, given: Any) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.address import Address
+from skillyard.domain.egress.address import Address, embedded, nat64_prefixes
 from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
 from skillyard.domain.egress.session import USUAL_PORTS, ports_of
 
@@ -115,6 +116,53 @@ def test_the_operators_own_hosts_open_exactly_their_addresses() -> None:
         .check("db.test", INSIDE, 1)
         .allowed
     )
+
+
+@pytest.mark.parametrize(
+    ("prefix", "address"),  # RFC 6052 §2.4
+    [
+        ("2001:db8::/32", "2001:db8:c000:221::"),
+        ("2001:db8:100::/40", "2001:db8:1c0:2:21::"),
+        ("2001:db8:122::/48", "2001:db8:122:c000:2:2100::"),
+        ("2001:db8:122:300::/56", "2001:db8:122:3c0:0:221::"),
+        ("2001:db8:122:344::/64", "2001:db8:122:344:c0:2:2100:0"),
+        ("2001:db8:122:344::/96", "2001:db8:122:344::192.0.2.33"),
+    ],
+)
+def test_what_is_behind_a_nat64_is_known(prefix: str, address: str) -> None:
+    six, four = ipaddress.IPv6Address(address), ipaddress.IPv4Address("192.0.2.33")
+    assert embedded(six, [ipaddress.IPv6Network(prefix)]) == {four}
+    assert embedded(six, []) == set()
+    assert ipaddress.IPv6Network(prefix) in nat64_prefixes(six, [four])
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed", "said"),
+    [
+        ("2600:64::10.0.0.7", False, "2600:64::a00:7 leads to 10.0.0.7, which is private"),
+        ("2600:64::127.0.0.1", False, "which is loopback"),
+        ("2600:64::169.254.169.254", False, "which is metadata"),
+        ("2600:64::8.8.8.8", True, ""),
+        ("2600:64::9.9.9.9", False, "denied by operator rule '!9.9.9.0/24'"),
+        ("2600:64::20.0.0.1", False, "which is the host itself"),
+        ("2600:65::10.0.0.7", True, ""),
+        ("2600:65::5efe:10.0.0.7", False, "leads to 10.0.0.7, which is private"),  # ISATAP
+        ("2600:65::200:5efe:8.8.8.8", True, ""),
+        ("64:ff9b::8.8.8.8", False, "is NAT64"),
+        ("2002:808:808::1", False, "is 6to4"),
+        ("2001::1", False, "is reserved"),  # Teredo
+        ("::ffff:8.8.8.8", False, "is IPv4-mapped"),
+        ("::8.8.8.8", False, "is IPv4-compatible"),
+        ("fec0::1", False, "is site-local"),
+    ],
+)
+def test_addresses_that_lead_to_others_are_judged_by_those(address: str, allowed: bool, said: str) -> None:
+    six, own = ipaddress.ip_address(address), [ipaddress.ip_address("20.0.0.1")]
+    rules, prefix = (OPERATOR, ["*", "!9.9.9.0/24"]), ipaddress.IPv6Network("2600:64::/96")
+    set_ = replace(policy(rules), nat64=(prefix,))
+    for decision in (set_.check(None, six, 443, own), policy(rules).check("x.org", six, 443, own, [prefix])):
+        assert decision.allowed is allowed
+        assert said in decision.reason
 
 
 def test_the_host_itself_is_closed() -> None:

@@ -128,6 +128,8 @@ def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pyte
         open = true
         run_code = ["api.x.com:443"]
         ca_file = "{authority}"
+        nat64 = ["2600:64::/96"]
+
         [network.hosts]
         "DB.internal" = "10.0.0.5"
         six = ["2001:db8::1", "192.0.2.7"]
@@ -140,6 +142,7 @@ def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pyte
     assert [rule.text for rule in network.rules] == ["*", "!10.0.0.1", "10.0.0.0/8:5432"]
     assert [rule.text for rule in network.run_code if not isinstance(rule, str)] == ["api.x.com:443"]
     assert (network.open, settings.network.ca_file, network.limits.idle_s) == (True, authority, 5)
+    assert list(map(str, network.nat64)) == ["2600:64::/96"]
     assert {name: list(map(str, found)) for name, found in network.hosts.items()} == {
         "db.internal": ["10.0.0.5"],
         "six": ["2001:db8::1", "192.0.2.7"],
@@ -164,13 +167,19 @@ def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
         ('rules = "all"', "network.rules: must be a list of rules, 'none' or 'open'"),
         ('run_code = "open"', "network.run_code: must be 'none', 'mounted' or a list of rules"),
         ('run_code = ["x.com", "*:443"]', "network.run_code: asks for every host: that needs network.open = true"),
+        ('nat64 = ["2600:64::/97"]', "network.nat64: must be at most 64 IPv6 prefixes of /32, /40"),
+        ('nat64 = ["2600:64::1/96"]', "network.nat64: must be"),
+        ('nat64 = ["10.0.0.0/8"]', "network.nat64: must be"),
         ("hosts = 3", "network.hosts: must be a table of names"),
         ('hosts = {"a b" = "10.0.0.1"}', "network.hosts: names must be host names"),
         ('hosts = {db = "10.0.0"}', "network.hosts.db: must be IPv4 or IPv6 addresses"),
         ("hosts = {db = []}", "network.hosts.db: must be an address or a list"),
         ('ca_file = "/nonexistent/ca.pem"', "network.ca_file: there is no file"),
         ("limits = {idle_s = 0}", "network.limits.idle_s: Input should be greater than 0"),
-        ("bandwidth = 1", "network.bandwidth: is no setting; known are rules, open, run_code, hosts, ca_file, limits"),
+        (
+            "bandwidth = 1",
+            "network.bandwidth: is no setting; known are rules, open, run_code, hosts, nat64, ca_file, limits",
+        ),
     ],
 )
 def test_what_is_wrong_with_the_network_is_named(tmp_path: Path, text: str, said: str) -> None:

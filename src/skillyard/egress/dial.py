@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from skillyard.domain.egress.address import Address
+from skillyard.domain.egress.address import Address, nat64_prefixes
 from skillyard.egress.addresses import plain
 from skillyard.egress.trouble import Silent, Unreachable
 
@@ -18,6 +18,10 @@ _THREADS = 64
 _AT_ONCE = 4
 """Lookups of one session at once: getaddrinfo(3) blocks a thread for as long as a name server is silent."""
 _MOST_CANDIDATES = 8
+_NAT64_NAME, _NAT64_S, _NAT64_AGAIN_S = "ipv4only.arpa.", 600.0, 30.0
+"""What is asked for, how long an answer counts, and how long none does."""
+_NAT64_FOURS = (ipaddress.IPv4Address("192.0.0.170"), ipaddress.IPv4Address("192.0.0.171"))
+"""The only addresses of that name, so that others are made of them (RFC 7050 §8.2)."""
 _HEAD_START_S = 0.25
 """Before the next address is tried beside one that does not answer (RFC 8305 §5)."""
 
@@ -29,6 +33,10 @@ class Dialer:
         self.own = own
         self._threads = ThreadPoolExecutor(_THREADS, "resolve")
         self._waiting: dict[str, asyncio.Semaphore] = {}
+        self.nat64: frozenset[ipaddress.IPv6Network] = frozenset()
+        """Prefixes of translators that :meth:`learn_nat64` found."""
+        self._learnt_at = -_NAT64_S
+        self._learning: asyncio.Future[frozenset[ipaddress.IPv6Network] | None] | None = None
 
     async def resolve(self, session: str, name: str, within: float) -> Sequence[Address]:
         """The addresses of ``name``, in the host's order of preference. Raises Unreachable."""
@@ -43,6 +51,27 @@ class Dialer:
                 return await asyncio.shield(looked_up)
         except TimeoutError:
             raise Silent(f"{name} cannot be looked up within {within:g} s") from None
+
+    async def learn_nat64(self, within: float) -> None:
+        """Before an IPv6 address is judged: ask the host's name servers, now and then, for a translator's prefix (RFC
+        7050). Raises Silent while they have not answered, be it that there is none."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._learnt_at + _NAT64_S:
+            return
+        if self._learning is None:
+            self._learning = loop.run_in_executor(None, _look_for_nat64)
+        learning = self._learning
+        try:
+            async with asyncio.timeout(within):
+                found = await asyncio.shield(learning)
+        except TimeoutError:
+            raise Silent(f"whether there is a NAT64 cannot be looked up within {within:g} s") from None
+        if self._learning is learning:
+            self._learning, self._learnt_at = None, loop.time()
+            if found is None:
+                self._learnt_at -= _NAT64_S - _NAT64_AGAIN_S
+            else:
+                self.nat64 = found
 
     def forget(self, session: str) -> None:
         self._waiting.pop(session, None)
@@ -106,6 +135,16 @@ def _lookup(name: str) -> list[Address]:
     except OSError as error:
         raise Unreachable(f"{name} cannot be looked up: {error.strerror}") from None
     return list(dict.fromkeys(plain(ipaddress.ip_address(str(entry[4][0]).partition("%")[0])) for entry in found))
+
+
+def _look_for_nat64() -> frozenset[ipaddress.IPv6Network] | None:
+    """None where nobody answers."""
+    try:
+        found = socket.getaddrinfo(_NAT64_NAME, None, socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError as error:
+        return None if error.errno == socket.EAI_AGAIN else frozenset()
+    addresses = {ipaddress.IPv6Address(str(entry[4][0]).partition("%")[0]) for entry in found}
+    return frozenset().union(*(nat64_prefixes(address, _NAT64_FOURS) for address in addresses))
 
 
 async def _connect(address: Address, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from skillyard.domain.egress.address import Address
+from skillyard.domain.egress.address import Address, closed
 from skillyard.domain.egress.policy import Decision, Policy
 from skillyard.domain.egress.session import Connection, EgressPlan, NetworkLog
 from skillyard.egress.dial import Dialer
@@ -71,14 +71,18 @@ class Session:
         policy = self.policy
         known = policy.hosts.get(name) if name is not None else (literal,)
         addresses = known or await self._dialer.resolve(self.id, name or "", self.limits.connect_s)
-        own = self._dialer.own()
-        judged = [(address, policy.check(name, address, port, own)) for address in addresses if address is not None]
+        if not policy.hosts.get(name or "") and any(
+            a is not None and a.version == 6 and not closed(a) for a in addresses
+        ):
+            await self._dialer.learn_nat64(self.limits.connect_s)
+        own, nat64 = self._dialer.own(), self._dialer.nat64
+        judged = [(a, policy.check(name, a, port, own, nat64)) for a in addresses if a is not None]
         allowed = [address for address, decision in judged if decision.allowed]
         if not allowed:
             raise _Judged(judged[0][1])
         sock, address = await self._dialer.dial(allowed, port, self.limits.connect_s)
         # The policy may have been replaced while it was dialled.
-        decision = self.policy.check(name, address, port, own)
+        decision = self.policy.check(name, address, port, own, nat64)
         if self.closed or not decision.allowed:
             sock.close()
             raise Ended("the session is over") if self.closed else _Judged(decision)
@@ -105,7 +109,7 @@ class Session:
         self.policy = policy
         own = self._dialer.own()
         for upstream in list(self._live):
-            decision = policy.check(upstream.name, upstream.address, upstream.port, own)
+            decision = policy.check(upstream.name, upstream.address, upstream.port, own, self._dialer.nat64)
             if not decision.allowed:
                 upstream.stop(f"ended by a change: {decision.reason}")
 

@@ -19,13 +19,15 @@ def policy_out(policy: Policy) -> dict[str, Any]:
     return {
         "layers": [[layer.name, layer.texts()] for layer in policy.layers],
         "hosts": {name: [str(address) for address in addresses] for name, addresses in policy.hosts.items()},
+        "nat64": list(map(str, policy.nat64)),
     }
 
 
 def policy_in(told: dict[str, Any]) -> Policy:
     """Raises InvalidInput."""
     hosts = {name: tuple(map(ipaddress.ip_address, addresses)) for name, addresses in told["hosts"].items()}
-    return Policy(tuple(Layer(name, _rules(texts)) for name, texts in told["layers"]), hosts)
+    nat64 = tuple(map(ipaddress.IPv6Network, told["nat64"]))
+    return Policy(tuple(Layer(name, _rules(texts)) for name, texts in told["layers"]), hosts, nat64)
 
 
 def plan_out(plan: EgressPlan) -> dict[str, Any]:

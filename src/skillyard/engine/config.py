@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv6Network
 from typing import Literal
 
 from skillyard.domain.egress.address import Address
@@ -52,12 +53,13 @@ class AdmissionConfig:
 class NetworkConfig:
     """What runs may reach at all. ``rules`` are the operator's layer; ``open`` is the consent to every host;
     ``run_code`` is what code gets, ``mounted`` for what its mounted skills declare; ``hosts`` are addresses of names
-    that are asked before any name server."""
+    that are asked before any name server; ``nat64`` are prefixes of translators on the way out."""
 
     rules: tuple[Rule, ...] = (parse_rule("*"),)
     open: bool = False
     run_code: Literal["mounted"] | tuple[Rule, ...] = ()
     hosts: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)
+    nat64: tuple[IPv6Network, ...] = ()
     limits: EgressLimits = field(default_factory=EgressLimits)
 
 

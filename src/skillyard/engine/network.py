@@ -51,7 +51,7 @@ def granted(
     if asked is not None:
         layers.append(Layer(REQUEST, asked))
         _check_consent(config, layers[-1], "the request asks")
-    policy = Policy(tuple(layers), config.hosts)
+    policy = Policy(tuple(layers), config.hosts, config.nat64)
     if policy.nothing:
         raise _refused(f"{who} for the network ({listed(own.rules)}), and no operator rule allows any (network.rules)")
     return policy

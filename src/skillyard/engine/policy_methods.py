@@ -84,7 +84,7 @@ def _policy(
         layers.append(own_layer(config, skill, mounted, least))
     if asked is not None:
         layers.append(Layer(REQUEST, asked))
-    return Policy(tuple(layers), config.hosts)
+    return Policy(tuple(layers), config.hosts, config.nat64)
 
 
 def _refusal(
@@ -119,6 +119,7 @@ async def show_policy(engine: Engine, principal: Principal, params: Mapping[str,
         "open": config.open,
         "run_code": run_code,
         "hosts": {name: list(map(str, addresses)) for name, addresses in config.hosts.items()},
+        "nat64": list(map(str, config.nat64)),
         "limits": asdict(config.limits),
         "trust": {"directories": trust.directories, "approve": [rule.text for rule in trust.approve]},
         "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
@@ -180,6 +181,7 @@ TABLE = (
                 "open": BOOLEAN,
                 "run_code": described({"type": ["string", "array"]}, "'mounted', or the list of rules"),
                 "hosts": OBJECT,
+                "nat64": list_of(STRING, "prefixes of translators"),
                 "limits": OBJECT,
                 "trust": described(OBJECT, "which skills are approved without a word for each version"),
                 "isolations": ARRAY,

@@ -25,7 +25,9 @@ CLOSED = ("169.254.169.254", "10.0.0.5", "172.16.0.5", "192.168.7.7", "100.64.0.
           "192.0.2.5", "fd00::5", "fec0::5", "64:ff9b::a00:5", "2002:a00:5::1", "2001:db8::5",
           "::10.0.0.5")  # fmt: skip
 """Addresses of the world that no rule opens unless it names them."""
-PUBLIC = ("20.0.0.11", "20.0.0.12", "2600:5678::11")
+PUBLIC = ("20.0.0.11", "20.0.0.12", "2600:5678::11", "2600:64::1400:b")
+BEHIND_NAT64 = ("2600:64::10.0.0.5", "2600:64::169.254.169.254")
+"""2600:64::/96 is the prefix of a NAT64, of which the world's name server tells."""
 _BOUND_S = 30.0
 
 
@@ -82,7 +84,7 @@ def _addresses() -> None:
     _ip("link set lo up")
     _ip(f"addr add {WORLD}/24 dev street1")
     _ip(f"addr add {WORLD6}/64 dev street1 nodad")
-    for address in (*CLOSED, *PUBLIC):
+    for address in (*CLOSED, *PUBLIC, *BEHIND_NAT64):
         _ip(f"addr add {address}/{128 if ':' in address else 32} dev lo" + (" nodad" if ":" in address else ""))
     _ip("link set street1 up")
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.egress.programs.attempts import program
 from tests.egress.programs.place import Place
-from tests.egress.programs.street import CLOSED, HOST, HOST6, PUBLIC, WORLD, WORLD6
+from tests.egress.programs.street import BEHIND_NAT64, CLOSED, HOST, HOST6, PUBLIC, WORLD, WORLD6
 
 LITERALS = """
     found = {}
@@ -44,6 +44,16 @@ def test_closed_addresses_do_not(street: Place) -> None:
         written = str(ip_address(address))
         why = "stands for no name" if address == "198.18.0.66" else "closed unless"
         assert any(why in one["reason"] for one in told.refused(written)), (address, told.connections)
+
+
+def test_addresses_behind_a_nat64_that_the_name_servers_tell_of_do_not(street: Place) -> None:
+    street.world.listeners.names["behind.yard.test"] = [BEHIND_NAT64[0]]
+    told = street.yard.go(program(LITERALS), ["*"], {"addresses": [*BEHIND_NAT64, "behind.yard.test"]})
+    assert [how for how, said in told.output.items() if "hello" in said] == []
+    assert [asked for asked in street.world.seen if asked.at in map(str, map(ip_address, BEHIND_NAT64))] == []
+    assert told.allowed() == []
+    for target in (*map(str, map(ip_address, BEHIND_NAT64)), "behind.yard.test"):
+        assert any("which is" in one["reason"] and "leads to" in one["reason"] for one in told.refused(target)), target
 
 
 ODD = (

@@ -45,6 +45,9 @@ _CLOSED: tuple[tuple[str, str], ...] = (
     ("fec0::/10", "site-local"),
     ("ff00::/8", "multicast"),
 )
+NAT64_LENGTHS = (32, 40, 48, 56, 64, 96)
+"""Of prefixes behind which a translator takes an IPv4 address out of an IPv6 one (RFC 6052 §2.2)."""
+_ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")
 _FLOOR: tuple[tuple[Network, str], ...] = tuple((ipaddress.ip_network(text), why) for text, why in _CLOSED)
 
 
@@ -63,6 +66,31 @@ def looks_numeric(host: str) -> bool:
     """Whether some resolver would read ``host`` as an IPv4 address in an odd form (``0x7f.1``, ``2130706433``):
     its last label is a number (inet_aton(3), WHATWG URL §3.5)."""
     return _NUMERIC_LABEL.fullmatch(host.rstrip(".").rpartition(".")[2]) is not None
+
+
+def embedded(address: Address, nat64: Iterable[ipaddress.IPv6Network]) -> set[ipaddress.IPv4Address]:
+    """Returns what ``address`` leads to: by a NAT64 of these prefixes, or by ISATAP (RFC 5214 §6.1)."""
+    if address.version == 4:
+        return set()
+    raw = address.packed
+    found = {raw[12:]} if raw[8:12] in _ISATAP else set()
+    found |= {_behind(raw, prefix.prefixlen) for prefix in nat64 if address in prefix}
+    return {ipaddress.IPv4Address(four) for four in found}
+
+
+def nat64_prefixes(
+    address: ipaddress.IPv6Address, known: Iterable[ipaddress.IPv4Address]
+) -> set[ipaddress.IPv6Network]:
+    """Returns the prefixes with which ``address`` stands for one of the ``known`` ones (RFC 7050 §3)."""
+    fours = {four.packed for four in known}
+    lengths = [length for length in NAT64_LENGTHS if _behind(address.packed, length) in fours]
+    return {ipaddress.IPv6Network((address.packed, length), strict=False) for length in lengths}
+
+
+def _behind(raw: bytes, length: int) -> bytes:
+    """Bits 64 to 71 are left out (RFC 6052 §2.2)."""
+    start = length // 8
+    return (raw[start:8] + raw[max(start, 9) :])[:4]
 
 
 def closed(address: Address, own: Iterable[Address] = ()) -> str:

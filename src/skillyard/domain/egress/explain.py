@@ -47,7 +47,7 @@ class Target:
 
 def layer_decisions(policy: Policy, target: Target) -> list[tuple[str, Decision]]:
     """What each layer says by itself, the operator's first."""
-    alone = [(layer.name, Policy((layer,), policy.hosts)) for layer in policy.layers]
+    alone = [(layer.name, Policy((layer,), policy.hosts, policy.nat64)) for layer in policy.layers]
     return [(name, layer.ask(target.name, target.address, target.port)) for name, layer in alone]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv6Network
 
-from skillyard.domain.egress.address import Address, closed
+from skillyard.domain.egress.address import Address, closed, embedded
 from skillyard.domain.egress.rule import MAX_RULES, Rule, parse_rule
 from skillyard.domain.errors import InvalidInput, shape
 
@@ -63,10 +64,11 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``hosts`` are the operator's own addresses of names, asked before any name server; a name that stands there
-    may have a closed address."""
+    may have a closed address. ``nat64`` are prefixes of translators: what is behind them is judged too."""
 
     layers: tuple[Layer, ...] = ()
     hosts: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)
+    nat64: tuple[IPv6Network, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -89,19 +91,28 @@ class Policy:
                 allowed = Decision(True, layer.name, rule.text)
         return allowed
 
-    def check(self, name: str | None, address: Address, port: int, own: Collection[Address] = ()) -> Decision:
+    def check(
+        self,
+        name: str | None,
+        address: Address,
+        port: int,
+        own: Collection[Address] = (),
+        nat64: Iterable[IPv6Network] = (),
+    ) -> Decision:
         """Whether the very ``address`` that is about to be dialled may be: the floor, and denied networks. ``name`` is
-        what was looked up, None for a literal; ``own`` are the host's addresses."""
+        what was looked up, None for a literal; ``own`` are the host's addresses, ``nat64`` prefixes beside our own."""
         decision = self.ask(name, None if name is not None else address, port)
         if not decision.allowed:
             return decision
-        for layer in self.layers:
-            if (rule := layer.denies(None, address, port)) is not None:
+        reached = (address, *sorted(embedded(address, (*self.nat64, *nat64))))
+        for layer, each in itertools.product(self.layers, reached):
+            if (rule := layer.denies(None, each, port)) is not None:
                 return Decision(False, layer.name, rule.text, f"denied by {layer.name} rule '{rule.text}'")
-        why = closed(address, own)
+        where, why = next(((each, why) for each in reached if (why := closed(each, own))), (address, ""))
         if why and not self._named_outright(name, address, port):
             how = "names the address in network.rules" if name is None else "gives the name's address in network.hosts"
-            return Decision(False, "floor", str(address), f"{address} is {why}: closed unless the operator {how}")
+            what = f"{address}" if where == address else f"{address} leads to {where}, which"
+            return Decision(False, "floor", str(address), f"{what} is {why}: closed unless the operator {how}")
         return decision
 
     def answers(self, name: str) -> bool:

@@ -165,7 +165,8 @@ class Steps:
         gate = self._engine.gate
         if self._config.offline or gate is None:
             return None
-        policy = Policy((Layer(OPERATOR, self._config.network),), self._engine.config.network.hosts)
+        network = self._engine.config.network
+        policy = Policy((Layer(OPERATOR, self._config.network),), network.hosts, network.nat64)
         hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
         return RunNetwork(key, NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden))
 
