@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from skillyard import SyncRuntime
 from skillyard.domain.errors import ProtectionMissing
+from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.settings import load_settings
 from tests.attacks.programs import program
 
@@ -77,6 +80,54 @@ def test_too_many_end_the_run(what: str, runtime: SyncRuntime) -> None:
 def test_a_few_are_as_good_as_none(runtime: SyncRuntime) -> None:
     run = runtime.run_code(program(f"import select\n{_body(FEW)}"), limits={"timeout_ms": 30_000})
     assert run["output"] == {"result": "through"}, dict(run)
+
+
+MAPPINGS = """
+    libc.mmap.restype = ctypes.c_void_p
+    for _ in range(6):
+        if os.fork() == 0:
+            at = libc.mmap(None, ctypes.c_size_t(60_000 << 12), 0, 0x22, -1, ctypes.c_long(0))
+            for page in range(0, 60_000, 2):
+                libc.mprotect(ctypes.c_void_p(at + (page << 12)), ctypes.c_size_t(4096), 1)
+            time.sleep(20)
+            os._exit(0)
+    time.sleep(10)
+    return "through"
+"""
+
+
+def test_mappings_are_memory(runtime: SyncRuntime) -> None:
+    """Of the kernel's, which no process shows as its own."""
+    if runtime.run_code("def main(args): pass")["enforced"]["memory"] == "kernel":
+        pytest.skip("a controller counts them")
+    run = runtime.run_code(program(_body(MAPPINGS)), limits={"timeout_ms": 30_000, "memory_mb": 64})
+    assert run["outcome"] == "memory", dict(run)
+    assert "mappings" in str(run.error), run.error
+
+
+ENDED = """
+import os, socket, sys
+from skillyard.sandbox.native import kernel, walls
+kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
+walls._loopback_up()
+listening = socket.create_server(("127.0.0.1", 0))
+for _ in range(100):
+    one, (two, _) = socket.create_connection(listening.getsockname()), listening.accept()
+    one.close()
+    two.close()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_connections_that_ended_are_counted() -> None:
+    """They are remembered for a minute, and are nobody's."""
+    child = subprocess.Popen([sys.executable, "-c", ENDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    held = kernel_memory.uncharged(child.pid)
+    child.communicate()
+    assert held == 100 * 320
 
 
 def _body(text: str) -> str:

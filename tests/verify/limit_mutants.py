@@ -10,6 +10,14 @@ CGROUPS, WATCH, BOX = (
 )  # fmt: skip
 PROGRAM = "sandbox/native/keeper/program.py"
 
+OBJECTS = (
+    "objects-locks",
+    "objects-watches",
+    "objects-in-flight",
+    "objects-tcp",
+    "objects-tcp-unaccepted",
+    "objects-udp",
+)
 WIDE_MEMORY = {
     CGROUPS: """
 _plain_make = Cgroups.make
@@ -18,7 +26,7 @@ def _wide(self, name, limits):
     return _plain_make(self, name, replace(limits, memory_bytes=limits.memory_bytes * 16))
 Cgroups.make = _wide
 """,
-    WATCH: "def check(box):\n    return None",
+    WATCH: "def check(box, objects):\n    return None",
     WALLS: """
 _plain_limit = _limit
 def _limit(spec):
@@ -58,13 +66,13 @@ MUTANTS = (
         "memory", ("memory",), "sixteen times the memory, nobody watches, and what nobody counts is there",
         (
             "memory-anonymous", "memory-private-mappings", "memory-copies-of-files", "memory-many-processes",
-            "memory-memfd", "memory-let-go", "memory-zero-device", "memory-kernel-memory",
+            "memory-memfd", "memory-let-go", "memory-zero-device", "memory-kernel-memory", *OBJECTS,
         ),
         WIDE_MEMORY, who="root",
     ),
     Mutant(
         "memory (watched)", ("memory",), "nobody watches, and no process is bounded",
-        ("memory-anonymous", "memory-private-mappings", "memory-copies-of-files", "memory-many-processes"),
+        ("memory-anonymous", "memory-private-mappings", "memory-copies-of-files", "memory-many-processes", *OBJECTS),
         WIDE_MEMORY, who="ordinary",
     ),
     Mutant(

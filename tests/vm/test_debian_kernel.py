@@ -32,6 +32,16 @@ def test_conformance_with_control_groups_of_version_2(machine_image: Image, tmp_
     assert len(skipped) <= FEW_SKIPPED, skipped
 
 
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_what_version_2_charges_to_nobody_is_bounded(machine_image: Image, tmp_path: Path, who: str) -> None:
+    outcome = machine.run(machine_image, f"{who}_objects", tmp_path, timeout_s=SUITE_S)
+    _counted_by_version_2(_doctor(outcome))
+    found = json.loads(outcome.text("verify.json"))
+    verdicts = {each["name"]: each["verdict"] for each in found["programs"]}
+    assert len(verdicts) >= 6
+    assert set(verdicts.values()) == {"contained"}, found
+
+
 def test_a_service_divides_the_group_that_it_is_given(machine_image: Image, tmp_path: Path) -> None:
     """Delegate=yes with User=: the server begins in that very group, and a group with processes has no children."""
     outcome = machine.run(machine_image, "service", tmp_path, timeout_s=BOOT_S)

@@ -54,6 +54,24 @@ user() {
     as_tester "$groups/user.slice/user@1000.service/app.slice" $suite /results/suite.xml
 }
 
+# What version 2 charges to nobody, as root and as a user with a delegated group.
+objects="python3 -m skillyard verify --family objects --json"
+
+root_objects() {
+    hand_down
+    python -m skillyard doctor --json >/results/doctor.json
+    python ${objects#python3} /results/verify.json
+}
+
+user_objects() {
+    hand_down
+    delegate "$groups/user.slice/user@1000.service"
+    mkdir "$groups/user.slice/user@1000.service/app.slice"
+    chown tester "$groups/user.slice/user@1000.service/app.slice/cgroup.procs"
+    as_tester "$groups/user.slice/user@1000.service/app.slice" $doctor >/results/doctor.json
+    as_tester "$groups/user.slice/user@1000.service/app.slice" $objects /results/verify.json
+}
+
 # A system service with User= and Delegate=yes: it begins in the very group that it is given.
 service() {
     hand_down
