@@ -66,7 +66,7 @@ def test_args_find_their_place(box: GuestBox, definition: str, args: dict[str, A
         (
             "def main(a, b): ...",
             {"x" * 10**5: 1} | {f"k{i}": 1 for i in range(50)},
-            ["'a', 'b'", "unknown 'xxx", ", …"],
+            ["'a', 'b'", "unknown one of 100000 characters", ", …"],
         ),
     ],
 )
