@@ -10,11 +10,13 @@ import pytest
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.run import RunKind
 from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.trust import Trust, parse_trust_rules
 from skillyard.engine.asked_packages import why_refused
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.request import RunRequest, from_params
 from tests.engine.conftest import CODE, Rig
+from tests.engine.fake_builder import VERSION
 from tests.engine.needing import approve, published
 
 SCRIPT = '# /// script\n# requires-python = "{python}"\n# dependencies = ["rich>=13", "numpy"]\n# ///\n' + CODE
@@ -150,3 +152,45 @@ async def test_what_is_revoked_while_packages_are_built_is_revoked(
     assert run["error"]["type"] == "PolicyRefused"
     assert "revoked: 'acme.slow' 1.0.0 is not approved" in run["error"]["message"]
     assert rig.backend.started == []
+
+
+def _needing(name: str) -> Any:
+    return published(name, Needs(dependencies=("numpy",), secrets=(SecretNeed("KEY"),)))
+
+
+@pytest.mark.anyio
+async def test_an_approval_is_of_the_packages_that_the_requirements_became(rig: Rig) -> None:
+    """Resolved anew, the same requirement is another package: nobody looked at that."""
+    rig.secrets.values = {"KEY": "value-value"}
+    skill = _needing("acme.asks")
+    rig.skills.add(skill)
+    await approve(rig, skill)
+    [unbound] = (await rig.call("catalogue.approvals"))["approvals"]
+    assert unbound["locks"] == []
+    assert (await rig.call("execute_skill", name="acme.asks"))["status"] == "completed"
+    [bound] = (await rig.call("catalogue.approvals"))["approvals"]
+    assert [len(lock) for lock in bound["locks"]] == [64]
+
+    started = len(rig.backend.started)
+    rig.builder.version = "6.6.6"
+    await rig.call("environments.build", skill="acme.asks", refresh=True)
+    run = await rig.call("execute_skill", name="acme.asks")
+    assert run["error"]["type"] == "PolicyRefused"
+    assert "was approved with other packages" in run["error"]["message"]
+    assert "skill approve acme.asks@1.0.0" in run["error"]["message"]
+    assert len(rig.backend.started) == started
+
+    await approve(rig, skill)
+    assert (await rig.call("execute_skill", name="acme.asks"))["status"] == "completed"
+    rig.builder.version = VERSION
+
+
+@pytest.mark.anyio
+async def test_what_is_approved_by_a_rule_is_approved_with_whatever_it_becomes(rig: Rig) -> None:
+    rig.secrets.values = {"KEY": "value-value"}
+    rig.configure(trust=Trust(approve=parse_trust_rules(["acme.*"])))
+    rig.skills.add(_needing("acme.asks"))
+    assert (await rig.call("execute_skill", name="acme.asks"))["status"] == "completed"
+    rig.builder.version = "6.6.6"
+    await rig.call("environments.build", skill="acme.asks", refresh=True)
+    assert (await rig.call("execute_skill", name="acme.asks"))["status"] == "completed"

@@ -110,7 +110,14 @@ async def list_approvals(engine: Engine, principal: Principal, params: Params) -
     page = found[:limit]
     last = json.dumps([page[-1].name, page[-1].version, page[-1].digest]) if page else ""
     return {
-        "approvals": [{**_view(one), "served": await _is_served(engine, one)} for one in page],
+        "approvals": [
+            {
+                **_view(one),
+                "served": await _is_served(engine, one),
+                "locks": list(await engine.approvals.locks(one.name, one.version, one.digest)),
+            }
+            for one in page
+        ],
         "next_cursor": cursors.seal(engine.config.cursor_key, _PLACE, last) if len(found) > limit else None,
     }
 
@@ -260,6 +267,9 @@ TABLE = (
                             "approved_at": NUMBER,
                             "approved_by": STRING,
                             "note": STRING,
+                            "locks": described(
+                                ARRAY, "environments whose packages it is bound to; none before a run had some"
+                            ),
                             "served": described(BOOLEAN, "the catalogue has these very bytes under the version"),
                         }
                     ),

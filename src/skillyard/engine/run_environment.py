@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from skillyard.domain.environment import Wanted
+from skillyard.domain.environment import SHOWN, Wanted
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.package_names import denies
 from skillyard.engine.asked_packages import required_name, why_refused
@@ -45,6 +45,7 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
             engine, plan, asked, set(environment.distributions) - set(anyway.distributions if anyway else ())
         )
         await _check_trust(engine, plan)
+        await _check_lock(engine, plan, asked, wanted, environment)
         return environment
     except BuildFailed as error:
         more = f" (whole log: {error.log})" if error.log else ""
@@ -74,6 +75,22 @@ async def _check_trust(engine: Engine, plan: Plan) -> None:
     trust = await trust_of(engine, plan.skills)
     if trust.least:
         raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
+
+
+async def _check_lock(
+    engine: Engine, plan: Plan, asked: Sequence[Asked], wanted: Wanted, environment: Environment
+) -> None:
+    """Somebody looked at what a skill asks for, and with it at what that was resolved to: other packages for the same
+    requirements are not approved by that. Raises Refused."""
+    for skill in (who.skill for who in asked):
+        if skill is None or plan.trust.standings[skill.name].by != "operator":
+            continue
+        bound = await engine.approvals.bind(skill.name, skill.version, skill.digest, wanted.digest, environment.digest)
+        if bound != environment.digest:
+            rule = f"'{skill.name}' {skill.version} was approved with other packages for the same requirements"
+            locks = f"lock {bound[:SHOWN]}, now {environment.digest[:SHOWN]}" if bound else "it is not any more"
+            mend = f"`skillyard skill approve {skill.name}@{skill.version}`"
+            raise Refused("PolicyRefused", f"{rule} ({locks}): look at them, then {mend}")
 
 
 def check_packages(engine: Engine, plan: Plan, asked: Sequence[Asked]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 
@@ -13,6 +14,14 @@ from skillyard.stores.database import Database
 _COLUMNS = ", ".join(field.name for field in fields(Approval))
 _PUT = f"INSERT OR REPLACE INTO approvals ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Approval))})"  # noqa: S608
 _REVOKE = "DELETE FROM approvals WHERE name = ?1 AND (?2 IS NULL OR version = ?2)"
+_FORGET_LOCKS = "DELETE FROM approval_locks WHERE name = ?1 AND (?2 IS NULL OR version = ?2)"
+_FORGET_OWN_LOCKS = "DELETE FROM approval_locks WHERE name = ? AND version = ? AND digest = ?"
+_BIND = """
+    INSERT OR IGNORE INTO approval_locks (name, version, digest, wanted, lock)
+    SELECT name, version, digest, ?4, ?5 FROM approvals WHERE name = ?1 AND version = ?2 AND digest = ?3
+"""
+_BOUND = "SELECT lock FROM approval_locks WHERE name = ? AND version = ? AND digest = ? AND wanted = ?"
+_LOCKS = "SELECT DISTINCT lock FROM approval_locks WHERE name = ? AND version = ? AND digest = ? ORDER BY lock"
 _FIND = f"SELECT {_COLUMNS} FROM approvals WHERE name = ? AND version = ? AND digest = ?"  # noqa: S608
 
 
@@ -25,15 +34,36 @@ class SqliteApprovals:
     async def approve(self, approval: Approval) -> None:
         check_unicode("note", approval.note)
         values = astuple(approval)
-        await self._database.write(lambda connection: connection.execute(_PUT, values).rowcount)
+
+        def put(connection: sqlite3.Connection) -> None:
+            connection.execute(_PUT, values)
+            connection.execute(_FORGET_OWN_LOCKS, values[:3])
+
+        await self._database.write(put)
 
     async def revoke(self, name: str, version: str | None = None) -> int:
         check_unicode("name", name)
-        return await self._database.write(lambda connection: connection.execute(_REVOKE, (name, version)).rowcount)
+
+        def forget(connection: sqlite3.Connection) -> int:
+            connection.execute(_FORGET_LOCKS, (name, version))
+            return connection.execute(_REVOKE, (name, version)).rowcount
+
+        return await self._database.write(forget)
 
     async def find(self, name: str, version: str, digest: str) -> Approval | None:
         row = await self._database.lookup(_FIND, (name, version, digest))
         return None if row is None else Approval(*row)
+
+    async def bind(self, name: str, version: str, digest: str, wanted: str, lock: str) -> str | None:
+        key = (name, version, digest, wanted)
+        row = await self._database.lookup(_BOUND, key)
+        if row is None:
+            await self._database.write(lambda connection: connection.execute(_BIND, (*key, lock)).rowcount)
+            row = await self._database.lookup(_BOUND, key)
+        return None if row is None else str(row[0])
+
+    async def locks(self, name: str, version: str, digest: str) -> Sequence[str]:
+        return [str(row[0]) for row in await self._database.fetch(_LOCKS, [name, version, digest])]
 
     async def page(
         self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None

@@ -62,6 +62,28 @@ async def a_revoked_one_is_gone_at_once(make: Maker) -> None:
 
 
 @check
+async def requirements_are_bound_to_the_lock_that_came_first(make: Maker) -> None:
+    async with make() as store:
+        own = ("a.b", "1.0.0", "d1")
+        expect(await store.bind(*own, "w", "l1") is None, "nothing is bound without an approval")
+        for digest in ("d1", "d2"):
+            await store.approve(approval(digest=digest))
+        expect(await store.bind(*own, "w", "l1") == "l1", "the first is bound")
+        expect(await store.bind(*own, "w", "l2") == "l1", "and stays")
+        expect(await store.bind(*own, "v", "l2") == "l2", "other requirements are others")
+        expect(await store.bind("a.b", "1.0.0", "d2", "w", "l3") == "l3", "so are other bytes")
+        expect(list(await store.locks(*own)) == ["l1", "l2"], "each once", await store.locks(*own))
+        await store.approve(approval())
+        expect(list(await store.locks(*own)) == [], "approving again binds anew")
+        expect(await store.bind("a.b", "1.0.0", "d2", "w", "l4") == "l3", "other bytes stay bound")
+        expect(await store.bind(*own, "w", "l2") == "l2", "to what comes then")
+        await store.revoke("a.b")
+        expect(list(await store.locks(*own)) == [], "nothing is left of a revoked one")
+        await store.approve(approval())
+        expect(await store.bind(*own, "w", "l5") == "l5", "nor comes it back")
+
+
+@check
 async def pages_go_on_where_the_last_ended(make: Maker) -> None:
     async with make() as store:
         held = [approval(name, version, digest) for name in ("a", "b-c", "b.c") for version in "12" for digest in "de"]

@@ -14,20 +14,29 @@ class MemoryApprovals:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str, str], Approval] = {}
+        self._locks: dict[tuple[str, str, str], dict[str, str]] = {}
 
     async def approve(self, approval: Approval) -> None:
         check_unicode("note", approval.note)
-        self._held[(approval.name, approval.version, approval.digest)] = approval
+        key = (approval.name, approval.version, approval.digest)
+        self._held[key], self._locks[key] = approval, {}
 
     async def revoke(self, name: str, version: str | None = None) -> int:
         check_unicode("name", name)
         gone = [key for key in self._held if key[0] == name and version in (None, key[1])]
         for key in gone:
-            del self._held[key]
+            del self._held[key], self._locks[key]
         return len(gone)
 
     async def find(self, name: str, version: str, digest: str) -> Approval | None:
         return self._held.get((name, version, digest))
+
+    async def bind(self, name: str, version: str, digest: str, wanted: str, lock: str) -> str | None:
+        held = self._locks.get((name, version, digest))
+        return None if held is None else held.setdefault(wanted, lock)
+
+    async def locks(self, name: str, version: str, digest: str) -> Sequence[str]:
+        return sorted(set(self._locks.get((name, version, digest), {}).values()))
 
     async def page(
         self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None
