@@ -13,7 +13,7 @@ from skillyard.domain.egress.address import NAT64_LENGTHS, Address, parse_addres
 from skillyard.domain.egress.policy import NONE_WORD, is_open, parse_rules
 from skillyard.domain.egress.rule import canonical_name
 from skillyard.domain.egress.session import EgressLimits
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.engine.config import NetworkConfig
 
 MOUNTED = "mounted"
@@ -64,7 +64,7 @@ class NetworkSettings(BaseModel):
     def _check_run_code(cls, value: Any) -> Any:
         if isinstance(value, str) and value not in (NONE_WORD, MOUNTED):
             rule = f"must be '{NONE_WORD}', '{MOUNTED}' or a list of rules"
-            raise InvalidInput("network.run_code", rule, shape(value))
+            raise InvalidInput("network.run_code", rule, shown(value))
         if value != MOUNTED:
             parse_rules(value, "network.run_code")
         return value
@@ -73,7 +73,7 @@ class NetworkSettings(BaseModel):
     @classmethod
     def _check_hosts(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise InvalidInput("network.hosts", "must be a table of names and their addresses", shape(value))
+            raise InvalidInput("network.hosts", "must be a table of names and their addresses", shown(value))
         return {_host_name(name): _texts(f"network.hosts.{name}", given) for name, given in value.items()}
 
     @field_validator("nat64")
@@ -113,7 +113,7 @@ class NetworkSettings(BaseModel):
 def _host_name(text: Any) -> str:
     name = canonical_name(text) if isinstance(text, str) else None
     if name is None:
-        raise InvalidInput("network.hosts", "names must be host names in ASCII, such as 'db.internal'", shape(text))
+        raise InvalidInput("network.hosts", "names must be host names in ASCII, such as 'db.internal'", shown(text))
     return name
 
 
@@ -127,10 +127,10 @@ def _is_prefix(text: str) -> bool:
 def _texts(field: str, given: Any) -> tuple[str, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST_ADDRESSES:
-        raise InvalidInput(field, f"must be an address or a list of 1 to {_MOST_ADDRESSES}", shape(given))
+        raise InvalidInput(field, f"must be an address or a list of 1 to {_MOST_ADDRESSES}", shown(given))
     for text in texts:
         if not isinstance(text, str) or parse_address(text) is None:
-            raise InvalidInput(field, "must be IPv4 or IPv6 addresses in their usual form", shape(text))
+            raise InvalidInput(field, "must be IPv4 or IPv6 addresses in their usual form", shown(text))
     return tuple(texts)
 
 

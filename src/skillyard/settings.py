@@ -27,7 +27,7 @@ from pydantic_settings import (
 )
 
 from skillyard.client.discovery import default_data_dir
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.protection import PROTECTIONS
@@ -220,7 +220,7 @@ class EnvironmentSettings(_Section):
         for text in value:
             if not is_requirement(text):
                 rule = "must be requirements such as 'numpy>=2,<3'; no URLs, paths or options"
-                raise InvalidInput("environments.packages", rule, shape(text))
+                raise InvalidInput("environments.packages", rule, shown(text))
         return value
 
     @field_validator("preload")
@@ -291,7 +291,7 @@ class Settings(BaseSettings):
         for name in value:
             if _ENVIRONMENT_NAME.fullmatch(name) is None:
                 rule = "must be lowercase letters, digits, dots, hyphens and underscores: runs name it so"
-                raise InvalidInput("environments", rule, shape(name))
+                raise InvalidInput("environments", rule, shown(name))
         return value
 
     @classmethod
@@ -400,7 +400,7 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInput(name, "must be a number", shape(text)) from None
+        raise InvalidInput(name, "must be a number", shown(text)) from None
 
 
 def _config_file(given: Mapping[str, Any]) -> Path | None:

@@ -333,7 +333,7 @@ def test_why_a_run_was_refused_is_said_once(run: Cli, yard: YardServer) -> None:
     refused = {"status": "failed", "run_id": "run_1", "summary": "PolicyRefused: not so", "error": error}
     yard.methods["execute_skill"] = lambda params: completed({}) | refused
     result = run("run", "a.b")
-    assert (result.exit_code, result.stderr) == (1, "run_1 failed: PolicyRefused: not so\n")
+    assert (result.exit_code, result.stderr) == (4, "run_1 failed: PolicyRefused: not so\n")
     cut = refused | {"summary": "PolicyRefused: no"}
     yard.methods["execute_skill"] = lambda params: completed({}) | cut
     assert run("run", "a.b").stderr == "run_1 failed: PolicyRefused: not so\n"

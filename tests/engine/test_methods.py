@@ -198,10 +198,30 @@ async def test_unknown_parameters_pass_where_the_operator_says_so(rig: Rig) -> N
         await rig.run(limits={"memory": 5})
 
 
-async def test_an_error_never_repeats_the_value(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("params", "got"),
+    [
+        ({"entrypoint": "my main"}, "(got 'my main')"),
+        ({"entrypoint": "\x1b]0;x\u202e"}, r"(got '\x1b]0;x\u202e')"),
+        ({"limits": {"memory_mb": 10**9}}, "(got 1000000000)"),
+        ({"language": "x" * 64}, "'… of 64 characters)"),
+        ({"language": "https://ann:hunter2@x.test"}, "(got string of 26 characters)"),
+    ],
+)
+async def test_an_error_repeats_a_value_that_is_no_secret(rig: Rig, params: dict[str, Any], got: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        await rig.call("run_code", language="python", code="x", entrypoint="my secret")
-    assert "secret" not in json.dumps([str(caught.value), caught.value.data()])
+        await rig.call("run_code", **{"language": "python", "code": "x", **params})
+    assert got in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "params", [{"code": ["hunter2"]}, {"code": "hunter2\ud800"}, {"args": "hunter2"}, {"args": {"a": "hunter2\ud800"}}]
+)
+async def test_an_error_never_repeats_code_or_arguments(rig: Rig, params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await rig.call("run_code", **{"language": "python", "code": "x", **params})
+    assert "hunter2" not in json.dumps([str(caught.value), caught.value.data()])
 
 
 JSON = st.recursive(

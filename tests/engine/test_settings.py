@@ -162,8 +162,8 @@ def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('rules = ["api.x.com", 5]', r"network.rules\[1\]: must be a rule .*got integer"),
-        ('rules = ["*.com"]', r"network.rules\[0\]: a wildcard needs a domain .*got string of 5 characters"),
+        ('rules = ["api.x.com", 5]', r"network.rules\[1\]: must be a rule .*got 5"),
+        ('rules = ["*.com"]', r"network.rules\[0\]: a wildcard needs a domain .*got '\*.com'"),
         ('rules = "all"', "network.rules: must be a list of rules, 'none' or 'open'"),
         ('run_code = "open"', "network.run_code: must be 'none', 'mounted' or a list of rules"),
         ('run_code = ["x.com", "*:443"]', "network.run_code: asks for every host: that needs network.open = true"),

@@ -145,8 +145,7 @@ def test_findings_name_file_line_and_rule(tmp_path: Path) -> None:
     directory = write(tmp_path / "pdf", {"SKILL.md": front("description: x\nmetadata:\n  a: [1]\nname: Pdf\n")})
     assert [str(finding).splitlines()[0] for finding in validate(directory)] == [
         "SKILL.md:5: error: name: must be lowercase letters a-z, digits and single hyphens, with none at the ends"
-        " (got string of 3 characters) [name-alphabet]",
-        "SKILL.md:5: error: name: must equal the name of the skill's directory (got string of 3 characters)"
-        " [directory-name]",
+        " (got 'Pdf') [name-alphabet]",
+        "SKILL.md:5: error: name: must equal the name of the skill's directory (got 'Pdf') [directory-name]",
         "SKILL.md:4: error: metadata.a: must be a string (got array of 1) [type]",
     ]

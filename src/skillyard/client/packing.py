@@ -25,13 +25,19 @@ def pack_directory(root: Path) -> bytes:
     """A gzipped tar of what belongs to a skill. Raises BadArgument for what cannot be packed."""
     out = io.BytesIO()
     try:
+        empty = True
         with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as archive:
             for path, file in _found(root):
                 _add(archive, path, file)
+                empty = False
                 if archive.offset > MAX_BYTES:
                     raise BadArgument(f"{root}: holds more than {MAX_BYTES} bytes: is it a skill's directory?")
     except OSError as error:
         raise BadArgument(f"{error.filename or root}: {error.strerror}") from error
+    if empty:
+        raise BadArgument(
+            f"{root}: holds no file that can be part of a skill; put SKILL.md and the skill's files into it"
+        )
     packed = out.getvalue()
     if archive.offset > MOST_RATIO * len(packed):
         return gzip.compress(gzip.decompress(packed), 0)

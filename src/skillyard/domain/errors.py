@@ -26,7 +26,8 @@ class SkillyardError(Exception):
 
 
 class InvalidInput(SkillyardError):
-    """A value breaks a rule. ``field`` is a path (``limits.timeout_ms``); ``got`` a shape, never content."""
+    """A value breaks a rule. ``field`` is a path (``limits.timeout_ms``); ``got`` is of :func:`shown`, or of
+    :func:`shape` where the field may hold a secret."""
 
     type = "InvalidParams"
     code = -32602
@@ -35,6 +36,11 @@ class InvalidInput(SkillyardError):
         super().__init__(f"{field}: {rule}" + (f" (got {got})" if got else ""), field=field, **details)
         self.field = field
         self.rule = rule
+
+    def forget_value(self) -> None:
+        """Takes what was got out of the message."""
+        self.message = f"{self.field}: {self.rule}"
+        self.args = (self.message,)
 
 
 class SkillNotFound(InvalidInput):
@@ -145,6 +151,23 @@ class StoreFault(SkillyardError):
     """A store cannot be read or written."""
 
     type = "StoreError"
+
+
+_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """How an error repeats a value of a field that never holds a secret: bounded, and with nothing in it that could
+    steer a terminal. A URL may hold a password all the same, so that :func:`shape` describes it."""
+    match value:
+        case bool() | float():
+            return repr(value).lower()
+        case int() if -(10**20) < value < 10**20:
+            return str(value)
+        case str() if "://" not in value and "@" not in value:
+            return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}… of {len(value)} characters"
+        case _:
+            return shape(value)
 
 
 def shape(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 BLOB_ID = re.compile(r"blob:[A-Za-z0-9._-]{1,128}")
 RUN_ID = re.compile(r"run_[A-Za-z0-9]{1,64}")
@@ -22,5 +22,5 @@ def is_run_id(text: str) -> bool:
 def check_blob_id(field: str, text: str) -> str:
     """``text``, a blob id. Raises InvalidInput."""
     if not is_blob_id(text):
-        raise InvalidInput(field, "must be 'blob:' and 1 to 128 of A-Z a-z 0-9 . _ -", shape(text))
+        raise InvalidInput(field, "must be 'blob:' and 1 to 128 of A-Z a-z 0-9 . _ -", shown(text))
     return text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class LimitFamily:
 
     def _checked(self, path: str, name: str, value: object) -> int | float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InvalidInput(path, "must be a number", shape(value))
+            raise InvalidInput(path, "must be a number", shown(value))
         if name != "cpus" and not isinstance(value, int):
-            raise InvalidInput(path, "must be an integer", shape(value))
+            raise InvalidInput(path, "must be an integer", shown(value))
         low, high = getattr(MINIMUM, name), getattr(self.maxima, name)
         if not low <= value <= high:
-            raise InvalidInput(path, f"must be from {low} to {high}", shape(value), limit=name, maximum=high)
+            raise InvalidInput(path, f"must be from {low} to {high}", shown(value), limit=name, maximum=high)
         return float(value) if name == "cpus" else value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from skillyard.domain.errors import shape
+from skillyard.domain.errors import shown
 
 Path = tuple[str | int, ...]
 
@@ -46,7 +46,7 @@ class Report:
         return any(problem.level == "error" for problem in self.problems)
 
     def _add(self, level: str, path: Path, rule: str, message: str, value: object, mend: str) -> None:
-        got = "" if value is ... else f" (got {shape(value)})"
+        got = "" if value is ... else f" (got {shown(value)})"
         self.problems.append(Problem(level, path, rule, f"{dotted(path)}: {message}{got}", mend))
 
     def table(self, data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

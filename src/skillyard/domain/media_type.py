@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 MAX_LENGTH = 255
 
@@ -18,5 +18,5 @@ def check_media_type(field: str, text: str) -> str:
     """``text``, a MIME type that is safe in a header. Raises InvalidInput."""
     if len(text) > MAX_LENGTH or not _MEDIA_TYPE.fullmatch(text):
         rule = f"must be a MIME type such as text/csv, at most {MAX_LENGTH} ASCII characters"
-        raise InvalidInput(field, rule, shape(text))
+        raise InvalidInput(field, rule, shown(text))
     return text

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 _SIGNS = re.compile(r"[-_.]+")
 _PATTERN = re.compile(r"!?[a-z0-9*](?:[a-z0-9*-]*[a-z0-9*])?")
@@ -25,7 +25,7 @@ def parse_patterns(texts: Iterable[object], field: str) -> tuple[str, ...]:
         plain = normalized(text) if isinstance(text, str) and len(text) <= _LONGEST else ""
         if _PATTERN.fullmatch(plain) is None:
             rule = "must be a package's name, which may hold '*', with '!' before it to deny"
-            raise InvalidInput(f"{field}[{index}]", rule, shape(text))
+            raise InvalidInput(f"{field}[{index}]", rule, shown(text))
         found.append(plain)
     return tuple(found)
 

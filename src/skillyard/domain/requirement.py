@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.semver import Range
 
 _FORM = re.compile(r"([^\W_](?:[\w.-]*[^\W_])?)\s*(.*)", re.DOTALL)
@@ -24,7 +24,7 @@ class Requirement:
         """Raises InvalidInput naming ``field``."""
         match = _FORM.fullmatch(text.strip()) if len(text) <= 512 else None
         if match is None or ".." in match[1]:
-            raise InvalidInput(field, "must be 'name' or 'name >=1.2,<2'", shape(text))
+            raise InvalidInput(field, "must be 'name' or 'name >=1.2,<2'", shown(text))
         return cls(match[1], Range.parse(match[2], field))
 
     def admits(self, version: str) -> bool:

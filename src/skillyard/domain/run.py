@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.outcome import Outcome
 
 
@@ -26,7 +26,7 @@ class RunStatus(StrEnum):
 def check_status(status: str | None) -> None:
     """Raises InvalidInput for a status that does not exist; None stands for any."""
     if status is not None and status not in tuple(RunStatus):
-        raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shape(status))
+        raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shown(status))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 MAX_LENGTH = 128
 """Characters of a version: more says nothing, and a longer number would be refused by ``int``."""
@@ -52,7 +52,7 @@ class Version:
         """Raises InvalidInput naming ``field``."""
         match = _VERSION.fullmatch(text) if len(text) <= MAX_LENGTH else None
         if match is None:
-            raise InvalidInput(field, "must be a semantic version such as '1.4.0' or '2.0.0-rc.1'", shape(text))
+            raise InvalidInput(field, "must be a semantic version such as '1.4.0' or '2.0.0-rc.1'", shown(text))
         major, minor, patch, pre, build = match.groups()
         return cls(int(major), int(minor), int(patch), pre or "", build or "")
 
@@ -129,7 +129,7 @@ class Range:
 def _bound(text: str, field: str) -> Bound:
     match = _BOUND.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if match is None:
-        raise InvalidInput(field, "must be bounds such as '>=1.2,<2' (signs >= <= > < == !=)", shape(text))
+        raise InvalidInput(field, "must be bounds such as '>=1.2,<2' (signs >= <= > < == !=)", shown(text))
     sign, major, minor, patch, pre = match.groups()
     return Bound(sign, Version(int(major), int(minor or 0), int(patch or 0), pre or ""))
 

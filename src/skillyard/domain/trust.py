@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.semver import Range
 
 MOST_RULES = 1000
@@ -43,7 +43,7 @@ class TrustRule:
         match = _RULE.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
         if match is None:
             rule = "must be a skill's name, 'name.*' or '*', each with an optional range: 'pdf >=1,<2'"
-            raise InvalidInput(where, rule, shape(text))
+            raise InvalidInput(where, rule, shown(text))
         name, below, bounds = match.groups()
         versions = Range.parse(bounds, where) if bounds else Range()
         if name is None:
@@ -71,5 +71,5 @@ class Trust:
 def parse_trust_rules(value: object, where: str = "trust.approve") -> tuple[TrustRule, ...]:
     """Raises InvalidInput naming the rule that is wrong."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > MOST_RULES:
-        raise InvalidInput(where, f"must be a list of at most {MOST_RULES} rules", shape(value))
+        raise InvalidInput(where, f"must be a list of at most {MOST_RULES} rules", shown(value))
     return tuple(TrustRule.parse(text, f"{where}[{index}]") for index, text in enumerate(value))

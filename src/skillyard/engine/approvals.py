@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.approval import Approval, Standing
 from skillyard.domain.egress.policy import OPERATOR, Layer
-from skillyard.domain.errors import InvalidInput, SkillNotFound, shape
+from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill import Skill
 from skillyard.domain.unicode import check_unicode
@@ -66,7 +66,7 @@ async def _approve(engine: Engine, principal: Principal, params: Params) -> dict
     skill = await find_skill(engine, principal, params["name"], params.get("version"))
     if params.get("digest") not in (None, skill.digest):
         rule = f"is not that of '{skill.name}' {skill.version} as it is now: look at its needs again"
-        raise InvalidInput("digest", rule, shape(params["digest"]))
+        raise InvalidInput("digest", rule, shown(params["digest"]))
     made = Approval(skill.name, skill.version, skill.digest, engine.clock.now(), principal.name, params["note"])
     await engine.approvals.approve(made)
     engine.emit(ApprovalChanged("approved", made.name, made.version, made.digest, principal.name, made.note))
@@ -78,6 +78,8 @@ async def revoke(engine: Engine, principal: Principal, params: Params) -> dict[s
     if not principal.may_use(name):
         raise SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
     count = await end_approvals(engine, principal, name, version)
+    if not count:
+        await find_skill(engine, principal, name, version)  # a name that nothing has is a slip, and says so
     return {"name": name, "version": version, "revoked": count, "still": await _still(engine, name, version)}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skillyard.domain.environment import Wanted
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.package_names import admits, normalized
 from skillyard.domain.script_metadata import read_script_metadata
@@ -24,7 +24,7 @@ def asked_packages(params: Mapping[str, Any], code: str | None) -> tuple[str, ..
     for index, text in enumerate(given):
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
-            raise InvalidInput(f"packages[{index}]", rule, shape(text))
+            raise InvalidInput(f"packages[{index}]", rule, shown(text))
     return Wanted.of([*given, *_declared(code)]).requirements
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from skillyard.domain.errors import InvalidInput, ProtectionMissing, shape
+from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.isolation import AUTO, STRONGEST_FIRST, waived
 from skillyard.domain.protection import Demand, Level, Probe, Protection
 from skillyard.engine.config import EngineConfig
@@ -91,7 +91,7 @@ class Backends:
         for one that does not stand here, SandboxFault."""
         if asked is not None and asked not in self.choices:
             rule = f"must be one of {', '.join(sorted(self.choices))}: what policy.isolations offers"
-            raise InvalidInput("isolation", rule, shape(asked))
+            raise InvalidInput("isolation", rule, shown(asked))
         offer = self._default if asked is None else await self._resolve(asked)
         if offer is None:
             raise ProtectionMissing("the sandbox backend has not been probed yet")

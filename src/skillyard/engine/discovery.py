@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shape
+from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill import Skill, SkillLine
 from skillyard.engine import cursor as cursors
@@ -181,7 +181,7 @@ def _checked_path(path: str) -> str:
     elif ".." in path.split("/"):
         rule = "must not hold '..'"
     if rule:
-        raise InvalidInput("path", rule, shape(path))
+        raise InvalidInput("path", rule, shown(path))
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
@@ -189,7 +189,7 @@ def _read(root: Path, path: str, offset: int, length: int) -> bytes:
     home = root.resolve()
     file = (home / path).resolve()
     if not file.is_relative_to(home):
-        raise InvalidInput("path", "must stay inside the skill's root", shape(path))
+        raise InvalidInput("path", "must stay inside the skill's root", shown(path))
     with file.open("rb") as stream:
         stream.seek(offset)
         return stream.read(length)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,6 +82,17 @@ def without_nulls(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]
         nested = "properties" in rules and isinstance(item, Mapping)
         kept[name] = without_nulls(rules, item) if nested else item
     return kept
+
+
+@contextmanager
+def telling_no_secret(method: str) -> Iterator[None]:
+    """Errors of methods that take secrets repeat no value: it may stand in the wrong parameter by mistake."""
+    try:
+        yield
+    except InvalidInput as error:
+        if method.startswith("secrets."):
+            error.forget_value()
+        raise
 
 
 def obj(properties: Mapping[str, Schema], *required: str) -> Schema:

@@ -22,7 +22,7 @@ from skillyard.engine.catalogue import methods as catalogue_methods
 from skillyard.engine.catalogue import problems as catalogue_problems
 from skillyard.engine.catalogue import review as catalogue_review
 from skillyard.engine.environments import methods as environment_methods
-from skillyard.engine.method import Method
+from skillyard.engine.method import Method, telling_no_secret
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -64,4 +64,5 @@ async def invoke(engine: Engine, principal: Principal, name: str, params: Mappin
     if method is None:
         raise UnknownMethod(f"there is no method '{name[:64]}'")
     method.authorise(principal)
-    return await method.handler(engine, principal, method.bind(params, strict=engine.config.strict_params))
+    with telling_no_secret(name):
+        return await method.handler(engine, principal, method.bind(params, strict=engine.config.strict_params))

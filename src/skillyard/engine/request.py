@@ -10,7 +10,7 @@ from typing import Any
 
 from skillyard.domain.egress.policy import parse_rules
 from skillyard.domain.egress.rule import Rule
-from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape
+from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.run import RunKind
 from skillyard.engine.asked_packages import asked_packages
 
@@ -91,7 +91,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
 
 def _check_language(language: str) -> None:
     if language != "python":
-        raise UnsupportedLanguage("language", "must be 'python'", shape(language), supported=["python"])
+        raise UnsupportedLanguage("language", "must be 'python'", shown(language), supported=["python"])
 
 
 def _check_text(field_name: str, text: str) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.engine.text import clean
 
 Schema = Mapping[str, Any]
@@ -54,6 +54,14 @@ def join(path: str, name: str | int) -> str:
     return f"{path}.{name}" if path else name
 
 
+_HIDDEN = re.compile(r"(?:args|code|content|value)\b|$")
+"""Parameters that may hold a secret, and a whole request."""
+
+
+def _got(path: str, value: Any) -> str:
+    return shape(value) if _HIDDEN.match(path) else shown(value)
+
+
 def _type(schema: Schema) -> Check:
     names = [schema["type"]] if isinstance(schema["type"], str) else list(schema["type"])
     accepted = tuple(t for name in names for t in _TYPES[name])
@@ -62,7 +70,7 @@ def _type(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if not isinstance(value, accepted) or (value.__class__ is bool and not bool_is_fine):
-            raise InvalidInput(path or "params", rule, shape(value))
+            raise InvalidInput(path or "params", rule, _got(path, value))
 
     return check
 
@@ -73,7 +81,7 @@ def _enum(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if value not in values:
-            raise InvalidInput(path, rule, shape(value))
+            raise InvalidInput(path, rule, _got(path, value))
 
     return check
 
@@ -83,7 +91,7 @@ def _minimum(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if value is not None and not value >= low:
-            raise InvalidInput(path, f"must be at least {low}", shape(value), minimum=low)
+            raise InvalidInput(path, f"must be at least {low}", _got(path, value), minimum=low)
 
     return check
 
@@ -93,7 +101,7 @@ def _maximum(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if value is not None and not value <= high:
-            raise InvalidInput(path, f"must be at most {high}", shape(value), maximum=high)
+            raise InvalidInput(path, f"must be at most {high}", _got(path, value), maximum=high)
 
     return check
 
@@ -104,7 +112,7 @@ def _min_length(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if isinstance(value, str) and len(value) < low:
-            raise InvalidInput(path, rule, shape(value))
+            raise InvalidInput(path, rule, _got(path, value))
 
     return check
 
@@ -125,7 +133,7 @@ def _pattern(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if isinstance(value, str) and match(value) is None:
-            raise InvalidInput(path, f"must match {text}", shape(value))
+            raise InvalidInput(path, f"must match {text}", _got(path, value))
 
     return check
 
@@ -135,7 +143,7 @@ def _max_items(schema: Schema) -> Check:
 
     def check(path: str, value: Any) -> None:
         if len(value) > high:
-            raise InvalidInput(path, f"must have at most {high} entries", shape(value), maximum=high)
+            raise InvalidInput(path, f"must have at most {high} entries", _got(path, value), maximum=high)
 
     return check
 

@@ -21,6 +21,7 @@ from skillyard.engine.method import (
     described,
     list_of,
     obj,
+    telling_no_secret,
 )
 from skillyard.engine.schema import Schema
 from skillyard.engine.secret_book import SecretBook
@@ -35,7 +36,8 @@ BookHandler = Callable[[SecretBook, Principal, Params], Awaitable[dict[str, Any]
 async def call(book: SecretBook, principal: Principal, name: str, params: Params) -> dict[str, Any]:
     """A method of this table over a book, without an engine. Raises what the method raises."""
     method = next(method for method in TABLE if method.name == name)
-    return await _HANDLERS[name](book, principal, method.bind(params))
+    with telling_no_secret(name):
+        return await _HANDLERS[name](book, principal, method.bind(params))
 
 
 async def rotate(book: SecretBook, principal: Principal) -> int:

@@ -27,7 +27,7 @@ from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.observability.events import fan_out, log_event
 from skillyard.faces.observability.logs import logging_to
 from skillyard.faces.observability.metrics import Metrics
-from skillyard.faces.observability.tracing import Tracing, exporting_provider, wanted
+from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
 from skillyard.faces.rpc import Dispatcher
 from skillyard.settings import Settings
 
@@ -189,7 +189,13 @@ def _tracing() -> Iterator[Tracing | None]:
     if not wanted():
         yield None
         return
-    provider = exporting_provider()
+    try:
+        provider = exporting_provider()
+    except TracingUnavailable as error:
+        # Spans are for whoever watches: the server is worth more than they are.
+        logger.warning("no spans are exported: %s", error.message)
+        yield None
+        return
     try:
         yield Tracing(provider)
     finally:

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput, QuotaExceeded, shape
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, shown
 from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobInfo
 
@@ -57,7 +57,7 @@ def insert(
     )
     if connection.execute(_INSERT, values).rowcount == 1:
         return None
-    return InvalidInput("blob_id", "is taken", shape(info.blob_id))
+    return InvalidInput("blob_id", "is taken", shown(info.blob_id))
 
 
 def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | None] | None:

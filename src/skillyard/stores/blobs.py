@@ -17,7 +17,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, shape
+from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, shown
 from skillyard.domain.ids import check_blob_id, is_blob_id
 from skillyard.domain.media_type import check_media_type
 from skillyard.domain.paging import check_page, check_range
@@ -223,7 +223,7 @@ class LocalBlobs:
     async def _position(self, owner: str | None, blob_id: str) -> int:
         row = await self._database.lookup(rows.POSITION, (blob_id,))
         if row is None or (owner is not None and row[1] != owner):
-            raise InvalidInput("after", "must be the id of an existing blob", shape(blob_id))
+            raise InvalidInput("after", "must be the id of an existing blob", shown(blob_id))
         return int(row[0])
 
     def _expired(self, expires_at: float | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shape
+from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
 from skillyard.domain.outcome import Outcome
 from skillyard.domain.paging import check_page
 from skillyard.domain.run import RunKind, RunRecord, RunStatus, check_status
@@ -131,7 +131,7 @@ class SqliteRecords:
     async def _position(self, principal: str | None, run_id: str) -> int:
         row = await self._database.lookup("SELECT seq, principal FROM runs WHERE run_id = ?", (run_id,))
         if row is None or (principal is not None and row[1] != principal):
-            raise InvalidInput("after", "must be the id of an existing run", shape(run_id))
+            raise InvalidInput("after", "must be the id of an existing run", shown(run_id))
         return int(row[0])
 
 
@@ -166,7 +166,7 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
     key = (record.principal, record.idempotency_key)
     taken = None if record.idempotency_key is None else connection.execute(_TAKEN, key).fetchone()
     if taken is None:
-        return InvalidInput("run_id", "is taken", shape(record.run_id))
+        return InvalidInput("run_id", "is taken", shown(record.run_id))
     return None if taken == (record.run_id, record.request_digest) else conflict()
 
 

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape
+from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
 from skillyard.domain.paging import check_page
 from skillyard.domain.principal import Principal
 from skillyard.domain.run import RunRecord, RunStatus, check_status
@@ -73,7 +73,7 @@ class MemoryRecords:
                     return
                 raise IdempotencyConflict("idempotency_key", "was used before, for another run")
         if record.run_id in self._records:
-            raise InvalidInput("run_id", "is taken", shape(record.run_id))
+            raise InvalidInput("run_id", "is taken", shown(record.run_id))
         self._records[record.run_id] = record
 
     async def update_running(self, record: RunRecord) -> bool:
@@ -102,7 +102,7 @@ class MemoryRecords:
         if after is not None:
             ids = [record.run_id for record in found]
             if after not in ids:
-                raise InvalidInput("after", "must be the id of an existing run", shape(after))
+                raise InvalidInput("after", "must be the id of an existing run", shown(after))
             found = found[ids.index(after) + 1 :]
         page = [record for record in found if status is None or record.status == status][:limit]
         return [replace(record, network=None, needs=None) for record in page]

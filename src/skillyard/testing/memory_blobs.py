@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shape
+from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shown
 from skillyard.domain.ids import check_blob_id
 from skillyard.domain.media_type import check_media_type
 from skillyard.domain.paging import check_page, check_range
@@ -55,7 +55,7 @@ class MemoryBlobs:
             self._limits.check_size(len(content), max_bytes)
         self._check_quota(owner, len(content))
         if blob_id in self._blobs:
-            raise InvalidInput("blob_id", "is taken", shape(blob_id))
+            raise InvalidInput("blob_id", "is taken", shown(blob_id))
         digest = hashlib.sha256(content).hexdigest()
         info = BlobInfo(blob_id, kind, len(content), digest, owner, now, expires_at, run_id)
         self._blobs[blob_id] = _Blob(info, content)
@@ -91,7 +91,7 @@ class MemoryBlobs:
         if after is not None:
             ids = [info.blob_id for info in found]
             if after not in ids:
-                raise InvalidInput("after", "must be the id of an existing blob", shape(after))
+                raise InvalidInput("after", "must be the id of an existing blob", shown(after))
             found = found[ids.index(after) + 1 :]
         return [info for info in found if not self._expired(info)][:limit]
 

@@ -9,7 +9,7 @@ from typing import Any
 from skillyard.domain.egress.address import Address, looks_numeric, parse_address
 from skillyard.domain.egress.policy import Decision, Policy
 from skillyard.domain.egress.rule import canonical_name
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 DEFAULT_PORT = 443
 _MOST = 300
@@ -27,9 +27,9 @@ class Target:
     def parse(cls, text: object, field: str = "target") -> Target:
         """Raises InvalidInput for what the gate would not take for a host, either."""
         if not isinstance(text, str) or not 0 < len(text) <= _MOST:
-            raise InvalidInput(field, "must be 'host:port', such as 'api.x.com:443'", shape(text))
+            raise InvalidInput(field, "must be 'host:port', such as 'api.x.com:443'", shown(text))
         if "/" in text:
-            raise InvalidInput(field, "must be 'host:port' without a scheme or path", shape(text))
+            raise InvalidInput(field, "must be 'host:port' without a scheme or path", shown(text))
         host, port = _split(field, text)
         if (address := parse_address(host)) is not None:
             return cls(port, address=address)
@@ -37,7 +37,7 @@ class Target:
         if name is None:
             odd = looks_numeric(host) and "an address must be in its usual form"
             rule = odd or "must be a host name in ASCII or an address, then ':port'"
-            raise InvalidInput(field, rule, shape(text))
+            raise InvalidInput(field, rule, shown(text))
         return cls(port, name=name)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def _split(field: str, text: str) -> tuple[str, int]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host:
-            raise InvalidInput(field, "must be '[ADDRESS]:PORT' for IPv6", shape(text))
+            raise InvalidInput(field, "must be '[ADDRESS]:PORT' for IPv6", shown(text))
     elif text.count(":") > 1:
         host, rest = text, ""
     else:
@@ -95,5 +95,5 @@ def _split(field: str, text: str) -> tuple[str, int]:
     digits = rest[1:]
     valid = rest.startswith(":") and digits.isascii() and digits.isdecimal() and len(digits) <= 5
     if not valid or not 1 <= int(digits) <= 65535:
-        raise InvalidInput(field, "the port must be a number from 1 to 65535", shape(text))
+        raise InvalidInput(field, "the port must be a number from 1 to 65535", shown(text))
     return host, int(digits)

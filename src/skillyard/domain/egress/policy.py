@@ -13,7 +13,7 @@ from ipaddress import IPv6Network
 
 from skillyard.domain.egress.address import Address, closed, embedded
 from skillyard.domain.egress.rule import MAX_RULES, Rule, parse_rule
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 OPERATOR = "operator"
 NONE_WORD, OPEN_WORD = "none", "open"
@@ -194,9 +194,9 @@ def parse_rules(value: object, field: str = "network") -> tuple[Rule, ...]:
     if value == OPEN_WORD:
         return (parse_rule("*", field),)
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidInput(field, f"must be a list of rules, '{NONE_WORD}' or '{OPEN_WORD}'", shape(value))
+        raise InvalidInput(field, f"must be a list of rules, '{NONE_WORD}' or '{OPEN_WORD}'", shown(value))
     if len(value) > MAX_RULES:
-        raise InvalidInput(field, f"must have at most {MAX_RULES} rules", shape(value))
+        raise InvalidInput(field, f"must have at most {MAX_RULES} rules", shown(value))
     return tuple(parse_rule(item, f"{field}[{index}]") for index, item in enumerate(value))
 
 

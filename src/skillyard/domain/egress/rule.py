@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 from skillyard.domain.egress.address import Address, Network, looks_numeric, parse_address
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 
 WEB_PORTS = ((80, 80), (443, 443))
 ANY_PORT = ((1, 65535),)
@@ -76,7 +76,7 @@ def parse_rule(text: object, field: str = "network") -> Rule:
     """Raises InvalidInput naming the part that is wrong."""
     if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
         raise InvalidInput(
-            field, f"must be a rule such as 'api.x.com:443', at most {_MAX_TEXT} characters", shape(text)
+            field, f"must be a rule such as 'api.x.com:443', at most {_MAX_TEXT} characters", shown(text)
         )
     deny, rest = (True, text[1:]) if text.startswith("!") else (False, text)
     target, ports = _split(field, text, rest)
@@ -87,11 +87,11 @@ def parse_rule(text: object, field: str = "network") -> Rule:
 
 def _split(field: str, text: str, rest: str) -> tuple[str, str | None]:
     if "://" in rest:
-        raise InvalidInput(field, "must be a host without a scheme or path", shape(text))
+        raise InvalidInput(field, "must be a host without a scheme or path", shown(text))
     if rest.startswith("["):
         match = _V6.fullmatch(rest)
         if match is None:
-            raise InvalidInput(field, "must be '[ADDRESS]' or '[ADDRESS]:PORTS', without a zone", shape(text))
+            raise InvalidInput(field, "must be '[ADDRESS]' or '[ADDRESS]:PORTS', without a zone", shown(text))
         return match[1], match[2]
     if rest.count(":") > 1:
         return rest, None  # a bare IPv6 address or network
@@ -107,9 +107,9 @@ def _target(field: str, text: str, target: str) -> tuple[str, bool, Network | No
     below = target.startswith("*.")
     name = canonical_name(target[2:] if below else target)
     if name is None:
-        raise InvalidInput(field, _what_is_wrong(target), shape(text))
+        raise InvalidInput(field, _what_is_wrong(target), shown(text))
     if below and "." not in name:
-        raise InvalidInput(field, "a wildcard needs a domain of two labels or more", shape(text))
+        raise InvalidInput(field, "a wildcard needs a domain of two labels or more", shown(text))
     return name, below, None
 
 
@@ -120,11 +120,11 @@ def _network(field: str, text: str, target: str) -> Network | None:
     head, _, bits = target.partition("/")
     address = parse_address(head)
     if address is None or not bits.isdecimal() or not bits.isascii():
-        raise InvalidInput(field, "must be a host without a scheme or path, or ADDRESS/BITS", shape(text))
+        raise InvalidInput(field, "must be a host without a scheme or path, or ADDRESS/BITS", shown(text))
     try:
         return ipaddress.ip_network(target)
     except ValueError as error:
-        raise InvalidInput(field, f"is no network: {error}", shape(text)) from None
+        raise InvalidInput(field, f"is no network: {error}", shown(text)) from None
 
 
 def _what_is_wrong(target: str) -> str:
@@ -145,12 +145,12 @@ def _ports(field: str, text: str, ports: str | None, default: PortRanges) -> Por
     if ports == "*":
         return ANY_PORT
     if _PORTS.fullmatch(ports) is None:
-        raise InvalidInput(field, "ports must be '*', or numbers and ranges such as 80,443,8000-8100", shape(text))
+        raise InvalidInput(field, "ports must be '*', or numbers and ranges such as 80,443,8000-8100", shown(text))
     ranges = []
     for part in ports.split(","):
         first, _, last = part.partition("-")
         low, high = int(first), int(last or first)
         if not 1 <= low <= high <= 65535:
-            raise InvalidInput(field, "ports must be from 1 to 65535, ranges ascending", shape(text))
+            raise InvalidInput(field, "ports must be from 1 to 65535, ranges ascending", shown(text))
         ranges.append((low, high))
     return tuple(ranges)

@@ -90,9 +90,11 @@ async def _unpin(registry: Registry, principal: Principal, params: Params) -> di
     if gone is not None:
         owner = await registry.publications.owner(name) or principal.project
         await registry.changed(PublicationAct.UNPINNED, principal, name, gone.version, "", owner)
+    latest = await _latest(registry, name)
+    if gone is None and latest is None and await registry.publications.owner(name) is None:
+        raise SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
     facts = {} if gone is None else {"unpinned_at": now, "unpinned_by": principal.name}
-    told = {"name": name, "unpinned": None if gone is None else gone.version, **facts}
-    return {**told, "latest": await _latest(registry, name)}
+    return {"name": name, "unpinned": None if gone is None else gone.version, **facts, "latest": latest}
 
 
 async def _latest(registry: Registry, name: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from skillyard.domain.environment import BuiltEnvironment, Wanted
-from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shape
+from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.sandbox import EnvironmentRef
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.dependencies import missing
@@ -60,7 +60,7 @@ class Environments:
         found = self._definitions.get(name)
         if found is None:
             known = ", ".join(self.names)
-            raise InvalidInput("environment", f"unknown environment; known are {known}", shape(name))
+            raise InvalidInput("environment", f"unknown environment; known are {known}", shown(name))
         return found
 
     def wanted(self, name: str) -> Wanted:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.environment import SHOWN, BuiltEnvironment, Wanted
-from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shape
+from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
 from skillyard.domain.manifest_needs import is_requirement
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.asked_packages import required_name, why_refused
@@ -61,7 +61,7 @@ async def _named(engine: Engine, name: str) -> Target:
     if built is None:
         known = ", ".join(environments.names)
         raise EnvironmentNotFound(
-            "environment", f"no environment has this name or digest; known are {known}", shape(name)
+            "environment", f"no environment has this name or digest; known are {known}", shown(name)
         )
     return Target(built.digest, built=built)
 
@@ -92,7 +92,7 @@ def _of_packages(engine: Engine, principal: Principal, packages: list[str]) -> T
     for index, text in enumerate(packages):
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
-            raise InvalidInput(f"packages[{index}]", rule, shape(text))
+            raise InvalidInput(f"packages[{index}]", rule, shown(text))
     wanted = Wanted.of(packages)
     return Target("packages", wanted, refusal=_why_not(engine, principal, wanted))
 

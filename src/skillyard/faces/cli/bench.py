@@ -21,7 +21,7 @@ from skillyard.faces.cli.options import json_option
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     metavar="FILE",
-    help="Write the numbers there as JSON, too.",
+    help="Write the numbers there as JSON, too; - is --json.",
 )
 @json_option
 def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
@@ -34,4 +34,6 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     """
     from skillyard.bench.main import bench
 
+    if str(output) == "-":
+        output, as_json = None, True
     bench(quick, ready, output, as_json)

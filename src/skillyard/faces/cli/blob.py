@@ -47,15 +47,16 @@ def put(file: str, kind: str | None, as_json: bool, where: Where) -> None:
 
 @blob.command()
 @click.argument("blob_id")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A file instead of stdout.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A file, or - .  [default: -]")
 @click.option("--offset", type=click.IntRange(min=0), default=0, help="The first byte.  [default: 0]")
 @click.option("--length", type=click.IntRange(min=1), help="How many bytes; all when left out.")
 @json_option
 @server_options
 def get(blob_id: str, output: Path | None, offset: int, length: int | None, as_json: bool, where: Where) -> None:
     """Fetch a blob's bytes. A file appears only when all of it came."""
+    output = None if str(output) == "-" else output
     if as_json and output is None:
-        raise click.UsageError("--json needs --output: standard output cannot be both JSON and the bytes.")
+        raise click.UsageError("--json needs --output FILE: standard output cannot be both JSON and the bytes.")
     sink: Path | IO[bytes] = output or sys.stdout.buffer
     with where.open() as target, transfer(blob_id, quiet=as_json) as progress:
         fetched = target.get_blob(blob_id, sink, offset=offset, length=length, progress=progress)
@@ -90,7 +91,7 @@ def rm(blob_ids: tuple[str, ...], as_json: bool, where: Where) -> None:
         deleted = {b: bool(target.call("blobs.delete", {"blob_id": b})["deleted"]) for b in blob_ids}
     if as_json:
         emit_json(deleted)
-    elif missing := [b for b, gone in deleted.items() if not gone]:
+    if missing := [b for b, gone in deleted.items() if not gone]:
         raise Failure(f"no such blob: {', '.join(missing)}")
 
 

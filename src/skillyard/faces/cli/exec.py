@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from skillyard.faces.cli.execution import perform, run_options
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.inputs import read_text
+from skillyard.faces.cli.streams import read_stdin
 
 
 @click.command("exec")
@@ -51,4 +51,4 @@ def _source(file: str, options: dict[str, Any]) -> str:
         return read_text(Path(file))
     if options["args_text"] == "-":
         raise Failure("standard input is the code, so it cannot be --args too")
-    return sys.stdin.read()
+    return read_stdin("code")

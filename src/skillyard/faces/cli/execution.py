@@ -90,7 +90,8 @@ def perform(
         saved = _save(target, run, save, quiet=as_json) if save else []
     _show(run, saved, as_json=as_json)
     if not run.ok:
-        click.get_current_context().exit(Exit.FAILED)
+        refused = (run.error or {}).get("type") == "PolicyRefused"
+        click.get_current_context().exit(Exit.REFUSED if refused else Exit.FAILED)
 
 
 def _environment(params: dict[str, Any]) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ class Exit(IntEnum):
 
 _MEANINGS = {
     Exit.OK: "done",
-    Exit.FAILED: "the run failed, or doctor found missing what policy demands",
+    Exit.FAILED: "the run failed, doctor found missing what policy demands, or the output cannot be written",
     Exit.BAD_INPUT: "usage or bad input",
     Exit.NO_ACCESS: "cannot connect, or no valid token",
     Exit.REFUSED: "refused: not allowed, or a protection is missing",
@@ -109,6 +109,8 @@ def reported() -> Iterator[None]:
         _swallow_stdout()
         sys.exit(Exit.OK)
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None:
+            _swallow_stdout()
         if os.environ.get("SKILLYARD_DEBUG"):
             raise
         message, mend, code = explain(error)
@@ -146,5 +148,11 @@ def _say(message: str, mend: str) -> None:
 
 
 def _swallow_stdout() -> None:
-    """Nobody reads us any more: let the interpreter's last flush go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Lets the interpreter's last flush go nowhere: what could not be written is not tried again."""
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)

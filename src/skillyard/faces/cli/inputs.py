@@ -14,6 +14,7 @@ from skillyard.domain.errors import shape
 from skillyard.domain.ids import is_blob_id
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.progress import transfer
+from skillyard.faces.cli.streams import decoded, read_stdin
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{blob:([^{}]+)\}")
 
+_DEEPEST = 97
+"""Arrays and objects inside each other: with the request around them the 100 that a server takes."""
+_TOO_DEEP = f"args: must be at most {_DEEPEST} arrays and objects deep"
+_FLATTEN = "flatten it, or pass it as a file with --blob"
 ARGS_HELP = "The function's argument: a JSON object, @FILE holding one, or - for standard input."
 BLOB_HELP = (
     "Upload FILE and let the run read it. KEY=FILE passes the blob's id as args[KEY]. A plain FILE replaces "
@@ -52,13 +57,17 @@ def parse_args(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     if text == "-":
-        text = sys.stdin.read()
+        text = read_stdin("args")
     elif text.startswith("@"):
         text = read_text(Path(text[1:]))
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except ValueError as error:
         raise Failure(f"args: not JSON: {error}", 'write it like \'{"key": "value"}\'') from None
+    except RecursionError:
+        raise Failure(_TOO_DEEP, _FLATTEN) from None
+    if _depth(value) > _DEEPEST:
+        raise Failure(_TOO_DEEP, _FLATTEN)
     if not isinstance(value, dict):
         raise Failure(f"args: must be a JSON object (got {shape(value)})")
     return value
@@ -87,10 +96,7 @@ def parse_network(rules: Sequence[str]) -> list[str]:
 
 def read_text(path: Path) -> str:
     """A file's text. Raises Failure for what is no UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise Failure(f"{path}: must be UTF-8 text") from None
+    return decoded(str(path), path.read_bytes())
 
 
 def place_blobs(args: dict[str, Any], inputs: Sequence[BlobInput], ids: Sequence[str]) -> dict[str, Any]:
@@ -147,6 +153,15 @@ def _named(name: str, by_name: dict[str, str], used: set[str]) -> str:
         raise Failure(f"args: no --blob is named {name!r} (there are: {known})")
     used.add(name)
     return by_name[name]
+
+
+def _depth(value: Any) -> int:
+    """How many arrays and objects are inside each other."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        depth += 1
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return depth
 
 
 def _no_constant(name: str) -> Any:

@@ -11,6 +11,7 @@ import click
 
 from skillyard._version import __version__
 from skillyard.faces.cli.failures import exit_codes_help, reported
+from skillyard.faces.cli.streams import stand_in
 
 _HERE = "skillyard.faces.cli"
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -77,4 +78,5 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of the ``skillyard`` script."""
+    stand_in()
     cli(prog_name="skillyard")

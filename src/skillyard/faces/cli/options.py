@@ -48,7 +48,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--skills-dir",
         "skills_dirs",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
         multiple=True,
         help="Skills for work in this process; no server is asked then. May repeat.",
     )

@@ -20,7 +20,8 @@ _BREAKS = re.compile(r"[\n\t]+")
 
 def emit_json(value: Any) -> None:
     """One JSON value on standard output; what could steer a terminal is escaped as JSON has it."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
+    text = json.dumps(value, indent=2, ensure_ascii=not encoding.startswith("utf"))
     click.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 

@@ -15,6 +15,7 @@ from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.options import data_dir_option, json_option
 from skillyard.faces.cli.paging import Caller, collect
 from skillyard.faces.cli.render import emit_json, emit_table, moment
+from skillyard.faces.cli.streams import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -216,7 +217,7 @@ def load(name: str) -> None:
     from skillyard.stores.secret_keyring import load_key
     from skillyard.stores.secret_keys import MOST_TEXT, parse_keys
 
-    text = sys.stdin.read(MOST_TEXT + 1)
+    text = decoded("key", sys.stdin.buffer.read(MOST_TEXT + 1))
     try:
         keys = parse_keys(text, "standard input")
     except StoreFault as fault:
@@ -230,14 +231,14 @@ def _read_value(name: str, file: Path | None) -> str:
     if file is None and sys.stdin.isatty():
         value: str = click.prompt(f"value of {name}", hide_input=True, err=True)
         return value
-    if file is None:
+    if file is None or str(file) == "-":
         data = sys.stdin.buffer.read(_MOST)
     else:
         with file.open("rb") as source:
             data = source.read(_MOST)
     try:
         text = data.decode()
-    except UnicodeDecodeError:
+    except UnicodeDecodeError:  # no byte of it is repeated
         raise Failure("value: must be UTF-8 text") from None
     return text.removesuffix("\n").removesuffix("\r")
 

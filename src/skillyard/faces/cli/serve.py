@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
+from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.options import data_dir_option, isolation_option
 
 
@@ -60,12 +62,17 @@ def serve(
         server=_given(host=host, port=port) or None,
         policy=_given(isolation=isolation) or None,
     )
+    # Of every source: a server that serves nothing of it would look as if the skills had gone.
+    if absent := [path for path in settings.skills_dirs if not path.is_dir()]:
+        raise Failure(f"skills_dirs: {absent[0]} is not a directory", "make it, or name another with --skills-dir")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run_server(settings, no_auth=no_auth, announce=_announce))
 
 
 def _announce(url: str) -> None:
-    click.echo(f"skillyard is ready at {url}")
+    # The log has it, too: a server whose starter reads no more, or closed standard output, is none the worse.
+    with suppress(OSError, Failure):
+        click.echo(f"skillyard is ready at {url}")
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ _COLOURS = {"passed": "green", "failed": "red"}
 @click.option(
     "--skills-dir",
     "skills_dirs",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     help="Where the skills are that it requires. May repeat.",
 )
@@ -172,7 +173,12 @@ def _report(subject: Subject, results: Sequence[Result], examples: Sequence[Exam
         emit_json(_as_dict(subject, results, examples))
         return
     ran = {result.name for result in results}
-    rows = [(result.name, "passed" if result.passed else "failed", f"{result.seconds:.2f} s") for result in results]
+    told = sys.stdout.isatty() and sys.stderr.isatty()  # one terminal, which has a line about each already
+    rows = (
+        []
+        if told
+        else [(result.name, "passed" if result.passed else "failed", f"{result.seconds:.2f} s") for result in results]
+    )
     rows += [(example.name, "not run", "") for example in examples if example.name not in ran]
     if rows:
         emit_table(("example", "result", "time"), rows, colours=_COLOURS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.options import data_dir_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table, moment
+from skillyard.faces.cli.streams import read_stdin
 
 if TYPE_CHECKING:
     from skillyard.domain.principal import Scope
@@ -61,7 +61,7 @@ def create(
 
     principal = Principal(name, _scopes(scopes), skills or ("*",), project)
     if value == "-":
-        value = sys.stdin.read().strip()
+        value = read_stdin("value").strip()
     with tokens(data_dir) as (store, wait):
         text = wait(store.create(principal, value))
     granted = sorted(principal.scopes)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.manifest_agent import FrontMatter, check_agent_skill
 from skillyard.domain.manifest_name import GUIDE, check_name
 from skillyard.domain.manifest_report import Problem, Report
@@ -47,13 +47,13 @@ def _write(path: Path, files: Mapping[str, str]) -> list[Path]:
 
 def _checked_kind(kind: str) -> SkillKind:
     if kind not in set(SkillKind):
-        raise InvalidInput("kind", "must be 'action' or 'instruction'", shape(kind))
+        raise InvalidInput("kind", "must be 'action' or 'instruction'", shown(kind))
     return SkillKind(kind)
 
 
 def _checked_format(format: str) -> SkillFormat:
     if format not in set(SkillFormat):
-        raise InvalidInput("format", "must be 'skills-protocol' or 'agent-skills'", shape(format))
+        raise InvalidInput("format", "must be 'skills-protocol' or 'agent-skills'", shown(format))
     return SkillFormat(format)
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.skill import Finding
 from skillyard.stores.skills.archives.portable import check_names
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
@@ -37,5 +37,5 @@ def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None
 def is_lenient(profile: str) -> bool:
     """Raises InvalidInput."""
     if profile not in ("strict", "lenient"):
-        raise InvalidInput("profile", "must be 'strict' or 'lenient'", shape(profile))
+        raise InvalidInput("profile", "must be 'strict' or 'lenient'", shown(profile))
     return profile == "lenient"
