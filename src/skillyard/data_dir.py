@@ -80,6 +80,11 @@ class DataDir:
     def tokens(self) -> Path:
         return self.home / "tokens.json"
 
+    @property
+    def beside(self) -> Path:
+        """A data directory of commands that bring skills of their own while a server owns this one."""
+        return self.home / "beside"
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Make the directory and own it. Raises DataDirUnusable, DataDirInUse."""
@@ -126,7 +131,8 @@ class DataDir:
             holder = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip() or "another process"
             raise DataDirInUse(
                 f"the data directory {self.home} is in use by {holder}: stop it, connect to it as a client, "
-                "or name another with --data-dir"
+                "or name another with --data-dir",
+                holder=holder,
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} ({_command()})\n".encode("utf-8", "replace"), 0)

@@ -50,7 +50,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "skills_dirs",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
         multiple=True,
-        help="Skills for work in this process; no server is asked then. May repeat.",
+        help="Skills of yours, for work in this process, also beside a server. May repeat.",
     )
     @data_dir_option
     @wraps(command)

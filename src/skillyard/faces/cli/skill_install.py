@@ -47,7 +47,7 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
     check_local(source)
     tree, notes = _read(source, inner, as_json=as_json)
     told = [asdict(note) for note in notes]
-    with where.open() as target:
+    with where.open(changes=True) as target:
         try:
             with transfer(source, quiet=as_json) as progress:
                 done = target.publish_skill(io.BytesIO(_packed(tree)), progress=progress)

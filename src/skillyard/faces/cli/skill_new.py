@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import click
@@ -44,8 +45,9 @@ def new(
         emit_json({"name": name, "path": str(directory), "files": [str(file) for file in files]})
         return
     click.echo(str(directory))
-    click.echo(f"next: skillyard skill validate {directory}", err=True)
+    click.echo(f"next: skillyard skill validate {quote(str(directory))}", err=True)
     if directory / "tests" / "examples.toml" in files:
-        click.echo(f"      skillyard skill test {directory}", err=True)
+        click.echo(f"      skillyard skill test {quote(str(directory))}", err=True)
     if directory / "code" / "main.py" in files:
-        click.echo(f'      skillyard run {name} --skills-dir {parent} --args \'{{"text": "hello"}}\'', err=True)
+        where, args = quote(str(parent)), quote('{"text": "hello"}')
+        click.echo(f"      skillyard run {quote(name)} --skills-dir {where} --args {args}", err=True)

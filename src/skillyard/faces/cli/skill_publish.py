@@ -37,7 +37,7 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
     """
     check_local(source)
     body: str | IO[bytes] = sys.stdin.buffer if source == "-" else source
-    with where.open() as target:
+    with where.open(changes=True) as target:
         try:
             with transfer(source, quiet=as_json) as progress:
                 done = target.publish_skill(body, progress=progress)

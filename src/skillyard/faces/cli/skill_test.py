@@ -153,12 +153,12 @@ def _server(subject: Subject, url: str, token: str | None) -> Iterator[Target]:
 def _runtime(subject: Subject, data_dir: Path | None, skills_dirs: tuple[Path, ...]) -> Iterator[Target]:
     from tempfile import TemporaryDirectory
 
-    from skillyard.assembly import SyncRuntime
+    from skillyard.faces.cli.target import Where
 
     with TemporaryDirectory(prefix="skillyard-test-", ignore_cleanup_errors=True) as temporary:
         place = data_dir or Path(temporary) / "data"
-        with SyncRuntime(data_dir=place, skills_dirs=(subject.directory, *skills_dirs)) as runtime:
-            yield cast("Target", runtime)
+        with Where(data_dir=place, skills_dirs=(subject.directory, *skills_dirs)).open() as target:
+            yield cast("Target", target)
 
 
 def _progress(result: Result, number: int, of: int, *, quiet: bool) -> None:

@@ -41,7 +41,7 @@ def approve(skill: str, note: str, as_json: bool, where: Where) -> None:
     The approval is of exactly these bytes. Without one, or a rule of trust.approve, a published skill runs without
     network and secrets.
     """
-    with where.open() as target:
+    with where.open(changes=True) as target:
         done = approve_seen(target, _named(skill), note, quiet=as_json)
     if as_json:
         emit_json(done)
@@ -68,7 +68,7 @@ def approve_seen(target: Target, named: dict[str, Any], note: str, *, quiet: boo
 @server_options
 def revoke(skill: str, as_json: bool, where: Where) -> None:
     """Take approvals back, of every version when none is named. Runs at work go on as they are."""
-    with where.open() as target:
+    with where.open(changes=True) as target:
         done = target.call("catalogue.revoke", _named(skill))
     if as_json:
         emit_json(done)

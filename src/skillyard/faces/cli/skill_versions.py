@@ -99,7 +99,7 @@ def _row(of: Mapping[str, Any], version: Mapping[str, Any]) -> tuple[object, ...
 
 def _called(where: Where, method: str, params: dict[str, Any], *, as_json: bool) -> dict[str, Any] | None:
     """The result; None when it was shown as JSON already."""
-    with where.open() as target:
+    with where.open(changes=True) as target:
         done = target.call(method, params)
     if as_json:
         emit_json(done)

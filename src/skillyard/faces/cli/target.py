@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
+
 from skillyard.client.discovery import ServerUrl, default_data_dir, recorded_url
+from skillyard.faces.cli.render import calm
 
 if TYPE_CHECKING:
     from skillyard.client import ExportedSkill, FetchedBlob, PublishedSkill, StoredBlob
     from skillyard.client.bundles import ArchiveFormat
     from skillyard.client.run import Run
     from skillyard.client.sources import Progress, Sink, Source
+    from skillyard.data_dir import DataDirInUse
+
+PATIENCE_S = 60.0
+"""For another command that holds the data directory."""
+_QUIET_S = 0.5
+_POLL_S = 0.05
 
 
 class Target(Protocol):
@@ -61,26 +71,77 @@ class Where:
     skills_dirs: tuple[Path, ...] = ()
 
     @contextmanager
-    def open(self) -> Iterator[Target]:
-        """The named server, else the one that runs on the data directory, else a runtime of our own.
+    def open(self, *, changes: bool = False) -> Iterator[Target]:
+        """Gives the named server, else the one that runs on the data directory, else a runtime of our own.
 
-        Raises what the client or the runtime raises.
+        A data directory that another command holds is waited for. Where a server holds it, ``skills_dirs`` are served
+        by a runtime on a directory beside: not for ``changes``, which would be made where nobody looks for them.
+        Raises what the client or the runtime raises, and DataDirInUse.
         """
-        if self.url or (not self.skills_dirs and _running(self.data_dir or default_data_dir())):
-            from skillyard.client.sync import SyncClient
+        with ExitStack() as stack:
+            yield self._entered(stack, changes)
 
-            with SyncClient(self.url, self.token, data_dir=self.data_dir) as client:
-                yield client
-        else:
-            with self._runtime() as runtime:
-                yield runtime
-
-    @contextmanager
-    def _runtime(self) -> Iterator[Target]:
+    def _entered(self, stack: ExitStack, changes: bool) -> Target:
+        home = self.data_dir or default_data_dir()
+        if self.url or (not self.skills_dirs and _running(home)):
+            return self._client(stack)
         from skillyard.assembly import SyncRuntime
+        from skillyard.data_dir import DataDirInUse
 
-        with SyncRuntime(data_dir=self.data_dir, skills_dirs=self.skills_dirs) as runtime:
-            yield runtime
+        patience = _Patience()
+        while True:
+            try:
+                return stack.enter_context(SyncRuntime(data_dir=self.data_dir, skills_dirs=self.skills_dirs))
+            except DataDirInUse as error:
+                if not _running(home):
+                    patience.wait(error)
+                elif not self.skills_dirs:
+                    return self._client(stack)
+                elif changes:
+                    raise DataDirInUse(f"{error.message}; without --skills-dir the server does it") from None
+                else:
+                    return self._beside(stack, home, patience)
+
+    def _client(self, stack: ExitStack) -> Target:
+        from skillyard.client.sync import SyncClient
+
+        return stack.enter_context(SyncClient(self.url, self.token, data_dir=self.data_dir))
+
+    def _beside(self, stack: ExitStack, home: Path, patience: _Patience) -> Target:
+        """Has the settings and the skills of ``home``, and runs, blobs, approvals and secrets of its own."""
+        from skillyard.assembly import SyncRuntime
+        from skillyard.data_dir import DataDir, DataDirInUse
+        from skillyard.settings import load_settings
+
+        place = DataDir(home)
+        known = load_settings(data_dir=home, skills_dirs=(*self.skills_dirs, place.skills))
+        settings = known.model_copy(update={"data_dir": place.beside.absolute()})
+        said = f"a server runs on {home}: with --skills-dir this works beside it, with --data-dir {place.beside}"
+        click.echo(calm(f"skillyard: {said}"), err=True)
+        while True:
+            try:
+                return stack.enter_context(SyncRuntime(settings=settings))
+            except DataDirInUse as error:
+                patience.wait(error)
+
+
+class _Patience:
+    """Waits for whoever holds a data directory, and says so; not for ever."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = False
+
+    def wait(self, error: DataDirInUse) -> None:
+        """Returns when it may be free. Raises the error, once all patience is gone."""
+        waited = time.monotonic() - self._began
+        if waited > PATIENCE_S:
+            raise type(error)(f"{error.message} (waited {waited:.0f} s)", **error.details) from None
+        if waited > _QUIET_S and not self._told:
+            self._told = True
+            holder = calm(error.details["holder"])
+            click.echo(f"skillyard: waiting for {holder}, which holds the data directory", err=True)
+        time.sleep(_POLL_S)
 
 
 def _running(data_dir: Path) -> bool:
