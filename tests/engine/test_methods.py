@@ -215,9 +215,7 @@ async def test_an_error_repeats_a_value_that_is_no_secret(rig: Rig, params: dict
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    "params", [{"code": ["hunter2"]}, {"code": "hunter2\ud800"}, {"args": "hunter2"}, {"args": {"a": "hunter2\ud800"}}]
-)
+@pytest.mark.parametrize("params", [{"code": ["hunter2"]}, {"code": "hunter2\ud800"}, {"args": "hunter2"}])
 async def test_an_error_never_repeats_code_or_arguments(rig: Rig, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         await rig.call("run_code", **{"language": "python", "code": "x", **params})

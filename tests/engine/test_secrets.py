@@ -302,8 +302,8 @@ WRONG: list[dict[str, Any]] = [
     *({"value": value} for value in ("", VALUE + "\0", VALUE * 5000, VALUE + "\ud800", [VALUE], {"x": VALUE}, 5, None)),
     *({"project": project} for project in (VALUE + "/", 5, "x" * 65)),
     *({"skills": skills} for skills in (VALUE + "?", "*a", 5)),
-    *({"delivery": delivery} for delivery in (VALUE, None, "")),
-    *({"hosts": hosts} for hosts in ([VALUE + "/"], ["10.0.0.1"], ["*"], VALUE, [5], ["x.com"] * 33, None)),
+    *({"delivery": delivery} for delivery in (VALUE, "")),
+    *({"hosts": hosts} for hosts in ([VALUE + "/"], ["10.0.0.1"], ["*"], VALUE, [5], ["x.com"] * 33)),
     {"vlaue": VALUE},
 ]
 
