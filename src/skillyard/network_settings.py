@@ -82,7 +82,7 @@ class NetworkSettings(BaseModel):
         if len(value) > _MOST_ADDRESSES or not all(map(_is_prefix, value)):
             lengths = ", ".join(f"/{length}" for length in NAT64_LENGTHS)
             rule = f"must be at most {_MOST_ADDRESSES} IPv6 prefixes of {lengths}, such as '2001:db8:64::/96'"
-            raise InvalidInput("network.nat64", rule, shape(value))
+            raise InvalidInput("network.nat64", rule, shown(value))
         return value
 
     @field_validator("ca_file")
