@@ -31,9 +31,9 @@ def _running(database: sqlite3.Connection) -> Iterator[str]:
 
 def _blobs(database: sqlite3.Connection, contents: Path) -> Iterator[str]:
     named: set[str] = set()
-    for blob_id, digest, content in database.execute("SELECT blob_id, sha256, content FROM blobs"):
-        named.add(digest)  # a small one that a run was shown is in its row and in a file
-        file = contents / digest[:2] / digest
+    for blob_id, digest, key, content in database.execute("SELECT blob_id, sha256, content_key, content FROM blobs"):
+        named.add(key)  # a small one that a run was shown is in its row and in a file
+        file = contents / key[:2] / key
         data = content
         if content is None:
             data = file.read_bytes() if file.exists() else b"\0missing"

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from skillyard.domain.errors import QuotaExceeded, StoreFault
 from skillyard.domain.storage import BlobLimits
+from skillyard.stores import migrations
 from skillyard.stores.blob_files import BlobFiles
+from skillyard.stores.blob_rows import content_key
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.testing.blobs_suite import pattern, streamed, whole
@@ -45,9 +50,47 @@ async def test_ids_are_unguessable(blobs: LocalBlobs) -> None:
 async def test_directories_are_private(blobs: LocalBlobs, tmp_path: Path) -> None:
     info = await blobs.create("a", "text/plain", pattern(5000))
     path = await blobs.path(info.blob_id)
-    assert path == tmp_path / "blobs" / "sha256" / info.sha256[:2] / info.sha256
+    key = content_key(info.owner, info.sha256)
+    assert path == tmp_path / "blobs" / "sha256" / key[:2] / key
     for directory in (path.parent, path.parent.parent, tmp_path / "blobs" / "tmp", tmp_path / "blobs"):
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700, directory
+
+
+async def test_equal_contents_of_two_owners_are_two_files(blobs: LocalBlobs, tmp_path: Path) -> None:
+    """Small ones too, which get a file when a run is shown them. That of one stays when the other's goes."""
+    for size in (9000, 10):
+        first, second = [await blobs.create(owner, "text/plain", pattern(size)) for owner in ("a", "b")]
+        assert (await blobs.path(first.blob_id)).stat().st_ino != (await blobs.path(second.blob_id)).stat().st_ino
+        await blobs.delete(first.blob_id)
+        assert (await blobs.path(second.blob_id)).read_bytes() == pattern(size)
+        await blobs.delete(second.blob_id)
+        assert files(tmp_path) == set()
+
+
+async def test_contents_that_an_older_version_stored_are_read_and_removed(tmp_path: Path) -> None:
+    """Their files are named by the digest alone, and are shared by whoever stored them then."""
+    content = pattern(9000)
+    digest = hashlib.sha256(content).hexdigest()
+    old = [migration for migration in migrations.known() if migration.number < 8]
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as database:
+        migrations.migrate(database, "state.db", old)
+        for number, owner in ((1, "a"), (2, "b")):
+            values = (f"blob:{number:032x}", owner, digest)
+            database.execute(
+                "INSERT INTO blobs (blob_id, owner, kind, size, sha256, created_at) VALUES (?, ?, 'a/b', 9000, ?, 0)",
+                values,
+            )
+    file = tmp_path / "blobs" / "sha256" / digest[:2] / digest
+    file.parent.mkdir(parents=True, mode=0o700)
+    file.write_bytes(content)
+    async with yard(tmp_path) as (blobs, _, _):
+        for number in (1, 2):
+            blob_id = f"blob:{number:032x}"
+            assert await whole(blobs, blob_id) == content
+            assert await blobs.path(blob_id) == file
+            await blobs.sweep()
+            assert await blobs.delete(blob_id)
+            assert file.exists() == (number == 1)
 
 
 async def test_equal_contents_share_a_file(blobs: LocalBlobs, tmp_path: Path) -> None:
@@ -64,7 +107,7 @@ async def test_small_contents_have_a_file_only_when_mounted(blobs: LocalBlobs, t
     info = await blobs.create("a", "text/plain", pattern(4096))
     assert not files(tmp_path)
     await asyncio.gather(*(blobs.path(info.blob_id) for _ in range(5)))
-    assert files(tmp_path) == {info.sha256}
+    assert files(tmp_path) == {content_key(info.owner, info.sha256)}
     await blobs.delete(info.blob_id)
     assert not files(tmp_path)
 

@@ -132,12 +132,12 @@ class BlobMachine(RuleBasedStateMachine):
 
     def files(self) -> set[str]:
         """Contents that have a file, without those that also live in their rows."""
-        inline = self.runner.run(self.database.fetch("SELECT sha256 FROM blobs WHERE content IS NOT NULL"))
+        inline = self.runner.run(self.database.fetch("SELECT content_key FROM blobs WHERE content IS NOT NULL"))
         found = {path.name for path in (self.root / "blobs" / "sha256").glob("*/*")}
         return found - {row[0] for row in inline}
 
     async def filed(self) -> set[str]:
-        rows = await self.database.fetch("SELECT sha256 FROM blobs WHERE content IS NULL")
+        rows = await self.database.fetch("SELECT content_key FROM blobs WHERE content IS NULL")
         return {row[0] for row in rows}
 
 

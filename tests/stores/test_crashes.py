@@ -28,7 +28,7 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
 
 
 async def check_swept(directory: Path, database: Database) -> None:
-    named = {row[0] for row in await database.fetch("SELECT sha256 FROM blobs")}
+    named = {row[0] for row in await database.fetch("SELECT content_key FROM blobs")}
     assert await filed(database) <= files(directory) <= named
     assert not list((directory / "blobs" / "tmp").iterdir())
 

@@ -57,7 +57,7 @@ def files(directory: Path) -> set[str]:
 
 
 async def filed(database: Database) -> set[str]:
-    return {row[0] for row in await database.fetch("SELECT sha256 FROM blobs WHERE content IS NULL")}
+    return {row[0] for row in await database.fetch("SELECT content_key FROM blobs WHERE content IS NULL")}
 
 
 def die_at(step: str) -> None:

@@ -82,7 +82,7 @@ class Collector:
         removed = await asyncio.to_thread(self._files.clean)
         for prefix in await asyncio.to_thread(self._files.prefixes):
             there = await asyncio.to_thread(self._files.digests, prefix)
-            named = {row[0] for row in await self._database.fetch(rows.DIGESTS, (prefix, prefix + "g"))}
+            named = {row[0] for row in await self._database.fetch(rows.KEYS, (prefix, prefix + "g"))}
             strays = [digest for digest in there if digest not in named]
             for start in range(0, len(strays), BATCH):
                 removed += await self.collect(strays[start : start + BATCH])

@@ -1,4 +1,6 @@
-"""Content-addressed files: ``sha256/ab/<hex>`` (0444), and what is on its way in or out below ``tmp``.
+"""Contents as files: ``sha256/ab/<key>`` (0444), and what is on its way in or out below ``tmp``.
+
+A key (:func:`skillyard.stores.blob_rows.content_key`) is of one owner's content; of old contents, the digest itself.
 
 Directories are 0700. A file gets its final name only when it is complete. One that is being written is
 locked by its writer, so that what nobody has locked was left by a crash.
@@ -85,8 +87,8 @@ class BlobFiles:
         except OSError as error:
             raise disk_fault(error) from error
 
-    def path(self, sha256: str) -> Path:
-        return self._contents / sha256[:2] / sha256
+    def path(self, key: str) -> Path:
+        return self._contents / key[:2] / key
 
     def stage(self) -> StagedFile:
         """A new empty file below ``tmp``."""
@@ -95,18 +97,18 @@ class BlobFiles:
     def seal(self, staged: StagedFile) -> str:
         return staged.seal(sync=self._sync)
 
-    def holds(self, sha256: str, size: int) -> bool:
+    def holds(self, key: str, size: int) -> bool:
         """Whether the content is there, whole as far as its size tells."""
         try:
-            return self.path(sha256).stat().st_size == size
+            return self.path(key).stat().st_size == size
         except OSError:
             return False
 
-    def place(self, staged: Path, sha256: str, size: int) -> None:
+    def place(self, staged: Path, key: str, size: int) -> None:
         """Give a sealed file its final name, unless the content is there already. Can be repeated."""
-        if self.holds(sha256, size):
+        if self.holds(key, size):
             return
-        target = self.path(sha256)
+        target = self.path(key)
         try:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             staged.replace(target)
@@ -115,22 +117,22 @@ class BlobFiles:
         except OSError as error:
             raise disk_fault(error) from error
 
-    def put(self, content: bytes, sha256: str) -> None:
+    def put(self, content: bytes, key: str) -> None:
         """Write a small content and give it its final name at once."""
         staged = self.stage()
         try:
             staged.write(content)
             self.seal(staged)
-            self.place(staged.path, sha256, len(content))
+            self.place(staged.path, key, len(content))
         finally:
             staged.discard()
 
-    def trash(self, sha256: str) -> Path | None:
+    def trash(self, key: str) -> Path | None:
         """Take the final name away, which is quick whatever the size; where the file now waits for
         :meth:`remove`. None when it was not there."""
         away = self._tmp / f"trash-{secrets.token_hex(8)}"
         try:
-            self.path(sha256).rename(away)
+            self.path(key).rename(away)
         except FileNotFoundError:
             return None
         except OSError as error:

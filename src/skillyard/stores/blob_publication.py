@@ -23,6 +23,11 @@ class Publication:
     files: BlobFiles
     _inserted: bool = field(default=False, init=False)
 
+    @property
+    def key(self) -> str:
+        """The content's."""
+        return rows.content_key(self.info.owner, self.info.sha256)
+
     def store(self, connection: sqlite3.Connection) -> InvalidInput | None:
         """What speaks against the blob; None when it is stored."""
         self._inserted = False
@@ -30,7 +35,7 @@ class Publication:
         if refusal is not None:
             return refusal
         if self.content.staged is not None:
-            self.files.place(self.content.staged.path, self.info.sha256, self.info.size)
+            self.files.place(self.content.staged.path, self.key, self.info.size)
         self._inserted = True
         return None
 

@@ -5,6 +5,7 @@ Operations return a refusal rather than raise it: raising would undo the writes 
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -15,20 +16,27 @@ from skillyard.ports.blobs import BlobInfo
 
 INFO = "blob_id, kind, size, sha256, owner, created_at, expires_at, run_id"
 STAT = f"SELECT {INFO} FROM blobs WHERE blob_id = ?"  # noqa: S608 - fixed texts
+KEY = "SELECT content_key FROM blobs WHERE blob_id = ?"
 CONTENT = "SELECT content FROM blobs WHERE blob_id = ?"
 POSITION = "SELECT seq, owner FROM blobs WHERE blob_id = ?"
-DIGESTS = "SELECT DISTINCT sha256 FROM blobs WHERE sha256 >= ? AND sha256 < ?"
+KEYS = "SELECT DISTINCT content_key FROM blobs WHERE content_key >= ? AND content_key < ?"
 STORED = "SELECT count, bytes FROM blob_owners WHERE owner = ?"
 
 ANY_EXPIRED = "SELECT 1 FROM blobs WHERE expires_at <= ? AND owner = ? LIMIT 1"
 
 _INSERT = """
-    INSERT INTO blobs (blob_id, kind, size, sha256, owner, created_at, expires_at, run_id, content)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+    INSERT INTO blobs (blob_id, kind, size, sha256, owner, created_at, expires_at, run_id, content, content_key)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
 _EXPIRED = """
     DELETE FROM blobs WHERE seq IN
         (SELECT seq FROM blobs WHERE expires_at <= ?1 AND owner = coalesce(?2, owner) LIMIT ?3)
-    RETURNING sha256"""
+    RETURNING content_key"""
+
+
+def content_key(owner: str, sha256: str) -> str:
+    """What names a content's file: equal bytes of two owners are two files, whose times and presence tell neither of
+    the other."""
+    return hashlib.sha256(f"{sha256}:{owner}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def info_of(row: tuple[Any, ...]) -> BlobInfo:
@@ -54,6 +62,7 @@ def insert(
         info.expires_at,
         info.run_id,
         content,
+        content_key(info.owner, info.sha256),
     )
     if connection.execute(_INSERT, values).rowcount == 1:
         return None
@@ -61,21 +70,21 @@ def insert(
 
 
 def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | None] | None:
-    """The digest and expiry of the row that went."""
-    rows = connection.execute("DELETE FROM blobs WHERE blob_id = ? RETURNING sha256, expires_at", (blob_id,))
+    """The content's key and the expiry of the row that went."""
+    rows = connection.execute("DELETE FROM blobs WHERE blob_id = ? RETURNING content_key, expires_at", (blob_id,))
     found: list[tuple[str, float | None]] = rows.fetchall()
     return found[0] if found else None
 
 
 def delete_expired(connection: sqlite3.Connection, now: float, owner: str | None, limit: int) -> list[str]:
-    """Remove up to ``limit`` expired rows, of one owner or of all; the digest of each."""
+    """Remove up to ``limit`` expired rows, of one owner or of all; the content's key of each."""
     return [row[0] for row in connection.execute(_EXPIRED, (now, owner, limit)).fetchall()]
 
 
-def unused(connection: sqlite3.Connection, digests: Sequence[str]) -> list[str]:
-    """Those digests that no row names."""
-    query = "SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1"
-    return [digest for digest in digests if not connection.execute(query, (digest,)).fetchall()]
+def unused(connection: sqlite3.Connection, keys: Sequence[str]) -> list[str]:
+    """Those keys that no row names."""
+    query = "SELECT 1 FROM blobs WHERE content_key = ? LIMIT 1"
+    return [key for key in keys if not connection.execute(query, (key,)).fetchall()]
 
 
 def page(owner: str | None, position: int | None, now: float, limit: int) -> tuple[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""Blobs on the local disk: rows in the database, contents in the rows or in content-addressed files.
+"""Blobs on the local disk: rows in the database, contents in the rows or in files by owner and content.
 
 How rows and files stay in step, whatever stops the process and whoever else works on the same directory:
 a file gets its final name under the database's write lock, in the transaction that stores the first row
@@ -119,9 +119,10 @@ class LocalBlobs:
     async def path(self, blob_id: str) -> Path:
         """As the port says. Raises StoreFault when the content is damaged."""
         info = await self._live(blob_id)
-        if not self._files.holds(info.sha256, info.size):
-            await self._materialise(info)
-        return self._files.path(info.sha256)
+        key = await self._key(info)
+        if not self._files.holds(key, info.size):
+            await self._materialise(info, key)
+        return self._files.path(key)
 
     async def delete(self, blob_id: str) -> bool:
         if not is_blob_id(blob_id):
@@ -129,8 +130,8 @@ class LocalBlobs:
         gone = await self._database.write(lambda connection: rows.delete(connection, blob_id))
         if gone is None:
             return False
-        sha256, expires_at = gone
-        await self._collector.collect([sha256])
+        key, expires_at = gone
+        await self._collector.collect([key])
         return not self._expired(expires_at)
 
     async def list(self, owner: str | None, *, limit: int = 100, after: str | None = None) -> Sequence[BlobInfo]:
@@ -177,7 +178,7 @@ class LocalBlobs:
         """Leave nothing, whether or not the step took place; that happens even if this is cancelled."""
         undone = self._database.submit(publication.undo)
         undone.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.wait([undone, self._collector.drop([publication.info.sha256])])
+        await asyncio.wait([undone, self._collector.drop([publication.key])])
 
     async def _live(self, blob_id: str) -> BlobInfo:
         info = await self.stat(blob_id)
@@ -197,7 +198,7 @@ class LocalBlobs:
 
     async def _open(self, info: BlobInfo) -> FileIO:
         try:
-            file = FileIO(self._files.path(info.sha256))
+            file = FileIO(self._files.path(await self._key(info)))
         except OSError as error:
             await self._live(info.blob_id)  # raises when it was deleted meanwhile
             raise damaged(info) from error
@@ -206,18 +207,24 @@ class LocalBlobs:
             raise damaged(info)
         return file
 
-    async def _materialise(self, info: BlobInfo) -> None:
-        """Give an inline content a file; it goes when the last blob with that content goes."""
+    async def _key(self, info: BlobInfo) -> str:
+        row = await self._database.lookup(rows.KEY, (info.blob_id,))
+        if row is None:
+            raise not_found(info.blob_id)
+        return str(row[0])
+
+    async def _materialise(self, info: BlobInfo, key: str) -> None:
+        """Give an inline content a file; it goes when the owner's last blob with that content goes."""
         content = await self._inline(info)
         if content is None:
             raise damaged(info)
-        if not await self._database.submit(lambda connection: self._put(connection, info, content), alone=True):
+        if not await self._database.submit(lambda connection: self._put(connection, info, key, content), alone=True):
             raise not_found(info.blob_id)
 
-    def _put(self, connection: sqlite3.Connection, info: BlobInfo, content: bytes) -> bool:
+    def _put(self, connection: sqlite3.Connection, info: BlobInfo, key: str, content: bytes) -> bool:
         if not connection.execute(rows.STAT, (info.blob_id,)).fetchall():
             return False
-        self._files.put(content, info.sha256)
+        self._files.put(content, key)
         return True
 
     async def _position(self, owner: str | None, blob_id: str) -> int:
