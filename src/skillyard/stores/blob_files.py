@@ -147,8 +147,10 @@ class BlobFiles:
         """Remove what is below ``tmp`` and is not being written; how many files a crash had left there."""
         left = 0
         for entry in os.scandir(self._tmp):
-            if _remove_unlocked(Path(entry)) and not entry.name.startswith("trash-"):
-                left += 1
+            if entry.name.startswith("trash-"):
+                Path(entry).unlink(missing_ok=True)  # a run that was shown it may have a lock on it
+            else:
+                left += _remove_unlocked(Path(entry))
         return left
 
     def prefixes(self) -> list[str]:
