@@ -108,6 +108,29 @@ async def test_storms_of_resets(shared_gate: ProcessGate, rooms: Rooms) -> None:
     assert sum(row.count for row in rows if row.via == "direct") == 201
 
 
+async def test_connections_that_a_session_ends_before_they_are_served_take_no_room() -> None:
+    """A run that knocks while it ends leaves the gate as much room for others as there was."""
+
+    async def serve(_: Session, client: Stream) -> None:
+        await client.read()
+
+    own, room = OwnAddresses(), Room(100_000)
+    session = Session("one", EgressPlan(policy("*")), Dialer(own))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        door = Door(session, listener, serve, room, lambda fault: pytest.fail(str(fault)))
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+        door._knocked()
+        assert room.connections == 5
+        session.close()  # in the same turn of the loop, as when both became readable together
+        await until(lambda: not session.visits)
+        assert (room.connections, session.usage.connections) == (0, 0)
+        door.close()
+        for client in clients:
+            client.close()
+    own.close()
+
+
 async def test_without_descriptors_who_knocks_waits_and_is_served_later() -> None:
     """In this process, whose descriptors can be taken."""
     served = asyncio.Event()

@@ -66,8 +66,12 @@ class Dialer:
                 found = await asyncio.shield(learning)
         except TimeoutError:
             raise Silent(f"whether there is a NAT64 cannot be looked up within {within:g} s") from None
-        if self._learning is learning:
-            self._learning, self._learnt_at = None, loop.time()
+        finally:
+            first = self._learning is learning
+            if first and learning.done():
+                self._learning = None
+        if first:
+            self._learnt_at = loop.time()
             if found is None:
                 self._learnt_at -= _NAT64_S - _NAT64_AGAIN_S
             else:

@@ -71,6 +71,7 @@ class Door:
         visit = Visit(client)
         session.visits.add(visit)
         visit.task = self._loop.create_task(self._visit(visit))
+        visit.task.add_done_callback(lambda _: self._over(visit))  # one that is ended at once never begins
 
     def _turn_away(self, client: Stream, why: str) -> None:
         address, port = client.local
@@ -88,6 +89,8 @@ class Door:
             self._on_fault(fault)
         finally:
             visit.client.reset()
-            self._session.visits.discard(visit)
-            self._session.usage.leave()
-            self._room.connections -= 1
+
+    def _over(self, visit: Visit) -> None:
+        self._session.visits.discard(visit)
+        self._session.usage.leave()
+        self._room.connections -= 1

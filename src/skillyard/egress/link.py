@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -118,7 +119,9 @@ class Link:
     def _send(self, number: int, message: Message, sockets: Sequence[socket.socket] = ()) -> None:
         self._channel.send({"id": number, **message}, sockets)
 
-    def _message(self, message: Message, _: list[int]) -> None:
+    def _message(self, message: Message, fds: list[int]) -> None:
+        for fd in fds:  # a gate has none to give
+            os.close(fd)
         operation = message.get("op")
         if operation == "ready":
             self._facts.set_result(message)

@@ -165,8 +165,11 @@ def _in_json(text: str) -> Iterator[str]:
 
 
 def _utf16(character: str) -> str:
-    units = character.encode("utf-16-be", "surrogatepass").hex().upper()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    point = ord(character)
+    if point < 0x10000:
+        return f"\\u{point:04X}"
+    high, low = divmod(point - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04X}\\u{0xDC00 + low:04X}"
 
 
 def _in_html(text: str) -> Iterator[str]:
