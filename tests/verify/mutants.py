@@ -93,7 +93,7 @@ async def weakened(
         prefix="skillyard-mutant-"
     ) as copy:  # the sandboxes' users must be able to read it
         monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
-        monkeypatch.setattr(own_process, "_roots", lambda roots=own_process._roots: [copy, *roots()])
+        monkeypatch.setattr(own_process, "_roots", lambda needs, roots=own_process._roots: [copy, *roots(needs)])
         async with _yard(mutant, place, monkeypatch, claims) as yard:
             yield yard
 

@@ -16,7 +16,7 @@ from skillyard.domain.protection import Probe
 from skillyard.engine import execute, grant, methods, output, secrets_for_run
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
-from skillyard.engine.redact import NOTHING
+from skillyard.engine.redact import NOTHING, Redaction
 from tests.verify.mutants import Mutant
 
 
@@ -147,7 +147,71 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Offer, "check_walls", lambda self, enforced: None)
 
 
+def approving(patch: pytest.MonkeyPatch) -> None:
+    """Whatever is published is approved."""
+    from skillyard.domain.approval import Standing
+    from skillyard.engine import needs
+
+    async def standing(engine: Any, skill: Any) -> Any:
+        return Standing(True, "operator", "a mutant")
+
+    patch.setattr(needs, "standing_of", standing)
+
+
+def everybodys_names(patch: pytest.MonkeyPatch) -> None:
+    """Neither the engine nor the store asks whose a name is."""
+    from skillyard.engine.catalogue import ownership
+    from skillyard.stores import publication_rows
+
+    for module in (ownership, publication_rows):
+        patch.setattr(module, "claim_refusal", lambda name, owner, project: None)
+
+
+def lax_archives(patch: pytest.MonkeyPatch) -> None:
+    """Entries that are refused are left out, and the rest is taken."""
+    from skillyard.stores.skills.archives.collected import Collected
+
+    patch.setattr(Collected, "report", lambda self, refused: None)
+
+
+def schemas_at_hand(patch: pytest.MonkeyPatch) -> None:
+    """Schemas are applied in the server's own loop."""
+    from skillyard.domain.schema_verdict import SchemaVerdict
+    from skillyard.schemas import dialect
+    from skillyard.schemas.pool import SchemaPool
+
+    async def check(self: Any, principal: str, key: str, schema: Any, value: bytes, **_: Any) -> SchemaVerdict:
+        list(dialect.validator(schema).iter_errors(json.loads(value)))
+        return SchemaVerdict()
+
+    patch.setattr(SchemaPool, "check", check)
+
+
+def cut_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Redaction, "cut", lambda self, text, how, whole=True: self.text(how(text), whole=whole))
+
+
 MUTANTS = (
+    Mutant(
+        "approving", ("rule: an approval is an operator's, of these bytes",), "whatever is published is approved",
+        ("publishing-least", "publishing-changed-bytes", "publishing-revoked"), outside=approving, short=True,
+    ),
+    Mutant(
+        "everybodys_names", ("rule: a name is its first project's",), "every project may publish under a name",
+        ("publishing-names",), outside=everybodys_names,
+    ),
+    Mutant(
+        "lax_archives", ("rule: an archive is taken whole or not at all",), "entries that are refused are left out",
+        ("publishing-archives",), outside=lax_archives,
+    ),
+    Mutant(
+        "schemas_at_hand", ("rule: schemas are applied where it can be ended",), "the server's loop applies schemas",
+        ("publishing-schemas",), outside=schemas_at_hand,
+    ),
+    Mutant(
+        "cut_first", ("rule: secrets are taken out before anything is cut",), "texts are cut before they are redacted",
+        ("publishing-values",), outside=cut_first,
+    ),
     Mutant(
         "believing", ("rule: the channel is read as hostile",), "a channel that breaks its rules is believed",
         (
@@ -182,7 +246,8 @@ MUTANTS = (
     ),
     Mutant(
         "one_principal", ("rule: objects are their principal's",), "whoever asks is taken for the operator",
-        ("principals-stealing", "principals-same-key", "principals-scopes"), outside=one_principal, short=True,
+        ("principals-stealing", "principals-same-key", "principals-scopes", "publishing-own-approval"),
+        outside=one_principal, short=True,
     ),
     Mutant(
         "telling", ("rule: what is another's does not exist",), "what exists is refused by another name",
