@@ -71,7 +71,7 @@ async def test_contents_that_an_older_version_stored_are_read_and_removed(tmp_pa
     """Their files are named by the digest alone, and are shared by whoever stored them then."""
     content = pattern(9000)
     digest = hashlib.sha256(content).hexdigest()
-    old = [migration for migration in migrations.known() if migration.number < 8]
+    old = [migration for migration in migrations.known() if migration.number < 9]
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as database:
         migrations.migrate(database, "state.db", old)
         for number, owner in ((1, "a"), (2, "b")):
