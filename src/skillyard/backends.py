@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from skillyard.egress.client import ProcessGate
     from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
+    from skillyard.sandbox.native.backend import NativeBackend
     from skillyard.schemas.pool import SchemaPool
     from skillyard.settings import Settings
 
@@ -45,7 +46,7 @@ def native_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) 
     from skillyard.sandbox.native.backend import NativeBackend
     from skillyard.sandbox.native.launch import KeeperOptions
 
-    return NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()), plug)
+    return _probing(NativeBackend(run_dir, KeeperOptions(**settings.native.model_dump()), plug), settings)
 
 
 def landlock_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:  # noqa: ARG001
@@ -54,7 +55,7 @@ def landlock_backend(settings: Settings, run_dir: Path, plug: Plug | None = None
     from skillyard.sandbox.landlock.options import LandlockOptions
 
     options = LandlockOptions(**settings.native.model_dump(exclude={"uid_base", "uid_count"}))
-    return LandlockBackend(run_dir / "landlock", options)
+    return _probing(LandlockBackend(run_dir / "landlock", options), settings)
 
 
 def gvisor_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:  # noqa: ARG001
@@ -63,7 +64,13 @@ def gvisor_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) 
     from skillyard.sandbox.gvisor.options import GvisorOptions
 
     options = GvisorOptions(**{**settings.native.model_dump(), **settings.gvisor.model_dump()})
-    return GvisorBackend(run_dir / "gvisor", options)
+    return _probing(GvisorBackend(run_dir / "gvisor", options), settings)
+
+
+def _probing(backend: NativeBackend, settings: Settings) -> Backend:
+    """``backend``, whose probe asks for what a run asks for that names no limits."""
+    backend.usual_pids = settings.limits.pids
+    return backend
 
 
 _MAKE: Mapping[str, Callable[[Settings, Path, Plug | None], Backend]] = {

@@ -123,17 +123,15 @@ def no_dev_shm() -> None:
 
 
 def no_new_processes(more: str) -> None:
-    """RLIMIT_NPROC: ``more`` threads besides those that this user has. Binds no root of the first user namespace."""
-    have = sum(_threads(name) for name in os.listdir("/proc") if name.isdigit())
-    resource.setrlimit(resource.RLIMIT_NPROC, (have + int(more),) * 2)
+    """RLIMIT_NPROC: ``more`` threads besides this one. In a user namespace of its own, where the kernel counts what is
+    in it and nothing else of this user, such as another half of the tests. Binds no root of the first one."""
+    enter(NEWUSER)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1 + int(more),) * 2)
 
 
-def _threads(pid: str) -> int:
-    """Of ours."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/task")) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
-    except OSError:
-        return 0
+def most_processes(count: str) -> None:
+    """RLIMIT_NPROC as ``ulimit -u`` sets it."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (int(count),) * 2)
 
 
 def few_descriptors(count: str) -> None:
@@ -167,6 +165,7 @@ KNOCKS: dict[str, Callable[..., None]] = {
     "no_dev_shm": no_dev_shm,
     "small_disk": small_disk,
     "no_new_processes": no_new_processes,
+    "most_processes": most_processes,
     "few_descriptors": few_descriptors,
     "without_capabilities": without_capabilities,
 }

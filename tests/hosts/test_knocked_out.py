@@ -179,3 +179,23 @@ def test_no_further_process_is_named(more: int, host: Host, sound: dict[str, Any
     assert done.returncode in (1, 4), done.stderr
     assert "Resource temporarily unavailable" in done.stderr or "can't start new thread" in done.stderr
     assert "more processes" in done.stderr or "ulimit -u" in done.stderr
+
+
+@pytest.mark.skipif(ROOT, reason="root with its capabilities raises the limit")
+def test_a_limit_below_what_a_run_needs_is_named_by_doctor_and_by_the_run(
+    host: Host, sound: dict[str, Any], may: Callable[[str], None]
+) -> None:
+    """Of processes: a run may have 256 unless it says otherwise, and nobody raises a hard limit."""
+    may("most_processes:200")
+    found = host.doctor("most_processes:200")
+    assert (found["exit"], found["ready"]) == (1, False)
+    assert "hard limit (processes, ulimit -u) is 200, and the sandbox needs 257" in found["facts"]["why"]
+    assert "limits.pids" in found["facts"]["mend"]
+    done = host.execute(CODE, "--args", '{"n": 1}', knocks=("most_processes:200",))
+    assert done.returncode == 4, done.stderr
+    assert "ulimit -u) is 200" in done.stderr
+    asked = ("--limit", "pids=300")
+    done = host.execute(CODE, "--args", '{"n": 1}', *asked, knocks=("most_processes:270",))
+    assert done.returncode == 1, done.stderr
+    assert "ulimit -u) is 270, and the sandbox needs 301" in done.stderr
+    assert host.execute(CODE, "--args", '{"n": 1}', knocks=("most_processes:270",)).returncode == 0

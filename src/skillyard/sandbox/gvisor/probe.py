@@ -74,7 +74,7 @@ def absent(why: str, texts: dict[str, str], *, mend: str) -> Probe:
 
 async def _look(backend: GvisorBackend) -> tuple[dict[str, Any], dict[str, Any]]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
-    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
+    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
     try:
         outside = await backend.outside(sandbox.handle)
         inside = await inside_look.look(sandbox, _LOOK, bound_ms=_BOUND_MS)

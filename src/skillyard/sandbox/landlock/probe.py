@@ -78,7 +78,7 @@ async def _look(backend: LandlockBackend) -> dict[str, Any]:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
         Path(canary.name).chmod(0o644)
         words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
-        sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16)), key)
+        sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
         try:
             return await inside_look.look(sandbox, _LOOK, *words, bound_ms=_BOUND_MS)
         finally:

@@ -30,6 +30,9 @@ _DEFAULT_OPTIONS = KeeperOptions()
 class NativeBackend:
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
 
+    usual_pids = 16
+    """What the probe's sandbox asks for: set to the operator's default, it finds out what would refuse every run."""
+
     def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS, plug: Plug | None = None) -> None:
         """``plug`` is where sandboxes with ``egress`` are plugged in; without it there are none."""
         self._run_dir = run_dir

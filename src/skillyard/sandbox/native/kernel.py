@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import struct
 from collections.abc import Mapping
 
@@ -368,3 +369,25 @@ def signal_descriptor(signals: set[int]) -> int:
     for number in signals:
         mask[0] |= 1 << (number - 1)
     return _checked("signalfd", _libc.signalfd(-1, ctypes.byref(mask), os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+_NAMED = {
+    resource.RLIMIT_NPROC: "processes, ulimit -u",
+    resource.RLIMIT_NOFILE: "open files, ulimit -n",
+    resource.RLIMIT_DATA: "data in KiB, ulimit -d",
+    resource.RLIMIT_FSIZE: "size of files, ulimit -f",
+    resource.RLIMIT_MEMLOCK: "locked memory, ulimit -l",
+    resource.RLIMIT_SIGPENDING: "pending signals, ulimit -i",
+}
+
+
+def set_limit(kind: int, value: int) -> None:
+    """Sets a resource limit, soft and hard. Raises PermissionError that names the one of the server's below it."""
+    try:
+        resource.setrlimit(kind, (value, value))
+    except ValueError:
+        _, hard = resource.getrlimit(kind)
+        name = _NAMED.get(kind, f"resource limit {kind}")
+        raise PermissionError(
+            f"the server's own hard limit ({name}) is {hard}, and the sandbox needs {value}"
+        ) from None

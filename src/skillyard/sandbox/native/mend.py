@@ -41,7 +41,7 @@ _UNIT_IDS = (
 )
 _SHORT = {
     os.strerror(errno.EMFILE): "raise the limit of open files (ulimit -n; a unit's LimitNOFILE=; --ulimit nofile=)",
-    "raise maximum limit": "raise this process's hard limits (ulimit -Ha): 1024 files, as many processes as a run gets",
+    "server's own hard limit": "raise it where the server is started (LimitNPROC= of a unit), or lower limits.pids",
     os.strerror(errno.EAGAIN): "allow more processes (ulimit -u; a unit's TasksMax=; --pids-limit), or end some",
     os.strerror(errno.ENOMEM): "give the host or the container more memory",
     os.strerror(errno.ENOSPC): "free some space on the disk of the data directory",

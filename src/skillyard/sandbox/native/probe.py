@@ -70,7 +70,9 @@ async def probe(backend: NativeBackend) -> Probe:
 async def _look(backend: NativeBackend) -> tuple[dict[str, Any], Protection]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     shown = Mount(Path(__file__).resolve().parent, "/skills/probe")
-    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=16, disk_mb=16), mounts=(shown,)), key)
+    sandbox = await backend.create_unchecked(
+        SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), mounts=(shown,)), key
+    )
     tried = await egress_probe.attempt(backend, sandbox.handle)
     try:
         seen = await inside_look.look(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)

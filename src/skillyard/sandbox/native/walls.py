@@ -227,7 +227,7 @@ def _limit(spec: Build) -> None:
     if spec.stack_bytes:
         lessen_stacks(spec.stack_bytes)
     for kind, value in limits(spec):
-        resource.setrlimit(kind, (value, value))
+        kernel.set_limit(kind, value)
 
 
 def limits(spec: Build) -> tuple[tuple[int, int], ...]:
