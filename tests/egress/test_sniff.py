@@ -218,6 +218,21 @@ def test_what_becomes_a_request_after_it_began_to_pass_is_held_all_the_same() ->
         assert guard.for_server().lower() == (b"" if held else honest[4:].lower())
 
 
+@settings(deadline=None, max_examples=400)
+@given(st.lists(_parts, max_size=8), st.integers(1, 3))
+def test_what_passes_early_is_never_a_request(parts: list[bytes], size: int) -> None:
+    said, guard, passed = b"".join(parts), FirstWords("a.x.com", 8080), b""
+    with contextlib.suppress(Trouble):
+        for at in range(0, len(said), size):
+            guard.client_says(said[at : at + size])
+            if guard.raw:
+                break
+            passed += guard.for_server()
+            assert sniff(passed + b"\n") in (None, Kind.OTHER)
+            if sniff(said[: at + size] + b"\n") in (None, Kind.OTHER):
+                assert passed == said[: at + size]
+
+
 def test_what_is_written_anew_cannot_have_begun_to_pass() -> None:
     guard = FirstWords("a.x.com", 8080)
     guard.client_says(b"POST http://a.x.com:8080/x")

@@ -24,6 +24,8 @@ _MAYBE_REQUEST = re.compile(
 )  # some take any method
 _VERSION = re.compile(rb"HTTP/", re.IGNORECASE)
 _OLD_REQUEST = re.compile(rb"GET[" + _SPACE + rb"]+[^" + _SPACE + rb"]")
+_UNNAMED = re.compile(rb"[" + _SPACE + rb"\n]*(?!GET[" + _SPACE + rb"]|PROXY )[^" + _SPACE + rb"\n].{5}", re.DOTALL)
+"""A line that nothing but a version can make a request."""
 _TLS_KINDS = range(20, 24)
 _PROXY_LINE, _PROXY_SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"  # HAProxy's PROXY protocol, versions 1 and 2
 
@@ -99,6 +101,8 @@ class FirstWords(Outbox):
         self._said = bytearray()
         self._passed = b""
         """What passed before there was a guard, less what the guard has given back since."""
+        self._waits = False
+        """Whether the line, should it end now, is a request; it stays one then."""
         self._guard: Guard | None = None
         self._over = False
 
@@ -161,7 +165,13 @@ class FirstWords(Outbox):
             self._hand_on()
 
     def _pass_early(self, said: bytes) -> None:
-        if self._port in (TLS_PORT, HTTP_PORT) or _at_end(said) is not Kind.OTHER:
+        if self._waits or self._port in (TLS_PORT, HTTP_PORT):
+            return
+        if self._passed and _UNNAMED.match(said):  # by the new bytes alone: clients may say one after the other
+            self._waits = _VERSION.search(said, max(0, len(self._passed) - len(b"HTTP"))) is not None
+        else:
+            self._waits = _at_end(said) is not Kind.OTHER
+        if self._waits:
             return
         if self._tls is not None and said[0] in _TLS_KINDS:  # its guard answers in the server's place
             return
