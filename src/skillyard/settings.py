@@ -150,9 +150,12 @@ class BlobSettings(_Section):
 
 
 class RecordSettings(_Section):
-    """``durable`` syncs each record to the disk: it then survives the loss of power too. ``ttl_s`` 0: for ever."""
+    """``durable`` syncs each record to the disk: it then survives the loss of power too. ``ttl_s`` 0: for ever.
+    ``owner_count`` bounds the records of one principal: at each sweep its oldest ended runs beyond that go; 0
+    for no bound."""
 
     ttl_s: float = Field(default=30 * 86400.0, ge=0)
+    owner_count: int = Field(default=100_000, ge=0)
     durable: bool = False
 
 
@@ -336,6 +339,7 @@ class Settings(BaseSettings):
             run_files_bytes=blobs.files_bytes,
             blob_ttl_s=blobs.ttl_s or None,
             record_ttl_s=self.records.ttl_s or None,
+            owner_records=self.records.owner_count or None,
             secret_audit_ttl_s=self.secrets.audit_ttl_s or None,
             sweep_every_s=self.sweep_every_s,
         )

@@ -8,11 +8,13 @@ import pytest
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.outcome import Outcome
+from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunKind, RunRecord, RunStatus
 from skillyard.domain.sandbox import Held, Owner
 from skillyard.engine import recovery
+from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Fault, Recovered
-from tests.engine.conftest import Rig
+from tests.engine.conftest import CODE, Rig
 
 pytestmark = pytest.mark.anyio
 
@@ -75,6 +77,19 @@ async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) ->
     await rig.run()
     rig.configure(record_ttl_s=None)
     rig.clock.time += 10_000 * 86400
+    assert (await recovery.sweep(rig.engine)).records == 0
+
+
+async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: Rig) -> None:
+    mallory = Principal("mallory", frozenset(Scope))
+    params = {"language": "python", "code": CODE}
+    others = [(await invoke(rig.engine, mallory, "run_code", params))["run_id"] for _ in range(4)]
+    own = (await rig.run())["run_id"]
+    rig.configure(owner_records=2)
+    assert (await recovery.sweep(rig.engine, expire=False)).records == 2
+    assert [await rig.engine.records.get(run_id) is None for run_id in others] == [True, True, False, False]
+    assert await rig.engine.records.get(own) is not None
+    rig.configure(owner_records=None)
     assert (await recovery.sweep(rig.engine)).records == 0
 
 

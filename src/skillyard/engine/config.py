@@ -96,6 +96,8 @@ class EngineConfig:
     run_files_bytes: int = 256 * MIB
     blob_ttl_s: float | None = 7 * 86400.0
     record_ttl_s: float | None = 30 * 86400.0
+    owner_records: int | None = 100_000
+    """Records of one principal; with more, the oldest of its ended runs go at the next sweep."""
     secret_audit_ttl_s: float | None = 365 * 86400.0
     sweep_every_s: float = 300.0
     cursor_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)

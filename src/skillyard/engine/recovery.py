@@ -75,10 +75,12 @@ async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
     """Remove sandboxes that no run of ours has; with ``expire``, expired blobs and old records too."""
     now, ttl = engine.clock.now(), engine.config.record_ttl_s
     strays = await _destroy_strays(engine)
+    most = engine.config.owner_records
+    records = await engine.records.trim(most) if most is not None else 0
     if not expire:
-        return Swept(0, 0, strays)
+        return Swept(0, records, strays)
     blobs = await engine.blobs.sweep()
-    records = await engine.records.sweep(now - ttl) if ttl is not None else 0
+    records += await engine.records.sweep(now - ttl) if ttl is not None else 0
     if engine.config.secret_audit_ttl_s is not None:
         await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
     environments = await engine.environments.evict(await environments_in_use(engine))

@@ -40,3 +40,8 @@ class RecordStore(Protocol):
     async def sweep(self, older_than: float) -> int:
         """Delete terminal records that ended before ``older_than`` (UTC seconds); how many."""
         ...
+
+    async def trim(self, most: int) -> int:
+        """Delete the oldest terminal records of each principal that has more than ``most`` records, as many as are too
+        many; how many went."""
+        ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -32,6 +33,12 @@ _REPLACE = """
     WHERE run_id = ? AND status = 'running' AND principal = ? AND idempotency_key IS ?"""
 _SWEEP = """
     DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE ended_at < ? LIMIT ?)"""
+
+_CROWDED = "SELECT principal FROM runs GROUP BY principal HAVING count(*) > ?"
+_TRIM = """
+    DELETE FROM runs WHERE seq IN (
+        SELECT seq FROM runs WHERE principal = ?1 AND status <> 'running' ORDER BY seq
+        LIMIT min(?3, max(0, (SELECT count(*) FROM runs WHERE principal = ?1) - ?2)))"""
 
 
 class SqliteRecords:
@@ -115,6 +122,16 @@ class SqliteRecords:
             if count < SWEEP_BATCH:
                 return swept
 
+    async def trim(self, most: int) -> int:
+        trimmed = 0
+        for (principal,) in await self._database.fetch(_CROWDED, (most,)):
+            count = SWEEP_BATCH
+            while count == SWEEP_BATCH:
+                values = (principal, most, SWEEP_BATCH)
+                count = await self._database.submit(functools.partial(_trim, values=values), alone=True)
+                trimmed += count
+        return trimmed
+
     async def _replace(self, record: RunRecord) -> bool:
         values = (
             record.status.value,
@@ -172,6 +189,10 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
 
 def _sweep(connection: sqlite3.Connection, older_than: float) -> int:
     return connection.execute(_SWEEP, (older_than, SWEEP_BATCH)).rowcount
+
+
+def _trim(connection: sqlite3.Connection, values: tuple[str, int, int]) -> int:
+    return connection.execute(_TRIM, values).rowcount
 
 
 def _apart(value: dict[str, Any] | None) -> str | None:

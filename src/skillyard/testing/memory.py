@@ -121,6 +121,18 @@ class MemoryRecords:
             del self._records[run_id]
         return len(ended)
 
+    async def trim(self, most: int) -> int:
+        held: dict[str, list[RunRecord]] = {}
+        for record in self._records.values():
+            held.setdefault(record.principal, []).append(record)
+        gone = []
+        for records in held.values():
+            ended = [record.run_id for record in records if record.status is not RunStatus.RUNNING]
+            gone += ended[: max(0, len(records) - most)]
+        for run_id in gone:
+            del self._records[run_id]
+        return len(gone)
+
     def _replace(self, record: RunRecord) -> bool:
         held = self._records.get(record.run_id)
         if held is None or held.status is not RunStatus.RUNNING:

@@ -245,6 +245,25 @@ async def unfinished_gives_what_runs(make: Maker) -> None:
 
 
 @check
+async def trimming_takes_the_oldest_ended_runs_of_who_has_too_many(make: Maker) -> None:
+    async with make() as store:
+        for number in range(6):
+            await store.insert(running(number, principal="mallory"))
+        for number in (1, 2, 3, 5):
+            await store.finish(ended(running(number, principal="mallory")))
+        for number in (7, 8):
+            await store.insert(running(number, principal="alice"))
+            await store.finish(ended(running(number, principal="alice")))
+        expect(await store.trim(6) == 0, "as many as may be are not too many")
+        expect(await store.trim(4) == 2, "no more go than are too many")
+        left = [record.run_id for record in await store.list("mallory")]
+        expect(left == ["run_5", "run_4", "run_3", "run_0"], "the oldest go, and none that runs", left)
+        expect(await store.trim(1) == 3, "where too many run, all that ended go")
+        expect(len(await store.list("alice")) == 1, "each principal for itself")
+        expect(len(await store.list("mallory")) == 2, "what runs stays")
+
+
+@check
 async def a_sweep_takes_old_ended_runs(make: Maker) -> None:
     async with make() as store:
         for number in range(5):
