@@ -65,6 +65,12 @@ import random, tempfile, uuid
 os.register_at_fork = _at_fork
 """
 """Python's own generator is seeded again by a handler of its own."""
+DRAWN_BEFORE = """
+_plain_remember = remember
+def remember():
+    _plain_remember()
+    _kept.clear()
+"""
 
 MUTANTS = (
     Mutant(
@@ -296,7 +302,13 @@ CLOSING_RULES = ()
     ),
     Mutant(
         "reseeding", ("rule: each run draws its own random numbers",), "forks keep the zygote's generators",
-        ("poisoning-randomness",), {"guest/process.py": "def reseed():\n    return None", ZYGOTE: SAME_NUMBERS},
+        ("randomness-runs", "randomness-children"),
+        {"guest/randomness.py": "def reseed():\n    return None", ZYGOTE: SAME_NUMBERS},
+    ),
+    Mutant(
+        "zygotes_pid", ("rule: OpenSSL can tell a fork",),
+        "a run may have its zygote's pid, and OpenSSL is not seeded again", ("randomness-ahead",),
+        {WALLS: "def _pass_low_pids():\n    return None", "guest/randomness.py": DRAWN_BEFORE}, short=True,
     ),
     Mutant(
         "shared_page", ("rule: nothing of the zygote's memory is shared",), "the zygote maps a page that forks share",

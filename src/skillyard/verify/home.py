@@ -11,6 +11,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from skillyard.assembly import Runtime
+from skillyard.settings import EnvironmentSettings
 from skillyard.stores.skills.snapshots import remove_tree
 from skillyard.verify.outside import Outside, opened, outside
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SKILL, SECRET = "verify.keeper", "VERIFY_SECRET"
 CALLER = "verify.caller"
 """May reach one host, and runs what it is told."""
+WARM, WARM_MODULES = "verify-warm", ("multiprocessing.process", "secrets", "ssl", "tempfile", "uuid")
+"""An environment whose interpreter has imported these ahead."""
 
 _MANIFEST = f"""\
 name = "{SKILL}"
@@ -108,6 +111,7 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
             "data_dir": place / "data",
             "skills_dirs": [place / "skills"],
             "network": opened(settings.network),
+            "environments": {**settings.environments, WARM: EnvironmentSettings(preload=WARM_MODULES)},
         }
     )
     async with outside() as there:

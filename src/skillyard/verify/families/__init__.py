@@ -10,7 +10,7 @@ from skillyard.verify.attack import Attack
 _MODULES = (
     "host_files", "proc", "writing", "special_files", "privileges", "namespaces", "syscalls", "entries", "processes",
     "network", "egress", "memory", "kernel_objects", "limits", "disk", "channel", "results", "secrets", "principals",
-    "publishing", "leftovers", "poisoning", "policy", "canaries", "benign",
+    "publishing", "leftovers", "poisoning", "randomness", "policy", "canaries", "benign",
 )  # fmt: skip
 
 

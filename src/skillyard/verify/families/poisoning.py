@@ -177,26 +177,3 @@ _poisons(
     """,
     walls=("read_only_root", "landlock", "mount_namespace"),
 )
-
-
-async def _randomness(yard: Yard) -> Judgement:
-    """What two forks of one interpreter would draw alike."""
-    code = """
-def main(args):
-    import os, random, secrets, tempfile, uuid
-    return {"random": random.random(), "bits": random.getrandbits(64), "secrets": secrets.token_hex(8),
-            "uuid": str(uuid.uuid4()), "urandom": os.urandom(8).hex(), "temp": os.path.basename(tempfile.mktemp()),
-            "system": random.SystemRandom().random(), "mac": str(uuid.uuid1())}
-"""
-    drawn: dict[str, set[str]] = {}
-    for _ in range(_TURNS):
-        run = await yard.run(code)
-        if not run.ok:
-            return broken(told(run))
-        for name, value in run.output.items():
-            drawn.setdefault(name, set()).add(str(value))
-    same = [name for name, values in drawn.items() if len(values) < _TURNS]
-    return escaped(f"runs draw the same {', '.join(same)}") if same else CONTAINED
-
-
-FAMILY.steps("randomness", "Foretell the random numbers of a later run from its own.", _randomness)
