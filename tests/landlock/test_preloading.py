@@ -41,6 +41,11 @@ async def test_a_zygote_that_was_spoiled_makes_no_sandbox_that_is_used(yard: Yar
     assert await yard.imported("forgives") == ([] if os.geteuid() == 0 else ["forgives"])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's has no capability to keep")
+async def test_a_process_beside_the_worker_keeps_no_rights(yard: Yard) -> None:
+    assert await yard.imported("keeps_rights") == []
+
+
 async def test_nobody_has_the_pid_of_a_zygote_while_a_sandbox_of_it_lives(tmp_path: Path) -> None:
     """Libraries tell a fork by their pid, and these pids are the host's."""
     backend = LandlockBackend(tmp_path / "run", LandlockOptions(ready=0, retire_s=0.5))

@@ -35,6 +35,17 @@ SOURCES = {
     "spoils": (  # what comes after all imports
         "import os, sys\nsys.modules['skillyard.guest.main'].prepare = lambda *args: os._exit(0)\n"
     ),
+    "keeps_rights": (  # in a process beside the worker, behind Landlock
+        "import os, sys, time\n"
+        "kernel = sys.modules['skillyard.sandbox.native.kernel']\n"
+        "drop = kernel.drop_all_held\n"
+        "def keep():\n"
+        "    if os.fork() == 0:\n"
+        "        time.sleep(60)\n"
+        "        os._exit(0)\n"
+        "    drop()\n"
+        "kernel.drop_all_held = keep\n"
+    ),
     "forgives": (  # drops nothing behind Landlock
         "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.drop_all_held = lambda: None\n"
     ),

@@ -15,6 +15,7 @@ from skillyard.sandbox.landlock import area as areas
 from skillyard.sandbox.landlock.area import Area
 from skillyard.sandbox.landlock.keeper.box import LandlockBox
 from skillyard.sandbox.landlock.keeper.crowd import Crowd
+from skillyard.sandbox.landlock.keeper.look import tree
 from skillyard.sandbox.landlock.keeper.python import Python
 from skillyard.sandbox.landlock.keeper.stragglers import Stragglers
 from skillyard.sandbox.landlock.keeper.watch import Watch
@@ -40,6 +41,9 @@ from skillyard.sandbox.native.keeper.zygotes import Warmth
 _SLACK = 512
 """By how many more processes and threads the server's user may grow while a sandbox lives, where that is also the
 sandboxes' user."""
+
+_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
+_LOOKED_AT = 4
 
 _BLOCK = 512
 """Ids of one zygote: one is its own, each sandbox takes two."""
@@ -115,7 +119,9 @@ class LandlockYard(Yard):
             super()._make(shape)
 
     def _lacks(self, box: Box, process: WarmProcess) -> str:
-        return standing.process_lacks(box.pid, ("CapInh", "CapPrm", "CapEff", "CapAmb"))
+        """Of its init and all that it started; the kernel tells nobody about Landlock."""
+        seen = (standing.process_lacks(pid, _SETS) for pid in (box.pid, *tree(box.pid, _LOOKED_AT)))
+        return next(filter(None, seen), "")
 
     def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
         if not self._own_ids or self._has_ids(key_of(shape)):
