@@ -41,8 +41,9 @@ kernel.mount = _keeping
 """
 HOST_PROC = """
 _plain_open = _open
-def _open(source, target, attributes, *, read_only=True):
-    return _plain_open("/mnt" if source == "/proc" else source, target, attributes, read_only=read_only)
+def _open(source, target, attributes, *, read_only=True, whole=False):
+    shown = "/mnt" if source == "/proc" else source
+    return _plain_open(shown, target, attributes, read_only=read_only, whole=whole)
 """
 NO_OWN_TMP = """
 WRITABLE = {"workspace": WORKSPACE, "shm": SHM}

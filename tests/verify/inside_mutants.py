@@ -177,8 +177,9 @@ def _enter():
         ("writing-metadata", "leftovers-shared-times"),
         {ROOT: """
 _plain_open = _open
-def _open(source, target, attributes, *, read_only=True):
-    return _plain_open(source, target, attributes, read_only=read_only and not source.startswith("/dev/"))
+def _open(source, target, attributes, *, read_only=True, whole=False):
+    read_only = read_only and not source.startswith("/dev/")
+    return _plain_open(source, target, attributes, read_only=read_only, whole=whole)
 """},
     ),
     Mutant(
