@@ -1,0 +1,172 @@
+"""What the gate's callbacks are given, and what they fail of, ends one question or one connection: never the gate, and
+never the server at the other end of its channel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from skillyard.domain.egress.policy import Policy
+from skillyard.domain.egress.session import EgressPlan
+from skillyard.egress.channel import Channel, Message
+from skillyard.egress.dial import Dialer
+from skillyard.egress.door import Door
+from skillyard.egress.room import Room
+from skillyard.egress.service import Service
+from skillyard.egress.session import Session
+from skillyard.egress.stream import Stream
+from skillyard.egress.wire import plan_out
+
+pytestmark = pytest.mark.anyio
+
+PLAN = plan_out(EgressPlan(Policy()))
+NO_QUESTIONS: list[Message] = [
+    {},
+    {"id": 1},
+    {"op": "open"},
+    {"id": 1, "op": "open"},
+    {"id": 1, "op": "open", "session": [], "plan": 5, "trusted": ""},
+    {"id": 1, "op": "plug", "session": {}},
+    {"id": [], "op": "close", "session": "none"},
+    {"id": 1, "op": "change", "session": "s", "policy": []},
+    {"id": 1, "op": "log", "session": None},
+    {"id": 1, "op": 7},
+]
+
+
+@dataclass
+class Gate:
+    """A gate's service in this process, and the server's end of its channel."""
+
+    service: Service
+    channel: Channel
+    sock: socket.socket
+    told: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+
+    async def ask(self, message: Message, *sockets: socket.socket) -> Message:
+        self.channel.send(message, sockets)
+        async with asyncio.timeout(20):
+            while "op" in (answer := await self.told.get()):
+                pass
+        return answer
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[Gate]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    service = Service(theirs, Dialer(frozenset), Room(10_000))
+    told: asyncio.Queue[Message] = asyncio.Queue()
+    channel = Channel(ours, lambda message, _: told.put_nowait(message), lambda: None)
+    yield Gate(service, channel, ours, told)
+    channel.close()
+    async with asyncio.timeout(20):
+        await service.ended.wait()
+
+
+async def opens(gate: Gate, session: str) -> None:
+    answer = await gate.ask({"id": 9, "op": "open", "session": session, "plan": PLAN, "trusted": ""})
+    assert answer == {"id": 9, "ok": {"trust": ""}}
+
+
+async def test_what_is_not_a_question_is_answered_and_the_next_one_too(gate: Gate) -> None:
+    await opens(gate, "s")
+    before = len(os.listdir("/proc/self/fd"))
+    for message in NO_QUESTIONS:
+        sent, kept = socket.socketpair()
+        answer = await gate.ask(message, sent)
+        assert "error" in answer, message
+        kept.close()
+    assert len(os.listdir("/proc/self/fd")) == before, "sockets that nobody took are closed"
+    await opens(gate, "t")
+
+
+async def test_a_descriptor_that_is_not_a_socket_is_closed(gate: Gate) -> None:
+    await opens(gate, "s")
+    before = len(os.listdir("/proc/self/fd"))
+    body = json.dumps({"id": 3, "op": "plug", "session": "s"}).encode()
+    reading, writing = os.pipe()
+    socket.send_fds(gate.sock, [struct.pack("!IH", len(body), 2) + body], [reading, writing])
+    os.close(reading)
+    os.close(writing)
+    async with asyncio.timeout(20):
+        assert "error" in await gate.told.get()
+    assert len(os.listdir("/proc/self/fd")) == before
+    await opens(gate, "t")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"5", b"\xff", b"null"])
+async def test_a_frame_that_is_not_a_message_ends_the_channel_and_raises_nothing(body: bytes) -> None:
+    """In the server as in the gate: both have this end."""
+    ours, theirs = socket.socketpair()
+    lost = asyncio.Event()
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    Channel(ours, lambda *_: None, lost.set)
+    with theirs:
+        theirs.sendall(struct.pack("!IH", len(body), 0) + body)
+        async with asyncio.timeout(20):
+            await lost.wait()
+    assert not failed
+
+
+async def test_a_message_that_cannot_be_taken_does_not_hold_up_the_next() -> None:
+    ours, theirs = socket.socketpair()
+    taken, second = list[Message](), asyncio.Event()
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+
+    def take(message: Message, _: list[int]) -> None:
+        taken.append(message)
+        if len(taken) == 1:
+            raise KeyError("what is missing")
+        second.set()
+
+    channel = Channel(ours, take, lambda: None)
+    with theirs:
+        theirs.sendall(2 * (struct.pack("!IH", 2, 0) + b"{}"))
+        async with asyncio.timeout(20):
+            await second.wait()
+        channel.close()
+    assert [type(context["exception"]) for context in failed] == [KeyError]
+
+
+async def test_a_connection_whose_service_fails_ends_alone() -> None:
+    session = Session("s", EgressPlan(Policy()), Dialer(frozenset))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    faults: list[BaseException] = []
+    served = 0
+
+    async def serve(_: Session, client: Stream) -> None:
+        nonlocal served
+        served += 1
+        if served == 1:
+            raise ZeroDivisionError
+        await client.write(b"served")
+        client.close()
+
+    door = Door(session, listener, serve, Room(10_000), faults.append)
+    try:
+        for wanted in (b"", b"served"):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            async with asyncio.timeout(20):
+                got = b""
+                try:
+                    got = await reader.read()
+                except ConnectionResetError:
+                    assert not wanted
+            assert got == wanted
+            writer.close()
+    finally:
+        door.close()
+    assert [type(fault) for fault in faults] == [ZeroDivisionError]
