@@ -142,6 +142,18 @@ SOURCES = {
         "        pass\n"
     ),
 }
+SOURCES |= {  # each leaves one trace only
+    "only_binds": "before_nobody(lambda: mount(here, '/skills'))\n",
+    "only_helps": "before_nobody(lambda: helper(leave_marks, '/skills', '/skills/shown'))\n",
+    "only_stays": SOURCES["by_stranger"].replace("        mount(here, '/skills')\n", ""),
+    "only_shares_disk": (
+        "def act():\n"
+        "    for place in ('/workspace', '/tmp', '/dev/shm'):\n"
+        "        kernel.mount('box', place, 'tmpfs', 6, 'mode=0777')\n"
+        "before_nobody(act)\n"
+    ),
+    "only_widens": "walls.limits = lambda spec: ()\n",
+}
 SOURCES = {name: (_TOOLS + source).replace("MARK", MARK) for name, source in SOURCES.items()}
 
 MAPS = "mapped = [[int(word) for word in line.split()] for line in open('/proc/self/uid_map')]\n"
