@@ -37,7 +37,7 @@ _left(
     "files",
     "Find files, links and directories of an earlier run in the places that both may write.",
     """
-    for place in ("/tmp", "/workspace", "/dev/shm"):
+    for place in ("/tmp", "/workspace", "/workspace/out", "/dev/shm"):
         works(place, lambda: open(f"{place}/left", "w").close())
         os.makedirs(f"{place}/.hidden/deep")
     for place in ("/run", "/run/box", "/run/empty", "/var/tmp", "/skills", "/blobs", "/opt"):
@@ -47,8 +47,8 @@ _left(
             pass
     """,
     """
-    for place in ("/tmp", "/workspace", "/dev/shm", "/run/box", "/run/empty", "/var/tmp"):
-        must_be(f"files in {place}", [], listed(place))
+    for place in ("/tmp", "/workspace", "/workspace/out", "/dev/shm", "/run/box", "/run/empty", "/var/tmp"):
+        must_be(f"files in {place}", [], [name for name in listed(place) if (place, name) != ("/workspace", "out")])
     """,
     walls=("mount_namespace",),
 )
