@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ PYTHON_BARE = "python_bare"
 BUBBLEWRAP = "bubblewrap"
 _BARE = ("-I", "-S")
 """Without the site module, whose .pth files can cost more than all the rest."""
+_SITE = "import json, os, site; print(json.dumps([n for p in site.getsitepackages() for n in os.listdir(p)]))"
+_CLEAN = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 _PATIENCE_S = 60.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
 _SLOW = 6
@@ -49,8 +51,8 @@ class Peer:
     flags: tuple[str, ...] = ("-I",)
     python: str = ""
 
-    def job(self, run: Run, job: Job, packages: Path | None) -> Callable[[], None]:
-        command = [self.python or interpreter(), *self.flags, "-c", PLAIN, job.request(packages)]
+    def job(self, run: Run, job: Job, packages: Path | None, python: str) -> Callable[[], None]:
+        command = [self.python or python, *self.flags, "-c", PLAIN, job.request(packages)]
 
         def work() -> None:
             job.check(json.loads(run(command)))
@@ -63,11 +65,12 @@ def open_peers(home: Path, packages: Path | None) -> Iterator[tuple[list[Subject
     """Who is here, tried once, and who is not. ``packages`` holds numpy and pandas, when they are wanted."""
     found: list[Subject] = []
     skipped: list[Skipped] = []
+    python = clean_interpreter(home)
     with ExitStack() as stack:
         for peer in PEERS:
             try:
                 run = peer.prepare(stack, home)
-                work = peer.job(run, SUM, None)
+                work = peer.job(run, SUM, None, python)
                 work()
             except (Missing, OSError, ValueError, WrongResult, subprocess.SubprocessError) as error:
                 skipped.append(Skipped(peer.id, peer.title, " ".join(str(error).split())[:200]))
@@ -85,7 +88,7 @@ def open_peers(home: Path, packages: Path | None) -> Iterator[tuple[list[Subject
                 )
             )
             if packages and peer.id in (PYTHON, BUBBLEWRAP):
-                with_data = Blocking(peer.job(run, DATA, packages))
+                with_data = Blocking(peer.job(run, DATA, packages, python))
                 found.append(
                     Subject(f"{peer.id}_data", peer.title, peer.walls, DATA, with_data, block=1, every=_SLOW, peer=True)
                 )
@@ -97,9 +100,23 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def printed(command: Sequence[str]) -> str:
+def clean_interpreter(home: Path) -> str:
+    """The path of that one in a virtual environment of its own, with nothing in its site-packages: what a version
+    manager's shim or an installation's .pth files cost is not what others are compared with. Raises WrongResult."""
+    place = home / "clean"
+    printed([interpreter(), "-I", "-m", "venv", "--without-pip", str(place)])
+    python = str(place / "bin" / "python3")
+    seen: list[str] = json.loads(printed([python, "-I", "-c", _SITE]))
+    if seen:
+        raise WrongResult(f"the baseline is not clean: {', '.join(seen)[:200]}")
+    return python
+
+
+def printed(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Standard output of a command that succeeds. Raises OSError, WrongResult, TimeoutExpired."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, env=environment
+    )
     if done.returncode:
         raise WrongResult(f"{Path(command[0]).name} ended with status {done.returncode}: {done.stderr.strip()[-200:]}")
     return done.stdout
@@ -111,7 +128,7 @@ def readable(home: Path) -> list[str]:
 
 
 def _plain(_: ExitStack, __: Path) -> Run:
-    return printed
+    return lambda command: printed(command, _CLEAN)
 
 
 def _bubblewrap(_: ExitStack, home: Path) -> Run:

@@ -14,11 +14,11 @@ from skillyard.bench import budget
 from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
-from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE
+from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE, interpreter
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.bench.subject import Skipped, Subject
 
-FORMAT = 1
+FORMAT = 2
 _WITH_DATA = {PYTHON: f"{PYTHON}_data", BUBBLEWRAP: f"{BUBBLEWRAP}_data"}
 
 
@@ -106,6 +106,7 @@ def host() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // budget.MIB,
         "root": os.geteuid() == 0,
+        "baseline": {"python": interpreter(), "site_packages": "empty, of a virtual environment of its own"},
     }
 
 

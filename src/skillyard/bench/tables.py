@@ -38,7 +38,8 @@ def _where(report: Report) -> str:
         f"Linux {facts['kernel']} {facts['machine']}, {facts['cpus']} cpus, CPython {facts['python']}, as {user}; "
         f"load {report.load:.1f} before, {report.took_s:.0f} s in all.\n"
         "Everybody does the same job in turns, each time from nothing: read ratios, not digits. They are medians over\n"
-        "rounds of own time / that of python3 -I, of python3 -I -S, and of bubblewrap round python3 -I."
+        "rounds of own time / that of python3 -I, of python3 -I -S, and of bubblewrap round python3 -I.\n"
+        f"python3 is {facts['baseline']['python']}, with empty site-packages in an environment of its own."
         + (
             "\n[yellow]The machine is busy with other things: the budget below is for one that is not.[/]"
             if busy
