@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.testing.sandbox_suite import CHECKS
+from skillyard.verify.families import everything
 from tests.docs.test_examples import DOCUMENTS, ROOT
 
 GENERATED = (
@@ -69,8 +70,10 @@ def test_named_tests_exist(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
 def test_named_checks_exist(file: Path) -> None:
-    """Checks of the sandbox suite are named ``section-check``, and ``section-*`` for a whole section."""
+    """Checks of the sandbox suite are named ``section-check``, and ``section-*`` for a whole section. Attacks of
+    ``skillyard verify`` are named alike, some by the same words."""
     known = {check.id for check in CHECKS} | {f"{section}-*" for section in SECTIONS}
+    known |= {attack.name for attack in everything()}
     pattern = rf"`((?:{'|'.join(sorted(SECTIONS))})-[\w*]+)`"
     assert [name for name in re.findall(pattern, text_of(file)) if name not in known] == []
 
