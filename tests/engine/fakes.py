@@ -139,6 +139,13 @@ class FakeSandbox:
         streams: StreamLimits = DEFAULT_STREAMS,
     ) -> FakeProcess:
         assert isinstance(program, Guest)
+        if program.request["op"] == "collect":
+            if self.backend.left is None:
+                raise SandboxGone("it ended with its program")
+            process = self.processes[id] = FakeProcess(id, program.request)
+            process.write(self.backend.left)
+            process.end()
+            return process
         self.backend.started.append((self.spec, program.request, timeout_ms))
         process = self.processes[id] = FakeProcess(id, program.request)
         self.tasks.append(asyncio.create_task(self._play(process)))
@@ -175,6 +182,8 @@ class FakeBackend:
 
     def __init__(self, script: Script = succeed) -> None:
         self.script = script
+        self.left: bytes | None = None
+        """What a second program sends; None when the sandbox ends with the first."""
         self.protections = dict(ALL_WALLS)
         self.abilities: dict[str, Protection] = {}
         self.held: dict[str, FakeSandbox] = {}

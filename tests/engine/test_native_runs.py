@@ -214,3 +214,61 @@ def test_forty_megabytes_of_arguments_in_process_are_taken(runtime: SyncRuntime)
     assert ran(runtime.run_code("def main(args): return len(args['x'])", {"x": "a" * (40 << 20)})) == {
         "result": 40 << 20
     }
+
+
+SPIN = "open('out/part.csv', 'w').write('x')\ndef spin():\n    while True: pass\nspin()"
+
+
+def test_a_timeout_tells_the_last_stack_and_brings_back_what_was_left(runtime: SyncRuntime) -> None:
+    run = runtime.run_code(SPIN, timeout_ms=700)
+    assert (run.status, [file.path for file in run.files]) == ("failed", ["part.csv"])
+    assert run.error is not None
+    assert run.error["type"] == "TimeoutError"
+    assert run.error["message"].endswith('(it was at: File "/workspace/__run__.py", line 3, in spin)')
+    assert run.error["traceback"] == (
+        'Stack (most recent call last):\n  File "/workspace/__run__.py", line 4, in <module>\n'
+        '  File "/workspace/__run__.py", line 3, in spin\n'
+    )
+    assert run["usage"]["cpu_ms"] > 100
+
+
+def test_code_that_holds_the_interpreter_is_seen_where_it_was(runtime: SyncRuntime) -> None:
+    code = "import re\ndef main():\n    re.match('(a+)+$', 'a' * 40 + 'b')"
+    run = runtime.run_code(code, timeout_ms=700)
+    assert run.error is not None
+    assert 'File "/workspace/__run__.py", line 3, in main' in run.error["message"]
+    assert "<re/__init__.py>" in run.error["traceback"]
+
+
+@pytest.mark.parametrize(
+    "hindered",
+    [
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\n",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])\n",
+        "import os\nos.close(4)\n",
+        "import os\nos.set_blocking(4, False)\nos.write(4, b'x' * 65536)\n",
+        "import os\nos.write(4, b'Current thread 0x1:\\n  File \"/etc/shadow\\x1b[2J\", line 1 in \\xff\\n' * 300)\n",
+        "import os, time\nfor _ in range(30):\n    if not os.fork():\n        while True: time.sleep(1)\n",
+        "import os, signal\nif not os.fork():\n    os.kill(os.getppid(), signal.SIGSTOP)\n",
+    ],
+)
+def test_foreign_code_hinders_neither_the_end_nor_the_files(runtime: SyncRuntime, hindered: str) -> None:
+    started = time.monotonic()
+    run = runtime.run_code(hindered + SPIN, timeout_ms=700)
+    assert run.error is not None
+    assert (run.error["type"], [file.path for file in run.files]) == ("TimeoutError", ["part.csv"])
+    assert len(run.error.get("traceback", "").encode()) <= 2048
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("ending", ["os._exit(3)", "os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_what_a_program_left_that_ended_without_a_word_comes_back(runtime: SyncRuntime, ending: str) -> None:
+    run = runtime.run_code(f"import os\nopen('out/part.csv', 'w').write('x')\n{ending}")
+    assert (run.status, [file.path for file in run.files]) == ("failed", ["part.csv"])
+
+
+def test_a_sandbox_that_ended_with_its_program_says_that_files_are_lost(runtime: SyncRuntime) -> None:
+    code = "import os, signal\nopen('out/x', 'w').write('y')\nx = bytearray(10**9)\nwhile True: x += x"
+    run = runtime.run_code(code, limits={"memory_mb": 64})
+    assert run.status == "failed"
+    assert run.files or "lost" in " ".join(run.notes)

@@ -118,13 +118,14 @@ class Failure:
 class Notes:
     """What the guest says of the run beside its result: ``script`` when no function was called; ``skipped`` files that
     it left and that are not sent, each with the reason; ``others`` that it left elsewhere; how many ``more`` of both;
-    the last ``stack`` of a program that was ended. Foreign words all of them."""
+    the last ``stack`` of a program that was ended. All foreign words. ``lost`` is ours: nobody could look."""
 
     script: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
     others: tuple[str, ...] = ()
     more: int = 0
     stack: str = ""
+    lost: bool = False
 
 
 Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | Result | Failure

@@ -59,7 +59,8 @@ class SandboxSpec:
     """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
     share one (a principal's name where policy says so). ``tenant`` is whose sandbox it is: where a backend shares
     the host out, it does so between tenants. ``single`` says that one program will be started: the
-    sandbox may end with it, which is faster; it must still be destroyed. ``egress`` plugs it into a session of the
+    sandbox may end with it, which is faster; it must still be destroyed. Where it stays after one that a limit ended or
+    that crashed, a second program can collect what that left. ``egress`` plugs it into a session of the
     gate; without it there is no network."""
 
     limits: Limits = field(default_factory=Limits)

@@ -25,6 +25,7 @@ _COMMAND_FAILED = "CalledProcessError"
 _NO_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99})(?:\.[\w.]*)?'")
 _SAID = ("over the ", "ended by signal ")
 """What a backend's reasons begin with where they say the message once more."""
+_MOST_LAST = 300
 _FULL = (errno.ENOSPC, errno.EFBIG)
 _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 """The built-in one, and numpy's, which is a subclass."""
@@ -63,6 +64,16 @@ def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
     only = f" (packages would be refused: {refused})" if refused else ""
     message = f"{failure.message}; ask for it with packages=[{package!r}]{only}, or for {environment}"
     return replace(failure, message=message)
+
+
+def with_stack(failure: Failure, stack: str) -> Failure:
+    """The failure of a program that was ended, with what it was doing."""
+    if not stack or failure.outcome is not Outcome.TIMEOUT:
+        return failure
+    lines = [line.strip() for line in stack.partition("\nStack ")[0].splitlines()[1:]]
+    last = next((line for line in reversed(lines) if not line.startswith('File "<')), "")
+    where = f" (it was at: {last[:_MOST_LAST]})" if last else ""
+    return replace(failure, message=failure.message + where, traceback=stack)
 
 
 def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:

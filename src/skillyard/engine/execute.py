@@ -20,10 +20,11 @@ from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import BlobSink, BlobTarget, Broken, Log, keep_log
-from skillyard.engine.conclude import ended_by, lacking, raised
+from skillyard.engine.conclude import ended_by, lacking, raised, with_stack
 from skillyard.engine.failure import Failure, cancelled, of_guest
 from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
+from skillyard.engine.left import collect_left
 from skillyard.engine.network import why_none
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.plan import Plan
@@ -39,6 +40,9 @@ PATIENCE_S = 60.0
 """How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
 backend's to keep: this is for one that no longer answers."""
 
+
+_LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcome.MEMORY, Outcome.PROCESSES)
+"""Endings of a program that said nothing, after which there may be files."""
 
 _BESIDE_BLOBS = 32 * 1024 * 1024
 """Bytes on the channel that are no blob's: the result and the frames' heads."""
@@ -59,6 +63,7 @@ class Execution:
         self._target = _target(engine, plan, grant)
         self._records = FinalRecord(engine, plan, grant, self._target, facts)
         self._channel = Channel(BlobSink(self._target), grant.limits)
+        self._left: Channel | None = None
         self._sandbox: Sandbox | None = None
         self._creating = False
         self._found = Findings(queued_ms=self._elapsed_ms())
@@ -112,6 +117,8 @@ class Execution:
         ending = await process.wait()
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
+        if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
+            self._left = await collect_left(sandbox, self._grant, self._target, self._engine.ids.blob(), process.id)
         return broken or self._judge(ending)
 
     async def _create(self) -> Sandbox:
@@ -171,7 +178,7 @@ class Execution:
                 return None
             failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
             return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
-        return ended_by(ending, self._plan.limits)
+        return with_stack(ended_by(ending, self._plan.limits), self._left.notes.stack if self._left else "")
 
     async def _log(self, process: Process) -> Log:
         return await keep_log(process.output(Stream.STDOUT), self._grant.redaction, self._target)
@@ -182,6 +189,10 @@ class Execution:
         found.ended_ms = self._elapsed_ms()
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
+        if self._left is not None:
+            found.blobs += tuple(self._left.sink.ids)
+            found.files += tuple(self._left.sink.files)
+            found.notes = self._left.notes
         return await self._records.of(found, failure)
 
     async def _close(self, final: RunRecord) -> RunRecord:

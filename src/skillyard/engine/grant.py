@@ -51,6 +51,7 @@ class Grant:
     spec: SandboxSpec
     environment: str
     guest: Mapping[str, Any]
+    collect: Mapping[str, Any]
     digests: dict[str, Any]
     redaction: Redaction
     blob_prefix: str
@@ -71,10 +72,12 @@ async def make_grant(engine: Engine, plan: Plan) -> Grant:
     env, gated = _delivered(given)
     prefix = engine.ids.blob() + "-"
     limits = engine.frame_limits
+    call = _call(plan, prefix, env, limits)
     return Grant(
         spec=_spec(engine.config, plan, ref),
         environment=_named(engine, plan, environment),
-        guest=_call(plan, prefix, env, limits).request(),
+        guest=call.request(),
+        collect=call.collect(),
         digests=_digests(plan, environment.ref, policy, given),
         redaction=Redaction(secret.value for secret in given) if given else NOTHING,
         blob_prefix=prefix,

@@ -24,6 +24,8 @@ def sentences(notes: Notes) -> Iterator[str]:
     """At most one for each thing that there is to say."""
     if notes.script:
         yield "the code ran as a script, and no function 'main' was called"
+    if notes.lost:
+        yield "files in /workspace/out, if there were any, are lost: the sandbox ended with the program"
     if notes.skipped:
         files = ", ".join(f"{path} ({_WHY.get(why, 'refused')})" for path, why in notes.skipped)
         yield f"not sent from /workspace/out: {files}"

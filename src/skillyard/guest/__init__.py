@@ -24,6 +24,8 @@ Request: one JSON object in UTF-8, up to end of file::
      "workspace": "/workspace",            the working directory
      "blob_root": "/blobs"}                where the readable blobs are
 
+With ``"op": "collect"`` nothing is called: what an earlier program left is sent, and its last stack.
+
 Frames: one byte of type, four bytes of big-endian payload length, payload.
 
     B  {"n": 1, "kind": "text/plain"}      a blob begins; n counts 1, 2, … in the order of these frames
@@ -31,7 +33,7 @@ Frames: one byte of type, four bytes of big-endian payload length, payload.
     D  4 bytes n, bytes                    a piece of blob n, at most 1 MiB
     E  {"n": 1, "size": 12}                blob n is complete
     A  {"n": 1}                            blob n is abandoned and does not exist
-    N  {"script": true, "skipped": [[path, why], …], "others": [name, …], "more": 0}
+    N  {"script": true, "skipped": [[path, why], …], "others": [name, …], "more": 0, "stack": "…"}
                                            no function was called; files of "out" that are not sent; what lies beside
                                            "out"; how many more of both. Each is left out where there is nothing to say
     R  JSON                                what the entrypoint returned, an object; the last frame

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 
-from . import failure, process, randomness
+from . import failure, process, randomness, stack
 from .blobs import Blobs
 from .call import find, finished, forget_code, load_code, load_skill
 from .calling import Call
@@ -55,13 +55,17 @@ def prepare(ahead: bool = False) -> None:
     _warm.append(_Guest())
 
 
-def serve(request_fd: int, channel_fd: int) -> None:
-    """Read a request up to end of file and run it. Both may be one socket. Never raises.
+def serve(request_fd: int, channel_fd: int, stack_fd: int = -1) -> None:
+    """Read a request up to end of file and run it. Both may be one socket. Never raises. ``stack_fd`` is where to write
+    what was done last, and for a request that collects what another left, where to read it.
 
     Without a request nothing happens: nobody wants this process any more.
     """
     guest = _begin(channel_fd)
+    guest.stack_fd = stack_fd
     try:
+        if stack_fd >= 0:
+            stack.write_when_told(stack_fd)
         if _warm and not select.select([request_fd], [], [], 0)[0]:
             guest.rehearse()
         request = _read_all(request_fd)
@@ -107,6 +111,7 @@ class _Guest:
         self._hidden = process.our_modules()
         self._hint = ""
         self._as_script = False
+        self.stack_fd = -1
         self._notes: dict[str, object] = {}
         self._request: dict[str, Any] = {}
         self._workspace = WORKSPACE
@@ -159,6 +164,10 @@ class _Guest:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SandboxError(f"the guest cannot use its request: {type(error).__name__}: {error}") from None
         del request_bytes
+        if request.get("op") == "collect":
+            if last := stack.read_last(self.stack_fd):
+                self._notes["stack"] = last
+            return b"{}"
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
         entrypoint, args = request["entrypoint"], request.pop("args")

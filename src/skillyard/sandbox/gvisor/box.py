@@ -26,6 +26,8 @@ later than it was freed."""
 class GvisorBox(Box):
     """``platform`` is what it was started on; ``cpus`` what it is held to where no controller counts."""
 
+    stays = False
+
     def __init__(
         self,
         loop: Loop,

@@ -10,14 +10,17 @@ import resource
 import select
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.sandbox.native import kernel, packets
-from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY
+from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY, STACK_FD
 
 _exit = os._exit  # foreign code may replace what it finds in os
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
+LAST_WORDS_MS = 300
+"""How long a worker that is told to end may take to write its stack."""
 
 
 class Init:
@@ -32,7 +35,9 @@ class Init:
         self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
         self._children = kernel.signal_descriptor({signal.SIGCHLD})
-        self._worker = self._fork_guest(channel, output)
+        self._stack, last_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._worker = self._fork_guest(channel, output, last_words)
+        os.close(last_words)
         os.close(channel)
         os.close(output)
 
@@ -68,11 +73,34 @@ class Init:
             self._lend(message["lend"], message["single"])
         elif "kill" in message:
             self.end_tree(message["kill"])
+        elif "wind_up" in message:
+            self._wind_up()
         else:
             self.heard(message)
         for fd in fds:
             os.close(fd)
         return True
+
+    def _wind_up(self) -> None:
+        """End what runs, and stay: the worker is asked for its stack first, which no code of its own can hinder, nor
+        needs to allow (faulthandler writes it within the signal, and goes on as the signal does)."""
+        if self._worker > 0:
+            os.kill(self._worker, signal.SIGXCPU)
+            poll = select.poll()
+            poll.register(self._children, select.POLLIN)
+            poll.poll(LAST_WORDS_MS)
+        end_all_others(self._reaped)
+
+    def _reaped(self, pid: int, status: int) -> None:
+        if pid == self._worker:
+            self._worker_gone(status)
+
+    def _worker_gone(self, status: int) -> None:
+        self._worker = -1
+        end_all_others()
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, rss = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        packets.send(self._control, {"idle_worker_gone": status, "cpu": cpu, "rss": rss})
 
     def heard(self, message: dict[str, Any]) -> None:
         """What another backend's init understands besides."""
@@ -89,7 +117,7 @@ class Init:
         self._single = message["single"]
         try:
             guest_run = message["argv"] is None
-            pid = self._fork_guest(fds[0], fds[1]) if guest_run else self._fork_argv(message, fds)
+            pid = self._fork_guest(fds[0], fds[1], self._stack) if guest_run else self._fork_argv(message, fds)
         except OSError as error:
             packets.send(self._control, {"failed": message["start"], "why": f"fork: {error.strerror}"})
             return
@@ -115,8 +143,7 @@ class Init:
             if pid in self._running:
                 self._ended(pid, status)
             elif pid == self._worker:
-                self._worker = -1
-                packets.send(self._control, {"idle_worker_gone": status})
+                self._worker_gone(status)
 
     def _ended(self, pid: int, status: int) -> None:
         id = self._running.pop(pid)
@@ -136,12 +163,12 @@ class Init:
         if self._single:
             os._exit(0)
 
-    def _fork_guest(self, channel: int, output: int) -> int:
+    def _fork_guest(self, channel: int, output: int, stack: int) -> int:
         pid = os.fork()
         if pid == 0:
-            self.be_child((self._devnull, output, output, channel))
+            self.be_child((self._devnull, output, output, channel, stack))
             guest.reseed()
-            guest.serve(CHANNEL_FD, CHANNEL_FD)
+            guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD)
             _say_done()
             _exit(0)
         return pid
@@ -197,15 +224,15 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
         os._exit(126 if isinstance(error, PermissionError) else 127)
 
 
-def end_all_others() -> None:
-    """From pid 1, kill(-1) reaches every process of the sandbox but pid 1 itself."""
+def end_all_others(reaped: Callable[[int, int], None] = lambda pid, status: None) -> None:
+    """From pid 1, kill(-1) reaches every process of the sandbox but pid 1 itself. ``reaped`` hears of each."""
     while True:
         try:
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
             return
         try:
-            os.waitpid(-1, 0)
+            reaped(*os.waitpid(-1, 0))
         except ChildProcessError:
             return
 

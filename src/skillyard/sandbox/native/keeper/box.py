@@ -22,6 +22,9 @@ from skillyard.sandbox.native.walls import Build
 KILL_GRACE_S = 2.0
 _WORDS_A_TURN = 64
 """Of one init, before others have their turn."""
+_BY_ITSELF = ("", "")
+_STAYS_AFTER = ("", "timeout", "output")
+"""Who ended a program: nobody, or one of these limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ def _nothing() -> None:
 class Box:
     """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper; ``on_left()``
     tells its zygote, when no process of it is left."""
+
+    stays = True
+    """Whether it can outlive the one program that it was made for."""
 
     def __init__(
         self,
@@ -97,6 +103,7 @@ class Box:
         """What its walls were ordered to be."""
         self._broken = ""
         self._faulty = False
+        self._staying = False
         self._said_ready = False
         self._given = ""
         """The program that the waiting worker was given."""
@@ -202,16 +209,22 @@ class Box:
         if program.ending is not None or program.forced is not None:
             return
         program.forced = (outcome, reason)
-        if self.lease is not None and self.lease.single:
+        single = self.lease is not None and self.lease.single
+        if single:
             self._hurry()
-            self.kill()
-            return
+            if not self._can_stay(program):
+                self.kill()
+                return
         try:
-            packets.send(self.control, {"kill": program.id})
+            packets.send(self.control, {"wind_up": program.id} if single else {"kill": program.id})
         except OSError:
             self.kill()
             return
         self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+
+    def _can_stay(self, program: Program) -> bool:
+        """Whether the sandbox outlives the one program that it was made for: what that left can then be collected."""
+        return self.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
         """Whether its worker waits to be used. One that was killed has let go of its channel, long before the kernel
@@ -305,7 +318,11 @@ class Box:
             self._broken = "the waiting worker ended"
             self.kill()
         elif self.lease.single and self._given:
-            self.kill()
+            program = self.programs[self._given]
+            program.end_of_output()  # says whether it came to its end in order
+            self._staying = self._can_stay(program)
+            if not self._staying:
+                self.kill()
             self._finish(self._given, self._ending(self._given, status))
         else:
             self._forget_worker()
@@ -371,6 +388,7 @@ class Box:
         elif "broken" in message:
             self._broken = message["broken"]
         elif "idle_worker_gone" in message:
+            self.account.told(message["cpu"], message["rss"])
             self._idle_worker_gone(message["idle_worker_gone"])
         elif "not_lent" in message:
             if not self._started(message["not_lent"]).request:
@@ -405,7 +423,7 @@ class Box:
             return
         ending["hits"] = self.account.hits()
         program.end_of_output()
-        if self.lease is not None and self.lease.single and not self.dead:
+        if self.lease is not None and self.lease.single and not self.dead and not self._staying:
             program.ending = ending
             return  # told when init is gone too, which is at once
         self._tell(program, ending)

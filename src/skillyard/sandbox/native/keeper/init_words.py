@@ -26,7 +26,7 @@ Form = Mapping[str, type]
 FORMS: tuple[Form, ...] = (
     {"ready": bool},
     {"broken": str},
-    {"idle_worker_gone": int},
+    {"idle_worker_gone": int, "cpu": float, "rss": int},
     {"not_lent": str},
     {"failed": str, "why": str},
     {"ended": str, "status": int, "cpu": float, "rss": int},
