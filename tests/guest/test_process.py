@@ -286,4 +286,4 @@ def test_forged_blob_frames_carry_no_id_of_another_run(box: GuestBox) -> None:
     reader = FrameReader()
     header = f'{{"n":1,"kind":"text/plain","blob_id":"{PREFIX}9"}}'.encode()
     (frame,) = reader.feed(b"B" + len(header).to_bytes(4, "big") + header)
-    assert repr(frame) == "BlobBegin(n=1, kind='text/plain')"
+    assert repr(frame) == "BlobBegin(n=1, kind='text/plain', path='')"
