@@ -10,6 +10,7 @@ from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
 from skillyard.bench.peers import PYTHON
+from skillyard.bench.schemas import Checked
 from skillyard.bench.stats import Rounds, median, percentile
 
 _BASE = "a clean python3 -I"
@@ -45,6 +46,7 @@ def compare(
     startup: Mapping[str, Sequence[float]],
     network: Ways | None = None,
     catalogue: Shelf | None = None,
+    schemas: Checked | None = None,
 ) -> list[Line]:
     """Each line of the budget; subjects that were not measured leave theirs open."""
     added = network.added_ms() if network else None
@@ -56,6 +58,7 @@ def compare(
         *_waiting(idle),
         *_beginning(startup),
         *_skills(catalogue),
+        *_schemas(schemas),
     ]
 
 
@@ -109,6 +112,14 @@ def _skills(shelf: Shelf | None) -> Iterator[Line]:
     yield Line("a page of 50 skills with summaries, p50", 5.0, "ms", page)
     many = shelf if shelf and shelf.names >= MANY_SKILLS else None
     yield Line(f"what {MANY_SKILLS:,} skills add to a start", 2.0, "s", round(many.start_s, 3) if many else None)
+
+
+def _schemas(checked: Checked | None) -> Iterator[Line]:
+    told = checked.as_dict() if checked else {}
+    small = told.get("small", {}).get("p50_ms")
+    yield Line("a check against a small schema, p50", 1.0, "ms", small)
+    health = told.get("healthz_attacked", {}).get("p99_ms")
+    yield Line("/healthz while others' schemas do not end, p99", 100, "ms", health)
 
 
 def _ms(latency: Mapping[str, Rounds], name: str, percent: float) -> float | None:

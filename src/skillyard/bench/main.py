@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from skillyard.bench import catalogue, idle, latency, network, startup, throughput
+from skillyard.bench import catalogue, idle, latency, network, schemas, startup, throughput
 from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.job import WrongResult
@@ -21,6 +21,7 @@ from skillyard.bench.network import Ways
 from skillyard.bench.peers import open_peers
 from skillyard.bench.plan import CONCURRENCY, Plan
 from skillyard.bench.report import Report
+from skillyard.bench.schemas import Checked
 from skillyard.bench.subject import GivenUp, Skipped
 from skillyard.bench.yards import open_yards
 from skillyard.client.errors import RunFailed
@@ -70,15 +71,30 @@ async def _measure(plan: Plan, quick: bool, say: Say) -> Report:
             ways, closed = await _ways(home / "network", plan)
             say(f"a catalogue of {plan.skills} skills")
             shelf, unread = await _shelf(home / "catalogue", plan.skills)
+            say(f"schemas that do not end, {plan.schemas_s:.0f} s")
+            checked, unchecked = await _schemas(home / "schemas", plan.schemas_s)
             say("commands")
             starts = await asyncio.to_thread(startup.measure, yards.ready_server.data_dir, plan.starts)
             servers = [server.startup_s for server in (yards.ready_server, yards.demand_server)]
             probe = await yards.native().probe()
     took = time.perf_counter() - began
     failed = [Skipped(s.id, s.title, f"gave up: {given_up[s.id]}") for s in peers if s.id in given_up]
-    skips = [*skipped, *without, *absent, *failed, *closed, *unread]
+    skips = [*skipped, *without, *absent, *failed, *closed, *unread, *unchecked]
     return Report(
-        quick, took, load, subjects, latencies, rates, waiting, starts, servers, probe.enforced(), skips, ways, shelf
+        quick,
+        took,
+        load,
+        subjects,
+        latencies,
+        rates,
+        waiting,
+        starts,
+        servers,
+        probe.enforced(),
+        skips,
+        ways,
+        shelf,
+        checked,
     )
 
 
@@ -103,6 +119,13 @@ async def _shelf(home: Path, names: int) -> tuple[Shelf | None, list[Skipped]]:
         return await catalogue.measure(home, names, versions=5, rounds=40), []
     except (SkillyardError, ServerFailed, TimeoutError, OSError) as error:
         return None, [Skipped("catalogue", "the catalogue", " ".join(str(error).split())[:200])]
+
+
+async def _schemas(home: Path, seconds: float) -> tuple[Checked | None, list[Skipped]]:
+    try:
+        return await schemas.measure(home, seconds), []
+    except (SkillyardError, ServerFailed, TimeoutError, OSError) as error:
+        return None, [Skipped("schemas", "schemas that do not end", " ".join(str(error).split())[:200])]
 
 
 def _aloud(text: str) -> None:

@@ -15,6 +15,7 @@ from skillyard.bench.catalogue import Shelf
 from skillyard.bench.idle import Idle
 from skillyard.bench.network import Ways
 from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE, interpreter
+from skillyard.bench.schemas import Checked
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.bench.subject import Skipped, Subject
 
@@ -39,9 +40,12 @@ class Report:
     skipped: Sequence[Skipped]
     network: Ways | None = None
     catalogue: Shelf | None = None
+    schemas: Checked | None = None
 
     def budget(self) -> list[budget.Line]:
-        return budget.compare(self.latency, self.throughput, self.idle, self.startup, self.network, self.catalogue)
+        return budget.compare(
+            self.latency, self.throughput, self.idle, self.startup, self.network, self.catalogue, self.schemas
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
@@ -58,6 +62,7 @@ class Report:
             "network": list(self.network.rows()) if self.network else [],
             "policy_added_ms": self.network.added_ms() if self.network else None,
             "catalogue": self.catalogue.as_dict() if self.catalogue else None,
+            "schemas": self.schemas.as_dict() if self.schemas else None,
             "startup": [{"title": title, **in_ms(samples)} for title, samples in self.startup.items()],
             "server_start": in_ms(self.server_start_s),
             "budget": [line.as_dict() for line in self.budget()],
