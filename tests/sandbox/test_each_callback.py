@@ -16,7 +16,7 @@ import pytest
 import skillyard
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.outcome import Outcome
-from skillyard.domain.sandbox import Argv, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox import Argv, Mount, Owner, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.peers import peer
@@ -40,6 +40,7 @@ SELDOM = {
     "Service.disconnected:after": "four seconds after a server is lost",
     "WarmHouse._age_later:after": "ten seconds without use",
     "WarmProcess._give_time:after": "an import that takes too long",
+    "Yard.__init__:when_idle": "when it begins",
     "Yard._bury:after": "control groups that the kernel still holds",
     "Yard._refill:after": "a run that is no longer short",
     "Yard._refill_failed:after": "after a fault",
@@ -122,7 +123,8 @@ async def work(faulty: Faulty, key: str) -> None:
     """A guest, a program with input, one that is killed, a long output that is read while it comes, and modules."""
     assert await faulty.yard.evaluate("1 + 1", "good") == 2
     backend = faulty.backend
-    sandbox = await backend.create(SandboxSpec(single=False), key)
+    shown = Mount(faulty.directory / "packages", "/skills/shown")
+    sandbox = await backend.create(SandboxSpec(single=False, mounts=(shown,)), key)
     try:
         cat = await sandbox.start(Argv(("cat",), stdin=True), id="cat", timeout_ms=10_000)
         await cat.send(b"x" * 300_000)
