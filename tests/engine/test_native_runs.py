@@ -220,7 +220,7 @@ SPIN = "open('out/part.csv', 'w').write('x')\ndef spin():\n    while True: pass\
 
 
 def test_a_timeout_tells_the_last_stack_and_brings_back_what_was_left(runtime: SyncRuntime) -> None:
-    run = runtime.run_code(SPIN, timeout_ms=700)
+    run = runtime.run_code(SPIN, timeout_ms=1500)
     assert (run.status, [file.path for file in run.files]) == ("failed", ["part.csv"])
     assert run.error is not None
     assert run.error["type"] == "TimeoutError"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from itertools import islice
 
 from .frames import PIECE
@@ -44,12 +45,12 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
     directory, and how many ``more`` of both."""
     limits = request.get("files") or {}
     left = _Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0))
+    place = f"{workspace}/{OUT}"
     try:
-        place = os.open(f"{workspace}/{OUT}", _DIRECTORY)
+        os.rmdir(place)  # the cheapest way to learn that it is empty, as it is after most runs
     except OSError:
-        place = -1
-    if place >= 0:
-        left.directory(place, "", 0)
+        with suppress(OSError):  # it is gone, or not a directory
+            left.directory(os.open(place, _DIRECTORY), "", 0)
     notes: dict[str, object] = {"skipped": left.skipped, "others": _others(workspace, left), "more": left.more}
     return {name: value for name, value in notes.items() if value}
 

@@ -19,7 +19,7 @@ from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY, ST
 
 _exit = os._exit  # foreign code may replace what it finds in os
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
-LAST_WORDS_MS = 300
+LAST_WORDS_MS = 1000
 """How long a worker that is told to end may take to write its stack."""
 
 
