@@ -48,7 +48,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         {"import skillyard": [0.05], "skillyard version": [0.14]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.1)),
         shelf(1.9, 4.9),
-        Checked(small=[0.0009], attacked=[0.099]),
+        Checked(small=[0.0009], quiet=[0.001], attacked=[0.099]),
     )
     bad = compare(
         {name: rounds(ms) for name, ms in BAD.items()},
@@ -57,7 +57,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         {"import skillyard": [0.151], "skillyard version": [0.1], "skillyard runs list": [0.2]},
         Ways(1, plain=rounds(1.2), policy=rounds(3.3)),
         shelf(2.1, 5.1),
-        Checked(small=[0.0011], attacked=[0.101]),
+        Checked(small=[0.0011], quiet=[0.001], attacked=[0.101]),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]
