@@ -49,6 +49,8 @@ SELDOM = {
     "end:watch": "a zygote that ended before it told of a clone",
     "start.<locals>.again:after": "after a fault",
 }
+if os.geteuid() != 0:
+    SELDOM["Yard._doom:when_idle"] = "control groups, which an ordinary user rarely has"
 """Callbacks that the work below does not lead to. All go through the one loop that the first tests hold to the rule."""
 
 
