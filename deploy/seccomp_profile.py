@@ -46,8 +46,8 @@ PERSONALITIES = (0, 0xFFFFFFFF)
 
 def profile() -> dict[str, Any]:
     """The whole document."""
-    plain = {name for group in ALLOWED for name in group.calls} | set(BUILDING) | set(KEEPER)
-    plain |= {name for names in SERVER for name in names.split()}
+    plain = {name for group in ALLOWED for name in group.calls} | set(BUILDING)
+    plain |= {name for names in (*KEEPER, *SERVER) for name in names.split()}
     by_argument = {"socket": FAMILIES, "socketpair": (AF_UNIX,), "personality": PERSONALITIES}
     absent = set(ABSENT) - plain
     return {
