@@ -153,6 +153,8 @@ async def test_descriptors_that_come_with_words_are_closed(yard: Yard) -> None:
         return len(os.listdir(f"/proc/{keeper(yard)}/fd"))
 
     await yard.evaluate("1")
+    if not os.access(f"/proc/{keeper(yard)}/fd", os.R_OK):
+        pytest.skip("an ordinary user cannot look into a keeper that is not dumpable")
     before = held()
     for _ in range(5):
         await attempt(yard, "more_descriptors_than_are_taken", "key")
