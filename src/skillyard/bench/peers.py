@@ -23,7 +23,11 @@ PYTHON_BARE = "python_bare"
 BUBBLEWRAP = "bubblewrap"
 _BARE = ("-I", "-S")
 """Without the site module, whose .pth files can cost more than all the rest."""
-_SITE = "import json, os, site; print(json.dumps([n for p in site.getsitepackages() for n in os.listdir(p)]))"
+_SITE = """
+import json, os, site
+print(json.dumps([name for path in site.getsitepackages() if os.path.isdir(path) for name in os.listdir(path)]))
+"""
+"""Debian's interpreters name directories that a virtual environment does not have."""
 _CLEAN = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 _PATIENCE_S = 60.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
