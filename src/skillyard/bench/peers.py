@@ -105,8 +105,8 @@ def interpreter() -> str:
 
 
 def clean_interpreter(home: Path) -> str:
-    """The path of that one in a virtual environment of its own, with nothing in its site-packages: what a version
-    manager's shim or an installation's .pth files cost is not what others are compared with. Raises WrongResult."""
+    """Returns the interpreter of a new virtual environment with empty site-packages. So the comparison holds no cost of
+    a version manager's shim or of an installation's .pth files. Raises WrongResult."""
     place = home / "clean"
     printed([interpreter(), "-I", "-m", "venv", "--without-pip", str(place)])
     python = str(place / "bin" / "python3")

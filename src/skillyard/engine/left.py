@@ -1,4 +1,4 @@
-"""What a program left that said nothing at its end: a second program in its sandbox sends it, if there still is one."""
+"""Files of a program that ended without a word: a second program in its sandbox sends them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BESIDE = 4 * 1024 * 1024
 
 
 async def collect_left(sandbox: Sandbox, grant: Grant, target: BlobTarget, prefix: str, program: str) -> Channel:
-    """Its files and notes; ``prefix`` begins the ids of the files. Never raises for what is not to be had."""
+    """Returns its files and notes; ``prefix`` begins the ids of the files. Never raises for lost files."""
     own = replace(target, prefix=f"{prefix}-")
     channel = Channel(BlobSink(own), grant.limits)
     request = Guest({**grant.collect, "blob_prefix": own.prefix})

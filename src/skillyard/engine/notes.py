@@ -1,4 +1,4 @@
-"""Sentences from what the guest says of a run beside its result."""
+"""Sentences made of the guest's words about a run beside its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHY = {
 
 
 def sentences(notes: Notes) -> Iterator[str]:
-    """At most one for each thing that there is to say."""
+    """Yields at most one sentence about each thing."""
     if notes.script:
         yield "the code ran as a script, and no function 'main' was called"
     if notes.lost:

@@ -1,4 +1,4 @@
-"""The processes that runs depend on: which of them is dead, and having it again."""
+"""The processes that runs depend on: which of them are dead, and their new start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.part import Part
 
 _FIRST_S, _MOST_S = 0.2, 10.0
-"""Between two attempts to start one again; each pause is twice the one before."""
+"""Seconds between two attempts to start one again; each pause is twice the one before."""
 
 
 class PartFault(SkillyardError):
-    """A fault of a keeper's or the gate's own that ended less than its process."""
+    """A fault of a keeper's or the gate's own that did not end its process."""
 
 
 class Parts:
-    """``dead`` says of each that does not run why; it is started again until it does."""
+    """Watches the processes and starts dead ones again. ``dead`` has the reason for each that does not run."""
 
     def __init__(self, parts: Iterable[object], emit: Observer, clock: Clock, tasks: Tasks) -> None:
         self.dead: dict[str, str] = {}

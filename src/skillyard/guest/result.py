@@ -1,4 +1,4 @@
-"""From what the entrypoint returned to the JSON object that the host gets (skills-protocol §4, row 6).
+"""Conversion of the entrypoint's value to JSON for the host (skills-protocol §4, row 6).
 
 What has one obvious form in JSON is converted, within other values and as the key of an object too: ``datetime``,
 ``date`` and ``time`` (ISO 8601), ``UUID`` and paths (text), members of an ``Enum`` (their value), dataclasses, named
@@ -86,7 +86,7 @@ _MENDS = {
 
 
 def encode(value: object, max_bytes: int) -> bytes:
-    """Compact UTF-8 JSON of an object: None is ``{}``, what is no object is ``{"result": value}``.
+    """Returns compact UTF-8 JSON of an object. None is ``{}``, other values are ``{"result": value}``.
 
     Raises OutputNotSerializable (also for NaN, infinities, cycles and what is nested too deep), OutputTooLarge.
     """
@@ -97,8 +97,8 @@ def encode(value: object, max_bytes: int) -> bytes:
 
 
 def as_json(value: object, max_bytes: int, name: str, *, wrap: bool = False) -> bytes:
-    """Compact UTF-8 JSON of ``value``, which messages call ``name``. Raises OutputNotSerializable and, for what would
-    be far larger than ``max_bytes``, OutputTooLarge."""
+    """Returns compact UTF-8 JSON of ``value``, which messages call ``name``. Raises OutputNotSerializable and, for a
+    value far larger than ``max_bytes``, OutputTooLarge."""
     try:
         plain = _Plain(max_bytes).of(value)
         if wrap and not isinstance(plain, dict):
@@ -130,7 +130,7 @@ def _utf8(text: str) -> bytes:
 
 
 class _Refused(Exception):
-    """``where`` names the place, innermost part first."""
+    """A value that is refused; ``where`` names the place, innermost part first."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -139,7 +139,8 @@ class _Refused(Exception):
 
 
 class _Plain:
-    """Makes of a value one that JSON has. Counts as it goes: what many names share is written out each time."""
+    """Converts a value to JSON's types. It counts every mention: a value that many names share is written out each
+    time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -201,7 +202,7 @@ class _Plain:
         return made
 
     def _key(self, key: Any) -> Any:
-        """What JSON makes a text of by itself stays as it is."""
+        """Returns a key for JSON; keys that JSON makes a text of by itself stay as they are."""
         if isinstance(key, _KEYS) and not _numpy_generic(type(key)) and not _is_enum(key):
             return _finite(key) if isinstance(key, float) else key
         try:
@@ -216,7 +217,7 @@ class _Plain:
         return name
 
     def _converted(self, value: Any) -> Any:
-        """Of what JSON has not. Modules that are not imported have made no value."""
+        """Converts a value of another type. A module that is not imported has made no value."""
         modules, kind = sys.modules, type(value)
         if _is_enum(value):
             return self.of(value.value)

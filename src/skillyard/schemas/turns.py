@@ -1,4 +1,4 @@
-"""Whose check comes next: one at a time of each principal, and never all places for those whose checks are slow."""
+"""The order of checks: one at a time for each principal, and not all places for slow ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, principal: str, *, patient: bool) -> AsyncIterator[None]:
-        """Raises Busy when too many wait already, unless ``patient``."""
+        """Waits for a turn. Raises Busy when too many wait already, unless ``patient``."""
         if principal in self._queues or not self._may(principal):
             await self._wait(principal, patient)
         else:

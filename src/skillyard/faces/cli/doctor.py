@@ -64,7 +64,7 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
 
 
 def network_refused(found: Probe, settings: Settings) -> tuple[str, bool]:
-    """Returns why runs that need a network are refused here, or nothing, and whether the settings demand one."""
+    """Returns why runs with a network are refused here, or nothing; and if settings ask for one."""
     config = settings.network.config()
     if not config.rules:
         return "network.rules allow none", False

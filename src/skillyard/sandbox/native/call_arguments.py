@@ -100,8 +100,8 @@ IOCTLS: Mapping[str, int] = {
     "SIOCETHTOOL": 0x8946,
     "SIOCOUTQNSD": 0x894B,
 }
-"""Of terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up when the
-walls are built; without CAP_NET_ADMIN the kernel refuses it."""
+"""Requests for terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up
+when the walls are built; without CAP_NET_ADMIN the kernel refuses it."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}

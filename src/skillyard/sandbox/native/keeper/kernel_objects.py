@@ -1,5 +1,5 @@
-"""What a sandbox holds of the kernel that no controller charges to it, or that the kernel counts by user and not by
-namespace: record locks, watches of epoll, descriptors in flight and, where nobody counts memory, mappings.
+"""Kernel objects of a sandbox that no controller charges, or that the kernel counts by user. They are record locks,
+watches of epoll, descriptors in flight and, where nobody counts memory, mappings.
 
 ``/proc/PID/fdinfo`` and ``maps`` tell of them (proc_pid_fdinfo(5)). Reading them costs, so a process is looked at
 again when it has worked since, and now and then in any case, since its children may have worked for it.
@@ -20,19 +20,19 @@ LOCKS = 4096
 IN_FLIGHT = 256
 _MOST_WATCHES, _LEAST_WATCHES, _SHARE_OF_WATCHES = 1 << 16, 4096, 64
 _MAPPING, _MAPPINGS = 256, 1 << 16
-"""Bytes that the kernel holds for one, and how many a process may have (vm.max_map_count)."""
+"""Bytes that the kernel holds for one mapping, and the most of a process (max_map_count)."""
 _READ_MAPS = 2 << 20
 _PIECE = 1 << 16
 _WORKED_S, _WORKED_EACH_S = 0.1, 0.0002
 _PAUSE_S, _PAUSE_EACH_S = 2.0, 0.02
-"""Processor time and time after which a process is looked at again; each descriptor makes a look take longer."""
+"""Processor time and time until the next look; each descriptor makes a look take longer."""
 _PROCESS_CLOCK = 2
 """``~pid << 3 | 2`` is the clock of a process's processor time (clock_getcpuclockid(3))."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of one process, and from when on it is looked at again."""
+    """The last look at one process, and the time of the next one."""
 
     locks: int = 0
     watches: int = 0
@@ -57,12 +57,13 @@ class Objects:
         self._hurried_at = 0.0
 
     def hurry(self) -> None:
-        """Look at everything at the next turn: something of what the kernel counts by user has run out."""
+        """Looks at everything at the next turn, after an object that is counted by user ran out."""
         self._hurried_at = time.monotonic()
 
     def check(self, box: Box, places: Iterable[str], *, counted: bool) -> None:
-        """``places`` are its processes (:func:`skillyard.sandbox.native.keeper.tree.place_of`); ``counted`` says
-        whether a controller counts its memory."""
+        """Ends the sandbox if it holds too much. ``places`` are its processes
+        (:func:`skillyard.sandbox.native.keeper.tree.place_of`); ``counted`` says whether a controller counts its
+        memory."""
         before, seen = self._seen.get(box, {}), {}
         for place in places:
             seen[place] = self._look(place, before.get(place) or Seen(), counted=counted)
@@ -94,7 +95,7 @@ def _too_much(seen: Iterable[Seen], memory_bytes: int) -> str:
 
 
 def most_watches() -> int:
-    """Of one sandbox: a part of what its user has, who may be that of all the others and of the server (epoll(7))."""
+    """Returns the watches that one sandbox may have. Its user may be that of all others, too (epoll(7))."""
     with contextlib.suppress(OSError, ValueError), open("/proc/sys/fs/epoll/max_user_watches", "rb") as file:
         return min(_MOST_WATCHES, max(_LEAST_WATCHES, int(file.read()) // _SHARE_OF_WATCHES))
     return _LEAST_WATCHES

@@ -53,7 +53,7 @@ def start(
     turns = loop.guarded(lambda _: again())
 
     def again() -> None:
-        """Nothing goes on unwatched because one look failed."""
+        """Looks again later; one failed look leaves nothing unwatched."""
         turns.after(_EVERY_S, look)
 
     yard.on_lent = lent

@@ -106,8 +106,7 @@ class WarmProcess:
         return self.memory_mb
 
     def has_strangers(self, beside: int = -1) -> bool:
-        """Whether there are processes in its pid namespace that it was not asked for: none but sandboxes are told of.
-        While it clones, one that nobody knows yet may have nothing in common with the sandbox ``beside``.
+        """Returns whether its pid namespace has processes that nobody ordered. Only sandboxes are expected.
 
         Raises OSError when they change while they are looked at.
         """
@@ -128,8 +127,8 @@ class WarmProcess:
             self._end_space()
 
     def close(self) -> None:
-        """End it. Its sandboxes go on; what else it left does not. Nobody has its pid while they do: what they keep of
-        its libraries tells a fork by that."""
+        """Ends it; its sandboxes go on, its other processes end. Nobody gets its pid while they live: libraries that
+        they inherited tell a fork by that."""
         if not self._open:
             return
         self._open = False
