@@ -28,7 +28,7 @@ _ATOMS = (int, bool, type(None))
 _KEYS = (str, int, float, bool, type(None))
 _SHORTEST = 2
 """Bytes of JSON that one more value takes at least: a digit and a comma."""
-_NOT_FINITE = "JSON does not have it: return None, or leave it out"
+_LEAVE_OUT = "which JSON does not have; return None instead, or leave it out"
 
 _MENDS = {
     "set": "return sorted(x) or list(x)",
@@ -116,8 +116,8 @@ def as_json(value: object, max_bytes: int, name: str, *, wrap: bool = False) -> 
 
 def _too_large(what: str, max_bytes: int) -> OutputTooLarge:
     return OutputTooLarge(
-        f"what the function returned {what}, and {max_bytes} is the limit;"
-        " write it with runtime.blobs and return the blob id"
+        f"the value {what}, and {max_bytes} is the limit;"
+        " write it to a file in /workspace/out, or with runtime.blobs and return the blob id"
     )
 
 
@@ -226,7 +226,7 @@ class _Plain:
         times = modules.get("datetime")
         if times is not None and isinstance(value, (times.date, times.time)):
             if value != value:
-                raise _Refused(f"is NaT, and {_NOT_FINITE}")
+                raise _Refused(f"is NaT, {_LEAVE_OUT}")
             return value.isoformat()
         if _is_a(value, "uuid", "UUID"):
             return str(value)
@@ -249,7 +249,7 @@ class _Plain:
             raise _Refused(_complaint(value, f"of {value.size} values"))
         if value.dtype.kind == "M":
             if numpy.isnat(value).any():
-                raise _Refused(f"is NaT, and {_NOT_FINITE}")
+                raise _Refused(f"is NaT, {_LEAVE_OUT}")
             return numpy.datetime_as_string(value).tolist()
         if value.dtype.kind == "f":
             value = value.astype("float64")
@@ -258,7 +258,7 @@ class _Plain:
 
 def _finite(value: float) -> float:
     if not isfinite(value):
-        raise _Refused(f"is {float(value)}, which JSON does not have: return None instead, or leave it out")
+        raise _Refused(f"is {float(value)}, {_LEAVE_OUT}")
     return value
 
 

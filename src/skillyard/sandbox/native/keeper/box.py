@@ -404,7 +404,7 @@ class Box:
             self.account.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
         else:
-            raise init_words.BadWord("it said what another kind of sandbox says")
+            raise init_words.BadWord("its message belongs to another kind of sandbox")
 
     def _started(self, id: str) -> Program:
         if (program := self.programs.get(id)) is None:

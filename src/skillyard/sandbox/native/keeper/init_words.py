@@ -59,17 +59,17 @@ def hear(sock: socket.socket) -> dict[str, Any] | None:
 def read(raw: bytes) -> dict[str, Any]:
     """Returns the message. Raises BadWord for bytes that are not one, and nothing else."""
     if len(raw) > MOST_BYTES:
-        raise BadWord(f"it said more than {MOST_BYTES} bytes")
+        raise BadWord(f"its message has more than {MOST_BYTES} bytes")
     try:
         said = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BadWord("it said what is not JSON") from None
+        raise BadWord("its message is not JSON") from None
     form = next((form for form in FORMS if next(iter(form)) in said), None) if isinstance(said, dict) else None
     if form is None or said.keys() != form.keys():
-        raise BadWord("it said what means nothing")
+        raise BadWord("its message has no meaning")
     told = {name: _value(said[name], kind) for name, kind in form.items()}
     if not all(0 <= told.get(name, 0) <= _MOST_STATUS for name in ("status", "idle_worker_gone")):
-        raise BadWord("it said what is not a wait status")
+        raise BadWord("it gave a wrong wait status")
     return told
 
 
@@ -87,4 +87,4 @@ def _value(value: object, kind: type) -> Any:
     number = (kind is int and type(value) is int) or (kind is float and type(value) in (int, float))
     if number and isinstance(value, int | float) and 0 <= value < _MOST:
         return kind(value)
-    raise BadWord("it said a field of another form")
+    raise BadWord("its message has a field of another form")
