@@ -59,11 +59,12 @@ def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
     if skill:
         return replace(failure, message=f"{failure.message}; name {package!r} in the dependencies of the skill")
     having = [name for name, e in config.environments.items() if package in map(required_name, e.packages)]
-    environment = f"environment={having[0]!r}, which has it" if having else "an environment that has it"
-    refused = why_refused((package,), config.packages)
-    only = f" (packages would be refused: {refused})" if refused else ""
-    message = f"{failure.message}; ask for it with packages=[{package!r}]{only}, or for {environment}"
-    return replace(failure, message=message)
+    environment = f"environment={having[0]!r}, which has it" if having else ""
+    if refused := why_refused((package,), config.packages):
+        mend = f"ask for {environment}" if having else f"do without it, or ask the operator: {refused}"
+    else:
+        mend = f"ask for it with packages=[{package!r}]" + (f", or for {environment}" if having else "")
+    return replace(failure, message=f"{failure.message}; {mend}")
 
 
 def with_stack(failure: Failure, stack: str) -> Failure:
