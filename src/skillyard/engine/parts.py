@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from skillyard.domain.errors import SkillyardError
@@ -28,6 +29,8 @@ class Parts:
         self._emit = emit
         self._clock = clock
         self._tasks = tasks
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
         for part in parts:
             if isinstance(part, Part):
                 part.attend(partial(self._ended, part), partial(self._failed, part))
@@ -36,21 +39,33 @@ class Parts:
         self._emit(PartLost(part.part, why))
         if part.part not in self.dead:
             self.dead[part.part] = why
-            self._tasks.spawn(self._restart(part), f"restart of {part.part}")
+            if not self._over.is_set():
+                restart = self._tasks.spawn(self._restart(part), f"restart of {part.part}")
+                self._restarts.add(restart)
+                restart.add_done_callback(self._restarts.discard)
+
+    async def close(self) -> None:
+        """Starts nothing again. An attempt that is under way ends first, so that its process can be stopped."""
+        self._over.set()
+        if self._restarts:
+            await asyncio.wait(self._restarts)
 
     def _failed(self, part: Part, text: str) -> None:
         self._emit(Fault(part.part, PartFault(text), part=part.part))
 
     async def _restart(self, part: Part) -> None:
         began, pause, attempts = self._clock.monotonic(), _FIRST_S, 1
-        while True:
+        while not self._over.is_set():
             try:
                 await part.restart()
-                break
             except Exception as error:  # noqa: BLE001 - tried again, whatever it was
                 self.dead[part.part] = str(error)
                 self._emit(Fault(part.part, error, part=part.part))
-            await asyncio.sleep(pause)
+            else:
+                del self.dead[part.part]
+                self._emit(PartRestarted(part.part, attempts, round(self._clock.monotonic() - began, 3)))
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._over.wait()
             pause, attempts = min(2 * pause, _MOST_S), attempts + 1
-        del self.dead[part.part]
-        self._emit(PartRestarted(part.part, attempts, round(self._clock.monotonic() - began, 3)))
