@@ -83,6 +83,23 @@ OUT_OF_SIGHT = {
                 os._exit(0)
             os.waitpid(pid, 0)
     """,
+    "many processes work a little each": """
+        ready, go = os.pipe()
+        for _ in range(12):
+            if os.fork() == 0:
+                os.close(go)
+                files = [tempfile.mkstemp(dir=".")[0] for _ in range(600)]
+                os.read(ready, 1)
+                began, at = time.process_time(), 0
+                while time.process_time() - began < 0.18:
+                    for number in files:
+                        fcntl.lockf(number, fcntl.LOCK_EX, 1, at)
+                    at += 2
+                time.sleep(20)
+                os._exit(0)
+        time.sleep(4)  # each was looked at, and has many descriptors
+        os.close(go)
+    """,
 }
 FEW = """
     one, two = socket.socketpair()
