@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,24 @@ def test_publishing_judges_it_soon(name: str) -> None:
     found = [complaint for complaint in complaints(evil.schema) if complaint.level != "warning"]
     assert time.process_time() - began < 2.0
     assert (not found) == evil.published, found
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "allOf": [1] * 80_000},
+        {"type": "object", "allOf": [{"required": [1] * 50} for _ in range(1500)]},
+        {"type": ["x"] * 50_000},
+        {"dependencies": {"a": [1] * 80_000}},
+    ],
+    ids=["allOf", "required", "type", "dependencies"],
+)
+def test_publishing_judges_one_with_many_mistakes_soon(schema: dict[str, Any]) -> None:
+    """The library would word each of them, and hold the interpreter meanwhile."""
+    began = time.process_time()
+    [found] = complaints(schema)
+    assert time.process_time() - began < 0.6
+    assert (found.level, found.rule) == ("error", "schema")
 
 
 async def test_one_that_takes_too_long_says_so_and_its_process_is_replaced(pool: SchemaPool) -> None:

@@ -1,10 +1,10 @@
-"""The order of checks: one at a time for each principal, and not all places for slow ones."""
+"""Whose check comes next: one at a time of each principal, and never all places for those whose checks are slow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from skillyard.domain.errors import Busy
@@ -28,16 +28,22 @@ class Turns:
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @asynccontextmanager
-    async def turn(self, principal: str, *, patient: bool) -> AsyncIterator[None]:
-        """Waits for a turn. Raises Busy when too many wait already, unless ``patient``."""
+    async def turn(self, principal: str, *, patient: bool) -> AsyncIterator[Callable[[], None]]:
+        """Gives what begins the time of the check anew, for who had to wait for something else first. Raises Busy when
+        too many wait already, unless ``patient``."""
         if principal in self._queues or not self._may(principal):
             await self._wait(principal, patient)
         else:
             self._at_work.add(principal)
         now = asyncio.get_running_loop().time
         began = now()
+
+        def begin() -> None:
+            nonlocal began
+            began = now()
+
         try:
-            yield
+            yield begin
         finally:
             self._note(principal, now() - began, now())
             self._leave(principal)
@@ -56,7 +62,7 @@ class Turns:
         except BaseException:
             if coming.done() and not coming.cancelled():
                 self._leave(principal)
-            else:
+            elif coming in queue:
                 self._waiting -= 1
                 queue.remove(coming)
                 if not queue:
@@ -88,10 +94,15 @@ class Turns:
                 self._begin(name)
 
     def _begin(self, principal: str) -> None:
+        """Who was cancelled in this turn of the loop still stands in the queue, and is passed over."""
         queue = self._queues[principal]
-        self._at_work.add(principal)
-        self._waiting -= 1
-        queue.popleft().set_result(None)
+        while queue:
+            self._waiting -= 1
+            coming = queue.popleft()
+            if not coming.done():
+                self._at_work.add(principal)
+                coming.set_result(None)
+                break
         self._queues.move_to_end(principal)
         if not queue:
             del self._queues[principal]

@@ -1,4 +1,4 @@
-"""The agreement of a server and its validators."""
+"""What a server and its validators have agreed on."""
 
 from __future__ import annotations
 
