@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skillyard.domain.egress.session import MOST_REASON, Connection
+from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.skill import Needs, SecretNeed
 from skillyard.egress.log import Log
 from skillyard.engine.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
 from skillyard.engine.redact import Redaction
 from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable
+from skillyard.guest.left import send_left
 from skillyard.guest.result import encode
 from tests.engine.conftest import Rig, playing
-from tests.engine.fakes import a_skill, frame, raises, result
+from tests.engine.fakes import FakeProcess, Script, a_skill, frame, js, raises, result
 
 pytestmark = pytest.mark.anyio
 
@@ -86,8 +90,8 @@ async def kept_of(rig: Rig, **more: Any) -> Callable[..., Any]:
     rig.skills.add(a_skill("a.b", needs=Needs(secrets=(SecretNeed("TOKEN"),)), **more))
     rig.secrets.values.setdefault("TOKEN", SECRET)
 
-    async def run(said: bytes, *, log: bytes = b"") -> str:
-        rig.backend.script = playing(said, log=log)
+    async def run(said: bytes, *, log: bytes = b"", script: Script | None = None) -> str:
+        rig.backend.script = script or playing(said, log=log)
         made = await rig.call("execute_skill", name="a.b")
         return json.dumps([made, (await rig.record(made)).as_dict()], ensure_ascii=False)
 
@@ -143,6 +147,67 @@ async def test_at_each_cut_of_what_a_schema_says(rig: Rig, place: str) -> None:
                 kept = await run(result(value("x" * at + SECRET + "y" * behind)))
                 assert "ValidationError" in kept
                 assert not pieces_in(kept), (boundary, at, behind)
+
+
+NAME = "Qz7Wx9Vk3Hj5"
+"""One that can be a part of a file's name."""
+
+
+def _left_by_guest(directory: Path, names: Iterable[str]) -> bytes:
+    """What the guest says of files that it does not send."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "out").mkdir(parents=True)
+    for name in names:
+        (directory / name).write_text("x")
+        (directory / "out" / name).symlink_to("/")
+    return frame(b"N", js(send_left(str(directory), {}, None)))  # type: ignore[arg-type] # nothing is sent
+
+
+async def test_at_each_cut_of_a_files_name(rig: Rig, tmp_path: Path) -> None:
+    rig.secrets.values["TOKEN"] = NAME
+    run = await kept_of(rig)
+    for boundary in (37, 60, 100, 160):
+        for at in around(boundary, len(NAME)):
+            for behind in (0, 20, 40, 50, 60, 70, 100):
+                name = ("x" * at + NAME + "y" * behind)[:255]
+                said = [_left_by_guest(tmp_path / "w", [name])]
+                said.append(frame(b"N", js({"others": [name], "skipped": [[f"{'d' * at}/{name}", "kind"]]})))
+                for notes in said:
+                    kept = await run(notes + result({}))
+                    assert "not kept: " in kept
+                    assert not pieces_in(kept, NAME), (boundary, at, behind)
+
+
+async def test_a_secret_that_cannot_be_shown_as_it_is_in_a_files_name(rig: Rig) -> None:
+    rig.secrets.values["TOKEN"] = secret = "Qz7Wx\t9Vk3Hj5\x7fPq2Rs8"
+    run = await kept_of(rig)
+    kept = await run(frame(b"N", js({"others": [secret], "skipped": [[secret, "name"]]})) + result({}))
+    assert "[redacted]" in kept
+    assert not [piece for piece in ("Qz7Wx", "9Vk3Hj5", "Pq2Rs8") if piece in kept]
+
+
+async def test_a_secret_in_the_path_of_a_file_that_comes_back(rig: Rig) -> None:
+    rig.secrets.values["TOKEN"] = NAME
+    run = await kept_of(rig)
+    begin = frame(b"B", js({"n": 1, "kind": "text/plain", "path": f"{NAME}/a{NAME}.txt"}))
+    kept = await run(begin + frame(b"E", js({"n": 1, "size": 0})) + result({}))
+    assert '"[redacted]/a[redacted].txt"' in kept
+    assert not pieces_in(kept, NAME)
+
+
+async def test_at_each_cut_of_the_stack_of_a_timeout(rig: Rig) -> None:
+    run = await kept_of(rig)
+
+    async def time_out(process: FakeProcess) -> None:
+        process.end(Ending(Outcome.TIMEOUT))
+
+    for boundary in (300, SUMMARY_CHARACTERS - 60, MAX_MESSAGE):
+        for at in around(boundary):
+            line = f'  File "{"x" * at}{SECRET}", line 1, in main\n'
+            rig.backend.left = frame(b"N", js({"stack": f"Stack (most recent call last):\n{line}"})) + result({})
+            kept = await run(b"", script=time_out)
+            assert "it was at: " in kept
+            assert not pieces_in(kept), (boundary, at)
 
 
 async def test_at_each_cut_of_a_log(rig: Rig) -> None:

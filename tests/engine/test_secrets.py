@@ -305,6 +305,7 @@ WRONG: list[dict[str, Any]] = [
     *({"delivery": delivery} for delivery in (VALUE, "")),
     *({"hosts": hosts} for hosts in ([VALUE + "/"], ["10.0.0.1"], ["*"], VALUE, [5], ["x.com"] * 33)),
     {"vlaue": VALUE},
+    {VALUE: "x"},
 ]
 
 

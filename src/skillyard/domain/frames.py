@@ -22,7 +22,6 @@ _MAX_FAILURE = 256 * 1024
 _MAX_NOTES = 64 * 1024
 _MAX_NUMBER = 2**31 - 1
 _MAX_PATH = 1024
-_SHOWN = 100
 MOST_TOLD = 10
 _FREE_PIECES, _FAIR_PIECE = 4096, 4096
 """Frames D of any size, and the mean size of those after them: each costs the host the same, however small."""
@@ -41,8 +40,8 @@ class ResultFault(FrameFault):
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """The bounds of one run's frames: blobs, bytes of all blobs, open blobs, bytes of the result. Of the blobs that are
-    files in ``/workspace/out``: their number, the bytes of each and the bytes of all."""
+    """What one run may send: blobs, bytes of all of them, blobs begun and not ended, bytes of the result; of the blobs
+    that are files that it left, how many, and how large each and all of them."""
 
     blobs: int = 1000
     blob_bytes: int = 4 * 1024**3
@@ -58,7 +57,7 @@ DEFAULT_LIMITS = FrameLimits()
 
 @dataclass(frozen=True, slots=True)
 class BlobBegin:
-    """The start of a blob. ``path`` is that of a file that the run left, relative and plain; empty for other blobs."""
+    """``path`` is that of a file which the run left, relative and plain; empty for other blobs."""
 
     n: int
     kind: str
@@ -116,10 +115,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The guest's words about the run beside its result; all are foreign words, but for ``lost``. ``script``: no
-    function was called. ``skipped``: files that are not sent, each with the reason. ``others``: files elsewhere in the
-    working directory. ``more``: the number of further files of both kinds. ``stack``: the last stack of a program that
-    was ended. ``lost`` is ours: nobody could look."""
+    """What the guest says of the run beside its result: ``script`` when no function was called; ``skipped`` files that
+    it left and that are not sent, each with the reason; ``others`` that it left elsewhere; how many ``more`` of both;
+    the last ``stack`` of a program that was ended. All foreign words. ``lost`` is ours: nobody could look."""
 
     script: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
@@ -285,9 +283,9 @@ class FrameReader:
             raise FrameFault("a frame N tells of what are not files")
         if not all(isinstance(row, str) for row in others) or type(more) is not int or not 0 <= more < 2**31:
             raise FrameFault("a frame N tells of what are not files")
-        rows = tuple((_name(path), why[:32]) for path, why in skipped)
+        rows = tuple((path, why) for path, why in skipped)
         stack = _text(header.get("stack"))
-        return Notes(header.get("script") is True, rows, tuple(map(_name, others)), more, stack)
+        return Notes(header.get("script") is True, rows, tuple(others), more, stack)
 
     def _close(self, n: int) -> int:
         if n not in self._open:
@@ -296,15 +294,10 @@ class FrameReader:
 
 
 def is_plain_path(path: str) -> bool:
-    """Returns whether ``path`` names a file below a directory on every system, without hiding."""
+    """Whether it names a file below a directory on every system, with nothing hidden in it."""
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _MAX_PATH:
         return False
     return all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= 255 for part in path.split("/"))
-
-
-def _name(text: str) -> str:
-    """Returns the name of a file in a form that can be shown."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text[:_SHOWN])
 
 
 def _failure(payload: bytes) -> Failure:

@@ -93,7 +93,7 @@ class FinalRecord:
         )
 
     async def _check_schema(self, raw: bytes) -> None:
-        """Checks a result against the skill's schema; it was parsed before."""
+        """Of JSON that was read before, so that it is known to be some."""
         plan, skill = self._plan, self._plan.skill
         if skill is None or skill.outputs_schema is None:
             return
@@ -122,7 +122,7 @@ class FinalRecord:
             "usage": found.usage_dict(),
             "output_blobs": (*found.blobs, *spilled),
             "files": tuple({**file, "path": self._redaction.text(file["path"])} for file in found.files),
-            "notes": tuple(map(self._redaction.text, sentences(found.notes))),
+            "notes": tuple(sentences(found.notes, self._redaction)),
             "logs_preview": found.log.preview,
             "logs_blob": found.log.blob,
         }

@@ -1,12 +1,16 @@
-"""Sentences made of the guest's words about a run beside its result."""
+"""Sentences from what the guest says of a run beside its result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from skillyard.domain.frames import Notes
+from skillyard.engine.redact import NOTHING, Redaction
+from skillyard.engine.text import ends
 
 NO_NOTES = Notes()
+
+_SHORT = ends(100, 60)
 
 _WHY = {
     "name": "its name cannot be passed on",
@@ -20,15 +24,20 @@ _WHY = {
 }
 
 
-def sentences(notes: Notes) -> Iterator[str]:
-    """Yields at most one sentence about each thing."""
+def sentences(notes: Notes, redaction: Redaction = NOTHING) -> Iterator[str]:
+    """At most one for each thing that there is to say."""
     if notes.script:
         yield "the code ran as a script, and no function 'main' was called"
     if notes.lost:
         yield "files in /workspace/out, if there were any, are lost: the sandbox ended with the program"
     if notes.skipped:
-        files = ", ".join(f"{path} ({_WHY.get(why, 'refused')})" for path, why in notes.skipped)
+        files = ", ".join(f"{_name(path, redaction)} ({_WHY.get(why, 'refused')})" for path, why in notes.skipped)
         yield f"not sent from /workspace/out: {files}"
     if notes.others:
-        more = ", …" if notes.more else ""
-        yield f"not kept: {', '.join(notes.others)}{more}; write files that are to come back to /workspace/out"
+        names = ", ".join(_name(name, redaction) for name in notes.others) + (", …" if notes.more else "")
+        yield f"not kept: {names}; write files that are to come back to /workspace/out"
+
+
+def _name(text: str, redaction: Redaction) -> str:
+    """Of a file. Secrets go first: cut, or with another character in it, one would not be found."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in redaction.cut(text, _SHORT))

@@ -55,7 +55,7 @@ def join(path: str, name: str | int) -> str:
 
 
 _HIDDEN = re.compile(r"(?:args|code|content|value)\b|$")
-"""Parameters that may hold a secret; the empty name is a whole request."""
+"""Parameters that may hold a secret, and a whole request."""
 
 
 def _got(path: str, value: Any) -> str:
@@ -185,7 +185,9 @@ def unknown_name(path: str, name: object, known: Mapping[str, Any]) -> InvalidIn
     near = get_close_matches(text, known, n=1)
     hint = f"; did you mean '{near[0]}'" if near else ""
     names = ", ".join(sorted(known)) or "none"
-    return InvalidInput(join(path, text), f"unknown parameter{hint}; known are {names}")
+    error = InvalidInput(join(path, text), f"unknown parameter{hint}; known are {names}")
+    error.within = path or "params"
+    return error
 
 
 # In the order in which they are checked: later ones rely on the type.

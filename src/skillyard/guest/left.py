@@ -26,14 +26,14 @@ MAX_DEPTH = 16
 MAX_ENTRIES = 10_000
 TOLD = 10
 """Names of files that are not sent, and of files elsewhere in the working directory."""
-_LONGEST = 100
+_LONGEST = 160
 _SKIPPED_ELSEWHERE = (OUT, "__pycache__")
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_place(workspace: str) -> None:
-    """Makes the directory ``out``, so that programs need not."""
+    """Programs write there without making it."""
     try:
         os.mkdir(f"{workspace}/{OUT}")
     except OSError:  # it is there already, or the disk is full: the code will see
@@ -41,8 +41,8 @@ def make_place(workspace: str) -> None:
 
 
 def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[str, object]:
-    """Sends the files; returns notes on the others. ``skipped`` are [path, reason], ``others`` lie elsewhere in the
-    working directory, ``more`` is the number of further ones."""
+    """Send the files. What there is to say of others: ``skipped`` ([path, why]), ``others`` elsewhere in the working
+    directory, and how many ``more`` of both."""
     limits = request.get("files") or {}
     left = _Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0))
     place = f"{workspace}/{OUT}"
@@ -56,14 +56,14 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
 
 
 def _others(workspace: str, left: _Left) -> list[str]:
-    """Returns files and directories beside ``out``, which end with the run."""
+    """Files and directories beside ``out``, which end with the run."""
     found: list[str] = []
     with os.scandir(workspace) as entries:
         for entry in islice(entries, MAX_ENTRIES):
             if entry.name in _SKIPPED_ELSEWHERE or entry.name.startswith("."):
                 continue
             if len(found) < TOLD:
-                found.append(entry.name[:_LONGEST])
+                found.append(_told(entry.name))
             else:
                 left.more += 1
     return sorted(found)
@@ -80,7 +80,7 @@ class _Left:
         self._entries = MAX_ENTRIES
 
     def directory(self, fd: int, path: str, depth: int) -> None:
-        """Walks one directory; takes its descriptor."""
+        """Takes the descriptor."""
         try:
             for name in self._names(fd):
                 self._entry(fd, name, f"{path}{name}", depth)
@@ -130,7 +130,7 @@ class _Left:
             os.close(fd)
 
     def _send(self, fd: int, path: str, size: int) -> None:
-        """Sends as many bytes as the file had at the look. A thread of the code may still write."""
+        """As long as it was when it was looked at: a thread of the code may still write."""
         try:
             number = self._blobs._begin_file(path)
         except RuntimeError:  # no more blobs
@@ -151,11 +151,16 @@ class _Left:
 
     def _skip(self, path: str, why: str) -> None:
         if len(self.skipped) < TOLD:
-            self.skipped.append([path[-_LONGEST:], why])
+            self.skipped.append([_told(path), why])
         else:
             self.more += 1
 
 
+def _told(path: str) -> str:
+    """A long one not in part: the host takes secrets out, and would not find a piece of one."""
+    return path if len(path) <= _LONGEST else f"one of {len(path)} characters"
+
+
 def _is_plain(name: str) -> bool:
-    """Returns whether every system takes the text as one name."""
+    """Text that every system takes as one name."""
     return name.isprintable() and "\\" not in name and "\ufffd" not in name
