@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,9 @@ class FakeSandbox:
             if self.backend.left is None:
                 raise SandboxGone("it ended with its program")
             process = self.processes[id] = FakeProcess(id, program.request)
+            if callable(self.backend.left):
+                self.tasks.append(asyncio.create_task(self.backend.left(process)))
+                return process
             process.write(self.backend.left)
             process.end()
             return process
@@ -182,8 +185,8 @@ class FakeBackend:
 
     def __init__(self, script: Script = succeed) -> None:
         self.script = script
-        self.left: bytes | None = None
-        """What a second program sends; None when the sandbox ends with the first."""
+        self.left: bytes | Callable[[FakeProcess], Coroutine[Any, Any, None]] | None = None
+        """What a second program sends, or does; None when the sandbox ends with the first."""
         self.protections = dict(ALL_WALLS)
         self.abilities: dict[str, Protection] = {}
         self.held: dict[str, FakeSandbox] = {}

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from skillyard.domain.errors import Busy, RunNotFound
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.engine.collect import INLINE, BlobSink, BlobTarget
+from skillyard.engine.tasks import Tasks
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fakes import FakeProcess, blob, frame, js, result
 
@@ -60,6 +62,67 @@ async def test_a_caller_that_goes_away_cancels_its_run(rig: Rig) -> None:
     assert endless.process.killed
     assert rig.backend.held == {}
     assert rig.engine.admission.running == 0
+
+
+def _file(n: int, path: str, *pieces: bytes, end: bool) -> bytes:
+    said = frame(b"B", js({"n": n, "kind": "text/plain", "path": path}))
+    for piece in pieces:
+        said += frame(b"D", n.to_bytes(4, "big") + piece)
+    return said + frame(b"E", js({"n": n, "size": sum(map(len, pieces))})) if end else said
+
+
+async def test_a_caller_that_goes_away_while_files_are_collected(rig: Rig) -> None:
+    """What was stored is in the record, nothing waits for the rest, and the log is kept once."""
+    collecting = asyncio.Event()
+
+    async def time_out(process: FakeProcess) -> None:
+        process.log(b"so far\n")
+        process.end(Ending(Outcome.TIMEOUT))
+
+    async def collect(process: FakeProcess) -> None:
+        process.write(_file(1, "a.txt", b"whole", end=True) + _file(2, "b.txt", *[b"x" * 2**20] * 3, end=False))
+        while not list((rig.home / "blobs" / "tmp").iterdir()):  # the large one is on its way into the store
+            await asyncio.sleep(0)
+        collecting.set()
+        await process.ended
+
+    rig.backend.left = collect
+    task = asyncio.create_task(rig.run(time_out))
+    await asyncio.wait_for(collecting.wait(), 5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(rig.engine.tasks.drain(), 5)
+    record = await only(rig)
+    assert [(file["path"], await rig.content(file["blob_id"])) for file in record.files] == [("a.txt", b"whole")]
+    assert record.output_blobs == (record.files[0]["blob_id"],)
+    assert {info.blob_id for info in await rig.engine.blobs.list(None)} == {*record.output_blobs, record.logs_blob}
+    assert list((rig.home / "blobs" / "tmp").iterdir()) == []
+    assert rig.backend.held == {}
+
+
+async def test_a_stream_that_is_given_up_at_its_end_is_ended() -> None:
+    """Its store takes nothing, so that its last piece waits for room."""
+    begun = asyncio.Event()
+
+    class Stuck:
+        async def create(self, *_: object, **__: object) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    tasks = Tasks()
+    sink = BlobSink(BlobTarget(Stuck(), tasks, "ann", "run_1", "blob:1-", None))  # type: ignore[arg-type]
+    sink.begin(1, "text/plain")
+    for _ in range(4):
+        await sink.piece(1, b"x" * (INLINE + 1))
+    await asyncio.wait_for(begun.wait(), 5)
+    ending = asyncio.create_task(sink.end(1, 4 * (INLINE + 1)))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    await sink.abort()
+    await asyncio.wait_for(tasks.drain(), 5)
 
 
 async def test_cancelling_again_and_again_changes_nothing(rig: Rig) -> None:

@@ -74,8 +74,12 @@ class _Stream:
         await self._queue.put(data)
 
     async def finish(self) -> BlobInfo:
-        await self._queue.put(None)
-        return await self._task
+        try:
+            await self._queue.put(None)
+            return await self._task
+        except BaseException:
+            self._task.cancel()  # nobody else knows it any more
+            raise
 
     async def abort(self) -> None:
         self._task.cancel()
@@ -183,7 +187,7 @@ _KINDS = MimeTypes(filenames=())
 
 
 def mime_of(path: str) -> str:
-    """Returns the MIME type by the name's end alone, the same on every host."""
+    """By the name's end alone, and the same on every host."""
     kind, encoding = _KINDS.guess_type(f"/{path}")
     return kind if kind and not encoding else "application/octet-stream"
 

@@ -19,12 +19,12 @@ from skillyard.domain.run import RunRecord, RunStatus
 from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
-from skillyard.engine.collect import BlobSink, BlobTarget, Broken, Log, keep_log
+from skillyard.engine.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
 from skillyard.engine.conclude import ended_by, lacking, raised, with_stack
 from skillyard.engine.failure import Failure, cancelled, of_guest
 from skillyard.engine.final import FinalRecord, Findings
 from skillyard.engine.grant import Grant
-from skillyard.engine.left import collect_left
+from skillyard.engine.left import Left
 from skillyard.engine.network import why_none
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.plan import Plan
@@ -63,7 +63,7 @@ class Execution:
         self._target = _target(engine, plan, grant)
         self._records = FinalRecord(engine, plan, grant, self._target, facts)
         self._channel = Channel(BlobSink(self._target), grant.limits)
-        self._left: Channel | None = None
+        self._left: Left | None = None
         self._sandbox: Sandbox | None = None
         self._creating = False
         self._found = Findings(queued_ms=self._elapsed_ms())
@@ -118,7 +118,8 @@ class Execution:
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
-            self._left = await collect_left(sandbox, self._grant, self._target, self._engine.ids.blob(), process.id)
+            self._left = Left(self._grant, self._target, self._engine.ids.blob())
+            await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
 
     async def _create(self) -> Sandbox:
@@ -178,7 +179,8 @@ class Execution:
                 return None
             failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
             return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
-        return with_stack(ended_by(ending, self._plan.limits), self._left.notes.stack if self._left else "")
+        stack = self._grant.redaction.text(self._left.notes.stack) if self._left else ""
+        return with_stack(ended_by(ending, self._plan.limits), stack)
 
     async def _log(self, process: Process) -> Log:
         return await keep_log(process.output(Stream.STDOUT), self._grant.redaction, self._target)
@@ -190,6 +192,7 @@ class Execution:
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
         if self._left is not None:
+            await self._left.sink.abort()
             found.blobs += tuple(self._left.sink.ids)
             found.files += tuple(self._left.sink.files)
             found.notes = self._left.notes
@@ -263,7 +266,8 @@ class Execution:
         self._found.usage = (await process.wait()).usage
         await self._channel.replay()  # listening was interrupted, perhaps within a frame
         await self._listen(process)
-        self._found.log = await self._log(process)
+        if self._found.log is NO_LOG:
+            self._found.log = await self._log(process)
 
     def _elapsed_ms(self) -> float:
         return (self._engine.clock.monotonic() - self._plan.taken_at) * 1000

@@ -1,4 +1,4 @@
-"""Files of a program that ended without a word: a second program in its sandbox sends them."""
+"""What a program left that said nothing at its end: a second program in its sandbox sends it, if there still is one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.frames import Notes
 from skillyard.domain.sandbox import Guest, Stream, StreamLimits
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import BlobSink, BlobTarget, Broken
@@ -17,21 +18,32 @@ _LOG_BYTES = 64 * 1024
 _BESIDE = 4 * 1024 * 1024
 
 
-async def collect_left(sandbox: Sandbox, grant: Grant, target: BlobTarget, prefix: str, program: str) -> Channel:
-    """Returns its files and notes; ``prefix`` begins the ids of the files. Never raises for lost files."""
-    own = replace(target, prefix=f"{prefix}-")
-    channel = Channel(BlobSink(own), grant.limits)
-    request = Guest({**grant.collect, "blob_prefix": own.prefix})
-    try:
-        async with asyncio.timeout(2 * BOUND_MS / 1000):
-            streams = StreamLimits(_LOG_BYTES, grant.limits.files_bytes + _BESIDE)
-            process = await sandbox.start(request, id=f"{program}-left", timeout_ms=BOUND_MS, streams=streams)
-            async for data in process.output(Stream.CHANNEL):
-                await channel.feed(data)
-            await process.wait()
-    except (SkillyardError, Broken, TimeoutError):
-        pass
-    await channel.sink.abort()
-    if channel.final is None:
-        channel.notes = replace(channel.notes, lost=True)
-    return channel
+class Left:
+    """Its files and notes as far as they came; ``prefix`` begins the ids of the files."""
+
+    def __init__(self, grant: Grant, target: BlobTarget, prefix: str) -> None:
+        own = replace(target, prefix=f"{prefix}-")
+        self._channel = Channel(BlobSink(own), grant.limits)
+        self._request = Guest({**grant.collect, "blob_prefix": own.prefix})
+        self._streams = StreamLimits(_LOG_BYTES, grant.limits.files_bytes + _BESIDE)
+
+    @property
+    def sink(self) -> BlobSink:
+        return self._channel.sink
+
+    @property
+    def notes(self) -> Notes:
+        notes = self._channel.notes
+        return notes if self._channel.final is not None else replace(notes, lost=True)
+
+    async def collect(self, sandbox: Sandbox, program: str) -> None:
+        """Never raises for what is not to be had."""
+        try:
+            async with asyncio.timeout(2 * BOUND_MS / 1000):
+                id = f"{program}-left"
+                process = await sandbox.start(self._request, id=id, timeout_ms=BOUND_MS, streams=self._streams)
+                async for data in process.output(Stream.CHANNEL):
+                    await self._channel.feed(data)
+                await process.wait()
+        except (SkillyardError, Broken, TimeoutError):
+            return
