@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from skillyard.domain.errors import Busy, IdempotencyConflict
 from skillyard.domain.principal import Principal
+from skillyard.domain.run import RunKind
+from skillyard.engine.methods import METHODS
+from skillyard.engine.request import from_params
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fakes import FakeProcess, result
 
@@ -19,6 +23,27 @@ async def test_a_repeated_call_gets_the_first_run(rig: Rig) -> None:
     second = await rig.run(idempotency_key="k", args={"a": 1})
     assert second == first
     assert len(rig.backend.started) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "digest"),
+    [
+        (
+            "run_code",
+            {"language": "python", "code": "1"},
+            "d19fc8b866fbc99d2742659513fa41b0529d374549aa7fcc15014a3a154a8634",
+        ),
+        (
+            "execute_skill",
+            {"name": "a.b", "args": {"x": 1}, "timeout_ms": 5000},
+            "ed147f65ec18cd48c213982ec0c897d083b98eb156ca753ad8a78537eb4e506f",
+        ),
+    ],
+)
+def test_a_request_is_the_same_after_an_upgrade(method: str, params: dict[str, Any], digest: str) -> None:
+    """As when ``main`` was the default entrypoint: who repeats a call that the server before had gets its run."""
+    kind = RunKind.CODE if method == "run_code" else RunKind.SKILL
+    assert from_params(kind, METHODS[method].bind(params)).digest() == digest
 
 
 async def test_it_waits_for_a_run_that_is_going_on(rig: Rig) -> None:
@@ -37,7 +62,9 @@ async def test_it_waits_for_a_run_that_is_going_on(rig: Rig) -> None:
     assert len(rig.backend.started) == 1
 
 
-@pytest.mark.parametrize("other", [{"args": {"a": 2}}, {"code": "x = 1"}, {"timeout_ms": 5}, {"entrypoint": "f"}])
+@pytest.mark.parametrize(
+    "other", [{"args": {"a": 2}}, {"code": "x = 1"}, {"timeout_ms": 5}, {"entrypoint": "f"}, {"entrypoint": "main"}]
+)
 async def test_other_parameters_conflict(rig: Rig, other: dict[str, object]) -> None:
     await rig.run(idempotency_key="k")
     with pytest.raises(IdempotencyConflict) as caught:

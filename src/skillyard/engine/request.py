@@ -50,7 +50,7 @@ class RunRequest:
             self.skill,
             self.version,
             self.code,
-            self.entrypoint,
+            self._entrypoint(),
             self.mount_skills,
             self.input_blobs,
             sorted(self.limits.items()),
@@ -60,6 +60,12 @@ class RunRequest:
             *([{"packages": self.packages}] if self.packages else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _entrypoint(self) -> str | list[str] | None:
+        """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
+        if self.code is None:
+            return self.entrypoint
+        return [self.entrypoint] if self.entrypoint == "main" else self.entrypoint or "main"
 
 
 def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
