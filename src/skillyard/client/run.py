@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,17 +22,18 @@ class RunFile:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> RunFile:
-        """Reads it from the wire. Raises BadReply."""
+        """From the wire. Raises BadReply."""
         path, blob_id, size, mime = (raw.get(name) for name in ("path", "blob_id", "size", "mime"))
         if not (isinstance(path, str) and isinstance(blob_id, str) and isinstance(size, int) and isinstance(mime, str)):
             raise BadReply("the server's run object names a file in a form that is not known")
         return cls(path, blob_id, size, mime)
 
     def place(self, directory: Path) -> Path:
-        """Returns the path to save it to, always inside ``directory``; makes the directories above. Raises BadReply for
-        a path that leads elsewhere, BadArgument for a file that exists already."""
+        """Where it can be saved: always inside ``directory``, below directories that are made. Raises BadReply for a
+        path that leads elsewhere, BadArgument for what is there already."""
         parts = self.path.split("/")
-        if any(part in ("", ".", "..") or "\\" in part or ":" in part or not part.isprintable() for part in parts):
+        odd = "\\:" if os.name == "nt" else "\\"
+        if any(part in ("", ".", "..") or not part.isprintable() or set(part) & set(odd) for part in parts):
             raise BadReply("the server names a file by a path that leads elsewhere")
         for part in parts[:-1]:
             directory = directory / part

@@ -104,7 +104,7 @@ class EngineConfig:
 
 
 def frame_limits(config: EngineConfig) -> FrameLimits:
-    """Returns the bounds of one run's frames."""
+    """What one run may send."""
     return FrameLimits(
         blobs=config.run_blobs,
         blob_bytes=config.run_blob_bytes,

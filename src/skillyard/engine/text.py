@@ -66,7 +66,7 @@ def clean(text: str) -> str:
 
 
 def first(most: int) -> Callable[[str], str]:
-    """Keeps the first ``most`` characters."""
+    """Keeps that many characters."""
     return lambda text: text[:most]
 
 

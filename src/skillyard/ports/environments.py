@@ -18,7 +18,7 @@ class BadEnvironment(SkillyardError):
 
 
 class TooLarge(BadEnvironment):
-    """The build has more bytes than :class:`Arrival` allows."""
+    """It has more bytes than :class:`Arrival` allows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,6 @@ class RecordStore(Protocol):
         ...
 
     async def trim(self, most: int) -> int:
-        """Deletes the oldest ended records of each principal above ``most``; returns their number."""
+        """Delete the oldest terminal records of each principal that has more than ``most`` records, as many as are too
+        many; how many went."""
         ...

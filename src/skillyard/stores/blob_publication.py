@@ -25,7 +25,7 @@ class Publication:
 
     @property
     def key(self) -> str:
-        """Returns the content's key."""
+        """The content's."""
         return rows.content_key(self.info.owner, self.info.sha256)
 
     def store(self, connection: sqlite3.Connection) -> InvalidInput | None:

@@ -1,4 +1,4 @@
-"""Attacks by objects that the kernel counts by user, by nobody or late: locks and others."""
+"""Taking what the kernel counts by user, by nobody, or long after it was taken: locks, watches, queues of sockets."""
 
 from __future__ import annotations
 
