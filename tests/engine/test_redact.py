@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import re
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.engine.redact import MARK, Redaction
+from skillyard.engine.redact import MARK, Redaction, _forms
 
 SECRET = "s3cr3t-Value/+?~"
 
@@ -46,6 +49,25 @@ def test_base64_at_every_alignment_leaves_nothing_to_decode(
 def test_the_longer_of_two_secrets_wins_across_a_cut() -> None:
     redaction = Redaction(["token", "token-and-more"])
     assert streamed(redaction, b"a token-and-more b token c", [7, 9]) == b"a [redacted] b [redacted] c"
+
+
+@given(st.sets(st.text("ab\\n.", min_size=1, max_size=9), min_size=1, max_size=40), st.text("ab\\n.", max_size=60))
+def test_at_each_place_the_longest_secret_is_found(secrets: set[str], text: str) -> None:
+    forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+    plain = re.compile(b"(?=(" + b"|".join(map(re.escape, forms)) + b"))")
+    sorted_in = Redaction(secrets)._search
+    assert sorted_in is not None
+    data = text.encode()
+    assert [m.span(1) for m in sorted_in.finditer(data)] == [m.span(1) for m in plain.finditer(data)]
+
+
+def test_many_secrets_cost_little_more_than_one() -> None:
+    """A skill may have many, and the server reads a whole log for them."""
+    redaction = Redaction(hashlib.sha256(b"%d" % n).hexdigest() for n in range(256))
+    log = b"".join(hashlib.sha512(b"%d" % n).hexdigest().encode() for n in range(8192))
+    began = time.process_time()
+    assert streamed(redaction, log, [len(log) // 2]) == log
+    assert time.process_time() - began < 1.5
 
 
 def test_overlapping_secrets_leave_no_rest() -> None:

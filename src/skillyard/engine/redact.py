@@ -72,7 +72,7 @@ class Redaction:
         forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._forms = forms
         self._longest = len(forms[0]) if forms else 1
-        self._search = re.compile(b"(?=(" + b"|".join(map(re.escape, forms)) + b"))") if forms else None
+        self._search = re.compile(b"(?=(" + _one_of(forms) + b"))") if forms else None
 
     def __bool__(self) -> bool:
         return self._search is not None
@@ -117,6 +117,19 @@ class Redaction:
 
 
 NOTHING = Redaction()
+
+
+def _one_of(forms: list[bytes], deep: int = 3) -> bytes:
+    """A pattern of which the first that fits matches, sorted by first bytes: else each form would be tried at each byte
+    of a log, and a skill may have many secrets."""
+    if not deep or len(forms) < 2:
+        return b"|".join(map(re.escape, forms))
+    below: dict[bytes, list[bytes]] = {}
+    for form in forms:
+        below.setdefault(form[:1], []).append(form[1:])
+    ends = below.pop(b"", [])
+    parts = [re.escape(head) + b"(?:" + _one_of(rest, deep - 1) + b")" for head, rest in below.items()]
+    return b"|".join([*parts, *ends])
 
 
 def _forms(secret: str) -> set[bytes]:
