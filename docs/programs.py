@@ -1,4 +1,4 @@
-"""``docs/programs.md``: programs as models write them, and what each gives."""
+"""``docs/programs.md``: programs as models write them, and the result of each."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ TABLE = Path(__file__).with_suffix(".toml")
 
 HEAD = """# Programs as models write them
 
-What `run_code` makes of code that was written without reading the guide. A test runs each of these against a real
-runtime (`tests/docs/test_programs.py`). Left out of *gives*: the time in a summary, and tracebacks.
+`run_code` takes code that was written without reading the guide. A test runs each of these programs in a real runtime
+(`tests/docs/test_programs.py`). The column *gives* leaves out the time in a summary, and tracebacks.
 
 The rules behind the table:
 
 - **What runs.** `entrypoint` names a function that must be there. Without it `main` is called, and code that defines
-  none ran as a script, with `__name__` as `"__main__"`. `sys.exit(0)` succeeds with `{}`.
+  none runs as a script, with `__name__` as `"__main__"`. `sys.exit(0)` succeeds with `{}`.
 - **Arguments.** A function's only parameter, when it is required and not keyword-only, gets the whole object `args`
   whatever its name. So does a first parameter named `args` when no key is meant for it and the others have defaults,
   and `*rest` alone. Everything else gets the values of `args` by name. Skills' functions are called alike.
 - **Values.** `datetime`, `date`, `time` become ISO 8601; `UUID` and paths text; members of an `Enum` their value;
   dataclasses, named tuples and pydantic models objects; scalars of numpy, and arrays up to 10,000 values, plain numbers
-  and lists; also within others, and as keys. What has no one obvious form (sets, bytes, `Decimal`, `timedelta`, NaN,
-  tables, figures, iterators) is refused with what to return instead. `blobs.write_json` does the same.
-- **Files** in `/workspace/out` come back as `files`. Links, FIFOs, devices, names that cannot be passed on and what is
-  above the limits ([limits.md](limits.md)) are named in `notes`, and so are files elsewhere in `/workspace`.
+  and lists; also within others, and as keys. Values without one obvious form (sets, bytes, `Decimal`, `timedelta`, NaN,
+  tables, figures, iterators) are refused, and the message says what to return. `blobs.write_json` does the same.
+- **Files** in `/workspace/out` come back as `files`. `notes` names links, FIFOs, devices, odd names and files
+  above the limits ([limits.md](limits.md)), and also files elsewhere in `/workspace`.
 
 | # | program | args | gives |
 | --- | --- | --- | --- |

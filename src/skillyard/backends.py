@@ -26,8 +26,8 @@ def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
 
 
 def make_schema_pool(settings: Settings) -> SchemaPool:
-    """Who holds values against schemas. Its processes, with a user id of their own below the gate's, are started when
-    they are first needed."""
+    """Returns the pool of validators of skills' schemas. Its processes have a user id of their own below the gate's,
+    and start when they are first needed."""
     from skillyard.schemas.pool import SchemaLimits, SchemaPool
 
     return SchemaPool(settings.native.uid_base - 2, SchemaLimits(**settings.schemas.model_dump()))
@@ -68,7 +68,7 @@ def gvisor_backend(settings: Settings, run_dir: Path, plug: Plug | None = None) 
 
 
 def _probing(backend: NativeBackend, settings: Settings) -> Backend:
-    """``backend``, whose probe asks for what a run asks for that names no limits."""
+    """Returns ``backend`` with a probe that asks for the limits of a run that names none."""
     backend.usual_pids = settings.limits.pids
     return backend
 

@@ -82,7 +82,7 @@ class DataDir:
 
     @property
     def beside(self) -> Path:
-        """A data directory of commands that bring skills of their own while a server owns this one."""
+        """The data directory of commands that bring their own skills while a server owns this one."""
         return self.home / "beside"
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The one start of a process of ours that is told all it may know: a clean interpreter and one socket."""
+"""The one way to start a process of ours: with a clean interpreter and one socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODE = (
 async def start_own(
     program: str, needs: Iterable[str], config: Mapping[str, Any], env: Mapping[str, str], stderr: int
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """The process, which calls ``main`` of the module ``program``, and our end of its socket.
+    """Starts a process that calls ``main`` of the module ``program``; returns it and our socket.
 
     ``needs`` are the packages it imports. ``main`` gets ``config`` with ``channel``, the descriptor of its end, and
     ``read``, the directories its modules are in. Raises OSError.
@@ -50,7 +50,7 @@ async def start_own(
 
 
 def _roots(needs: Iterable[str]) -> list[str]:
-    """Where the code is: each package's directory above."""
+    """Returns the directories that hold each package."""
     found = []
     for name in needs:
         spec = find_spec(name)

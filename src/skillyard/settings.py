@@ -160,9 +160,9 @@ class RecordSettings(_Section):
 
 
 class SchemaSettings(_Section):
-    """How arguments and outputs are held against skills' schemas: at most ``check_s`` of processor time (and five
-    times that by the clock) and ``memory_mb`` for one check, in at most ``processes`` processes. A check that takes
-    more fails its run with ``ValidationError``."""
+    """The bounds of checks against skills' schemas. One check has ``check_s`` of processor time (and five times that by
+    the clock) and ``memory_mb``; there are at most ``processes`` processes. A check that takes more fails its run with
+    ``ValidationError``."""
 
     check_s: float = Field(default=1.0, gt=0, le=60)
     memory_mb: int = Field(default=512, ge=128)
@@ -211,8 +211,7 @@ class ServerSettings(_Section):
 
 
 class EnvironmentSettings(_Section):
-    """Requirements to install, and modules to import ahead of a run, beside those that are known to be fit for it;
-    false or empty for none at all."""
+    """Requirements to install, and modules to import ahead beside those of the table. False or empty: none at all."""
 
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] | Literal[False] | None = None
@@ -229,7 +228,7 @@ class EnvironmentSettings(_Section):
     @field_validator("preload")
     @classmethod
     def _check_preload(cls, value: tuple[str, ...] | Literal[False] | None) -> tuple[str, ...] | Literal[False] | None:
-        """Importing ``x.__main__`` would run it."""
+        """Refuses ``x.__main__`` and the like, whose import would run them."""
         for name in value or ():
             if not all(part.isidentifier() and not part.startswith("__") for part in name.split(".")):
                 raise InvalidInput("environments.preload", "must be false or names of modules, such as 'a.b'", name)

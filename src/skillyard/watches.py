@@ -1,6 +1,5 @@
-"""Waiting for descriptors where the user may have no watches left: the kernel counts them by user, of all processes
-together (epoll(7), max_user_watches), so that one of them can leave the others with none.
-"""
+"""Waiting for descriptors where the user may have no watches of epoll left. The kernel counts them by user, of all
+processes together (epoll(7), max_user_watches), so that one process can leave the others with none."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import Any
 
 
 class Watches:
-    """As select.epoll; what it has no room for is waited for by poll(2), which needs none, until there is room again.
+    """As select.epoll, but descriptors without room wait by poll(2), which needs no watch.
 
     ``on_full`` is called when there is none."""
 
@@ -50,7 +49,7 @@ class Watches:
             self._epoll.unregister(fd)
 
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
-        """Ready descriptors with their events; waits ``timeout`` seconds, for ever when it is None or negative."""
+        """Returns ready descriptors with their events. Waits ``timeout`` seconds; None or less: for ever."""
         if self._left_over:
             self._move()
         if not self._left_over:
@@ -62,7 +61,7 @@ class Watches:
         return ready + self._epoll.poll(0, maxevents) if len(ready) < len(waited) else ready
 
     def _move(self) -> None:
-        """To where there is room now."""
+        """Moves descriptors to epoll where there is room now."""
         for fd, events in list(self._left_over.items()):
             try:
                 self._epoll.register(fd, events)
@@ -79,19 +78,19 @@ class Watches:
 
 
 def raise_descriptors() -> None:
-    """Let this process have as many descriptors as it may. Those in flight between processes count by user too, against
-    the limit of whoever sends one more (unix(7), ETOOMANYREFS): ours must be above that of a sandbox."""
+    """Raises this process's limit of descriptors to the hard one. Those in flight count by user too, against the
+    sender's limit (unix(7), ETOOMANYREFS): ours must be above that of a sandbox."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Selector(selectors.EpollSelector):
-    """For asyncio."""
+    """A selector for asyncio."""
 
     _selector_cls: Any = Watches
-    """What the standard library's makes and asks."""
+    """The constructor and the attributes of the standard library's selector."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that goes on when the user's watches are used up."""
+    """Returns an event loop that goes on when the user's watches are used up."""
     return asyncio.SelectorEventLoop(Selector())

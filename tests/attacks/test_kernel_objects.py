@@ -42,6 +42,65 @@ TAKES = {
             socket.send_fds(held[-1][0], [b"x"], [0] * 200)
     """,
 }
+TAKE = """
+    def take(files, each):
+        for _ in range(files):
+            number = tempfile.mkstemp(dir=".")[0]
+            for at in range(0, 2 * each, 2):
+                fcntl.lockf(number, fcntl.LOCK_EX, 1, at)
+
+"""
+OUT_OF_SIGHT = {
+    "the first thread has ended": """
+        EXIT = 60 if os.uname().machine == "x86_64" else 93
+        if os.fork() == 0:
+            threading.Thread(target=lambda: (take(40, 500), time.sleep(20))).start()
+            libc.syscall(EXIT, 0)
+    """,
+    "a thread has descriptors of its own": """
+        def alone():
+            told.append(sys_call(436, 1000000, 1000001, 2))
+            take(40, 500)
+            time.sleep(20)
+        told = []
+        threading.Thread(target=alone, daemon=True).start()
+        while not told:
+            time.sleep(0.01)
+    """,
+    "short-lived children work for one that sleeps": """
+        CLONE = 56 if os.uname().machine == "x86_64" else 220
+        files = [tempfile.mkstemp(dir=".")[0] for _ in range(500)]
+        time.sleep(3)  # it was looked at, and has many descriptors
+        for turn in range(20):
+            pid = sys_call(CLONE, 0x400 | 17, 0, 0, 0, 0)
+            if isinstance(pid, str):
+                take(40, 3000)  # by itself, in sight
+                break
+            if pid == 0:
+                for number in files:
+                    for at in range(10 * turn, 10 * turn + 10, 2):
+                        fcntl.lockf(number, fcntl.LOCK_EX, 1, at)
+                os._exit(0)
+            os.waitpid(pid, 0)
+    """,
+    "many processes work a little each": """
+        ready, go = os.pipe()
+        for _ in range(12):
+            if os.fork() == 0:
+                os.close(go)
+                files = [tempfile.mkstemp(dir=".")[0] for _ in range(600)]
+                os.read(ready, 1)
+                began, at = time.process_time(), 0
+                while time.process_time() - began < 0.18:
+                    for number in files:
+                        fcntl.lockf(number, fcntl.LOCK_EX, 1, at)
+                    at += 2
+                time.sleep(20)
+                os._exit(0)
+        time.sleep(4)  # each was looked at, and has many descriptors
+        os.close(go)
+    """,
+}
 FEW = """
     one, two = socket.socketpair()
     epoll = select.epoll()
@@ -75,6 +134,15 @@ def test_too_many_end_the_run(what: str, runtime: SyncRuntime) -> None:
         pytest.skip("none can be sent at this level")
     assert run["outcome"] == "memory", dict(run)
     assert what in str(run.error), run.error
+
+
+@pytest.mark.parametrize("how", OUT_OF_SIGHT)
+def test_locks_cannot_be_taken_out_of_sight(how: str, runtime: SyncRuntime) -> None:
+    """The keeper sees those of 40 files with 500 locks each, or they could not be taken."""
+    taking = f"{_body(TAKE)}\n{_body(OUT_OF_SIGHT[how])}"
+    source = program(f"import tempfile\n{taking}\ntime.sleep(4)\nreturn 'through'")
+    run = runtime.run_code(source, limits={"timeout_ms": 30_000})
+    assert (run["outcome"], "locks of files" in str(run.error)) == ("memory", True), dict(run)
 
 
 def test_a_few_are_as_good_as_none(runtime: SyncRuntime) -> None:

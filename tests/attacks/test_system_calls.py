@@ -76,15 +76,24 @@ CALLS = {
     "clone with a net namespace": "56, 0x40000000 | 17, 0, 0, 0, 0",
     "personality READ_IMPLIES_EXEC": "135, 0x0400000",
     "personality ADDR_NO_RANDOMIZE": "135, 0x0040000",
-    "TIOCSTI": "16, 0, 0x5412, b'x'",
-    "TIOCSTI with high bits": "16, 0, 0x100005412, b'x'",
-    "TIOCLINUX": "16, 0, 0x541C, b'x'",
     "PR_SET_MM": "157, 35, 1, 0, 0, 0",
     "PR_SET_SECCOMP": "157, 22, 1, 0, 0, 0",
     "PR_CAP_AMBIENT": "157, 47, 2, 21, 0, 0",
     "PR_SET_SECUREBITS": "157, 28, 0, 0, 0, 0",
     "a number that does not exist yet": "1000",
 }
+
+
+COMMANDS = {
+    "TIOCSTI": "16, 0, 0x5412, b'x'",
+    "TIOCSTI with high bits": "16, 0, 0x100005412, b'x'",
+    "TIOCLINUX": "16, 0, 0x541C, b'x'",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_not_listed_is_refused(name: str, hold: Callable[[Row], None]) -> None:
+    hold(Row(name, f"sys_call({COMMANDS[name]})", ("ENOTTY",), "refusal(os.get_blocking, 0)", ""))
 
 
 @pytest.mark.parametrize("name", CALLS)

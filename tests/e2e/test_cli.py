@@ -172,7 +172,9 @@ def test_tokens_made_beside_a_running_server_work_at_once(cli: Cli, served: Path
 
 
 def test_a_data_directory_in_use_is_said_to_be(cli: Cli, skills: Path) -> None:
-    done = cli("skill", "list", "--skills-dir", str(skills))
+    listed = cli("skill", "list", "--skills-dir", str(skills))
+    assert (listed.returncode, "works beside it" in listed.stderr) == (0, True)
+    done = cli("skill", "approve", "demo.length", "--skills-dir", str(skills))
     assert done.returncode == 5
     assert "in use" in done.stderr
 

@@ -34,7 +34,7 @@ def main(args):
     found = {name: importlib.import_module(name).VERSION for name in args["import"]}
     if args.get("start"):
         subprocess.run([sys.executable, "-c", "pass"], check=True)
-    return {"versions": found, "files": sorted(os.listdir("."))}
+    return {"versions": found, "files": sorted(set(os.listdir(".")) - {"out"})}
 """
 VERSION_OF_BETA = "import beta\ndef main(args): return {'result': beta.VERSION}"
 STARTED = b"import os; open('%s', 'a').close()\n"

@@ -28,6 +28,7 @@ class Place:
         self.server = Server(
             home / "data",
             SKILLYARD_POLICY__ISOLATION=isolation,
+            SKILLYARD_GVISOR__READY="0",
             SKILLYARD_OUTPUT__LOG_BYTES=str(1 << 20),
             SKILLYARD_BLOBS__PER_RUN="20",
             SKILLYARD_BLOBS__MAX_BYTES=str(8 << 20),

@@ -11,12 +11,10 @@ from skillyard.engine.method import Method
 from skillyard.engine.schema import Schema
 
 CANARY = "canary-7Hq"
-"""Stands in values; a refusal may name what it refuses, but never repeat it."""
+"""Stands in values; a refusal of a parameter that may hold a secret never repeats it."""
 
-NAMES = frozenset(
-    {"name", "skill", "version", "path", "blob_id", "run_id", "input_blobs", "mount_skills", "environment"}
-)
-"""Parameters that say which thing is meant: the answer may say that there is no such thing, by its name."""
+HIDDEN = frozenset({"args", "code", "content", "value"})
+"""Parameters that may hold a secret."""
 
 PATHS = (
     "..", ".", "/", "//", "../../etc/passwd", "/etc/passwd", "..\\..\\x", "code/../../x", "code/%2e%2e/x", "a\0b",

@@ -133,7 +133,7 @@ def test_a_row_at_the_top_is_the_object(box: GuestBox) -> None:
         ("{'price': decimal.Decimal('1.10')}", "output.price is of type decimal.Decimal"),
         ("decimal.Decimal(1)", "return str(x), which is exact, or float(x)"),
         ("fractions.Fraction(1, 3)", "return str(x)"),
-        ("[1, float('nan')]", "output[1] is nan, which JSON does not have: return None instead, or leave it out"),
+        ("[1, float('nan')]", "output[1] is nan, which JSON does not have; return None instead, or leave it out"),
         ("{float('inf'): 1}", "output is inf, which JSON does not have"),
         ("1j", "[x.real, x.imag]"),
         ("datetime.timedelta(1)", "x.total_seconds()"),

@@ -130,7 +130,8 @@ def no_new_processes(more: str) -> None:
 
 
 def most_processes(count: str) -> None:
-    """RLIMIT_NPROC as ``ulimit -u`` sets it."""
+    """RLIMIT_NPROC as ``ulimit -u`` sets it, counted as above."""
+    enter(NEWUSER)
     resource.setrlimit(resource.RLIMIT_NPROC, (int(count),) * 2)
 
 

@@ -91,7 +91,19 @@ def test_ordinary_sockets_are_made(arch: str, family: int, kind: int, protocol: 
 @ARCHES
 @given(flags=st.integers(0, 2**32 - 1))
 def test_clone_makes_no_namespace(arch: str, flags: int) -> None:
-    assert (both(arch, "clone", flags) == ALLOW) == (flags & call_arguments.NEW_NAMESPACES == 0)
+    shared, thread = flags & 0x400 != 0, flags & 0x10000 != 0  # CLONE_FILES, CLONE_THREAD
+    allowed = flags & call_arguments.NEW_NAMESPACES == 0 and shared == thread
+    assert (both(arch, "clone", flags) == ALLOW) == allowed
+
+
+@ARCHES
+def test_threads_and_nobody_else_have_the_descriptors_of_their_process(arch: str) -> None:
+    assert both(arch, "clone", 0x3D0F00) == ALLOW  # pthread_create(3)
+    assert both(arch, "clone", 0x4111) == ALLOW  # posix_spawn(3)
+    assert both(arch, "clone", 0x3D0F00 & ~0x400) == ERRNO | errno.EPERM
+    assert both(arch, "clone", 0x400 | 17) == ERRNO | errno.EPERM
+    assert both(arch, "close_range", 3, 0xFFFFFFFF, 4) == ALLOW  # CLOSE_RANGE_CLOEXEC
+    assert both(arch, "close_range", 3, 0xFFFFFFFF, 2) == ERRNO | errno.EINVAL  # CLOSE_RANGE_UNSHARE
 
 
 @ARCHES

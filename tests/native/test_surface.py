@@ -37,6 +37,7 @@ GOOD: dict[str, list[int]] = {
     "socketpair": [1, 1, 0, -1],
     "personality": [0xFFFFFFFF],
     "clone": [SIGCHLD, 0, 0, 0, 0],
+    "close_range": [-1, -1, 0],
     "prctl": [3],
     "mmap": [0, 4096, 0, 0x22, -1, 0],
     "memfd_create": [-1, 1],

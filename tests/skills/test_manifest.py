@@ -350,12 +350,11 @@ def test_depth_is_bounded() -> None:
     assert rules({"x-a": value}) == [("the document", "depth")]
 
 
-def test_messages_show_the_shape_of_a_value_and_not_the_value() -> None:
-    _, problems = check({"name": "Top Secret Name", "permissions": {"network": ["http://hunter2"]}})
+def test_messages_show_a_value_unless_it_may_hold_a_secret() -> None:
+    _, problems = check({"name": "Top \x1b[2J Name", "permissions": {"network": ["http://hunter2"]}})
     text = " ".join(problem.message for problem in problems)
     assert "hunter2" not in text
-    assert "Top Secret" not in text
-    assert "string of 15 characters" in text
+    assert "'Top \\x1b[2J Name'" in text
 
 
 json_like = st.recursive(

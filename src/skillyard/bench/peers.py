@@ -23,7 +23,11 @@ PYTHON_BARE = "python_bare"
 BUBBLEWRAP = "bubblewrap"
 _BARE = ("-I", "-S")
 """Without the site module, whose .pth files can cost more than all the rest."""
-_SITE = "import json, os, site; print(json.dumps([n for p in site.getsitepackages() for n in os.listdir(p)]))"
+_SITE = """
+import json, os, site
+print(json.dumps([name for path in site.getsitepackages() if os.path.isdir(path) for name in os.listdir(path)]))
+"""
+"""Debian's interpreters name directories that a virtual environment does not have."""
 _CLEAN = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 _PATIENCE_S = 60.0
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")
@@ -101,8 +105,8 @@ def interpreter() -> str:
 
 
 def clean_interpreter(home: Path) -> str:
-    """The path of that one in a virtual environment of its own, with nothing in its site-packages: what a version
-    manager's shim or an installation's .pth files cost is not what others are compared with. Raises WrongResult."""
+    """Returns the interpreter of a new virtual environment with empty site-packages. So the comparison holds no cost of
+    a version manager's shim or of an installation's .pth files. Raises WrongResult."""
     place = home / "clean"
     printed([interpreter(), "-I", "-m", "venv", "--without-pip", str(place)])
     python = str(place / "bin" / "python3")

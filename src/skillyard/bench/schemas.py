@@ -1,4 +1,4 @@
-"""What schemas cost: a small one a run, and those that never end everybody else."""
+"""The cost of schemas: a small one for its run, and one that never ends for other callers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EVIL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @dataclass(slots=True)
 class Checked:
-    """Seconds: of checks against a small schema, and of ``/healthz`` without and under attack."""
+    """Seconds of checks against a small schema, and of ``/healthz`` without and under attack."""
 
     small: list[float] = field(default_factory=list)
     quiet: list[float] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Checked:
 
 
 async def measure(home: Path, seconds: float) -> Checked:
-    """Raises what a server and its start raise."""
+    """Measures all three. Raises the errors of a server and of its start."""
     found = Checked()
     pool = SchemaPool(NO_ACCOUNT)
     try:
@@ -104,7 +104,7 @@ def _attack(home: Path, seconds: float, found: Checked) -> None:
 
 
 def _look(address: str, seconds: float) -> list[float]:
-    """One after another, on one connection, as a load balancer asks."""
+    """Asks one question after another on one connection, as a load balancer does."""
     taken = []
     connection = http.client.HTTPConnection(address, timeout=60)
     end = time.perf_counter() + seconds

@@ -153,12 +153,12 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         return await self.call("read_blob", given(blob_id=blob_id, mode=mode, max_bytes=max_bytes))
 
     async def get_blob(self, blob_id: str, sink: Sink) -> object:
-        """Write a blob to a path or a binary file."""
+        """Writes a blob to a path or a binary file."""
         raise NotImplementedError
 
     async def save_files(self, run: Run, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write what a run left in ``/workspace/out`` below ``directory``, which is made; the paths. Raises BadArgument
-        for what is there already, and what :meth:`get_blob` raises."""
+        """Writes the files of ``/workspace/out`` below ``directory``; returns their paths. Raises
+        BadArgument for a file that exists already, and the errors of :meth:`get_blob`."""
         base = Path(directory)
         base.mkdir(parents=True, exist_ok=True)
         saved = []

@@ -22,15 +22,15 @@ class RunFile:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> RunFile:
-        """From the wire. Raises BadReply."""
+        """Reads it from the wire. Raises BadReply."""
         path, blob_id, size, mime = (raw.get(name) for name in ("path", "blob_id", "size", "mime"))
         if not (isinstance(path, str) and isinstance(blob_id, str) and isinstance(size, int) and isinstance(mime, str)):
             raise BadReply("the server's run object names a file in a form that is not known")
         return cls(path, blob_id, size, mime)
 
     def place(self, directory: Path) -> Path:
-        """Where it can be saved: always inside ``directory``, below directories that are made. Raises BadReply for a
-        path that leads elsewhere, BadArgument for what is there already."""
+        """Returns the path to save it to, always inside ``directory``; makes the directories above. Raises BadReply for
+        a path that leads elsewhere, BadArgument for a file that exists already."""
         parts = self.path.split("/")
         odd = "\\:" if os.name == "nt" else "\\"
         if any(part in ("", ".", "..") or not part.isprintable() or set(part) & set(odd) for part in parts):

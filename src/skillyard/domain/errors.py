@@ -40,7 +40,7 @@ class InvalidInput(SkillyardError):
         """Where the field was found, when its own name came from outside."""
 
     def forget_value(self) -> None:
-        """Takes what was got out of the message, and a name that nobody knows."""
+        """Takes the value out of the message, and a name that nobody knows."""
         if self.within is not None:
             self.field = self.details["field"] = self.within
         self.message = f"{self.field}: {self.rule}"
@@ -148,7 +148,7 @@ class GateFault(SandboxFault):
 
 
 class ValidatorFault(SkillyardError):
-    """No process that holds values against schemas can be started: nothing is accepted unchecked."""
+    """No validator of schemas can be started; nothing is accepted unchecked."""
 
 
 class StoreFault(SkillyardError):
@@ -161,8 +161,8 @@ _SHOWN = 60
 
 
 def shown(value: object) -> str:
-    """How an error repeats a value of a field that never holds a secret: bounded, and with nothing in it that could
-    steer a terminal. A URL may hold a password all the same, so that :func:`shape` describes it."""
+    """Returns the value as an error repeats it: bounded, and without control characters. For fields that never hold a
+    secret. A URL may hold a password all the same, so :func:`shape` describes it."""
     match value:
         case bool() | float():
             return repr(value).lower()

@@ -40,8 +40,8 @@ class ResultFault(FrameFault):
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """What one run may send: blobs, bytes of all of them, blobs begun and not ended, bytes of the result; of the blobs
-    that are files that it left, how many, and how large each and all of them."""
+    """The bounds of one run's frames: blobs, bytes of all blobs, open blobs, bytes of the result. Of the blobs that are
+    files in ``/workspace/out``: their number, the bytes of each and the bytes of all."""
 
     blobs: int = 1000
     blob_bytes: int = 4 * 1024**3
@@ -57,7 +57,7 @@ DEFAULT_LIMITS = FrameLimits()
 
 @dataclass(frozen=True, slots=True)
 class BlobBegin:
-    """``path`` is that of a file which the run left, relative and plain; empty for other blobs."""
+    """The start of a blob. ``path`` is that of a file that the run left, relative and plain; empty for other blobs."""
 
     n: int
     kind: str
@@ -115,9 +115,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What the guest says of the run beside its result: ``script`` when no function was called; ``skipped`` files that
-    it left and that are not sent, each with the reason; ``others`` that it left elsewhere; how many ``more`` of both;
-    the last ``stack`` of a program that was ended. All foreign words. ``lost`` is ours: nobody could look."""
+    """The guest's words about the run beside its result; all are foreign words, but for ``lost``. ``script``: no
+    function was called. ``skipped``: files that are not sent, each with the reason. ``others``: files elsewhere in the
+    working directory. ``more``: the number of further files of both kinds. ``stack``: the last stack of a program that
+    was ended. ``lost`` is ours: nobody could look."""
 
     script: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
@@ -294,7 +295,7 @@ class FrameReader:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether it names a file below a directory on every system, with nothing hidden in it."""
+    """Returns whether ``path`` names a file below a directory on every system, without hiding."""
     if not path.isprintable() or "\\" in path or len(path.encode("utf-8", "replace")) > _MAX_PATH:
         return False
     return all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= 255 for part in path.split("/"))

@@ -76,7 +76,7 @@ class GuestCall:
         }
 
     def collect(self) -> dict[str, Any]:
-        """For a second program in the same sandbox, which calls nothing and sends what the first left."""
+        """Returns the request for a second program in the sandbox. It sends the files that the first left."""
         return self.request() | {"op": "collect", "code": None, "skill": None, "args": {}, "skills": {}, "env": {}}
 
     def _check(self) -> None:

@@ -29,7 +29,7 @@ WAIVED: Mapping[str, frozenset[str]] = {
 the record and doctor show them as missing all the same."""
 
 WITHOUT_NETWORK = frozenset({"gvisor", "landlock"})
-"""Isolations that give no network by their nature: choosing one accepts that, as it accepts what is waived."""
+"""Isolations without a network by their nature; choosing one accepts that, as a waiver does."""
 
 
 def waived(isolation: str) -> frozenset[str]:

@@ -60,9 +60,9 @@ class RunRecord:
     output: Any = None
     output_blobs: tuple[str, ...] = ()
     files: tuple[dict[str, Any], ...] = ()
-    """What the run left in ``/workspace/out``: ``path`` below that, ``blob_id``, ``size`` in bytes, ``mime``."""
+    """The files left in ``/workspace/out``: ``path`` below it, ``blob_id``, ``size``, ``mime``."""
     notes: tuple[str, ...] = ()
-    """Sentences about what else there is to know of it."""
+    """Sentences about the run beside its result."""
     logs_preview: str = ""
     logs_blob: str | None = None
     error: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""How large a skill's schema may be: applying it costs what its writer chose, and others pay.
+"""Bounds on the size of a skill's schema: its writer chooses its cost, and others pay it.
 
 Looked at when a bundle is read, and again by whoever applies it: nothing above these bounds is ever applied.
 """
@@ -28,7 +28,7 @@ _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A bound that a schema passes; ``rule`` is the finding's, ``path`` leads there."""
+    """A bound that a schema passes; ``rule`` is the finding's, ``path`` leads to the place."""
 
     rule: str
     message: str
@@ -36,7 +36,7 @@ class Breach:
 
 
 def breaches(schema: Mapping[str, Any]) -> Iterator[Breach]:
-    """What is too large; nothing further is said of a schema that is nested too deep."""
+    """Yields each bound that the schema passes; one that is nested too deep gives that alone."""
     if depth(schema) > MAX_DEPTH:
         yield Breach("schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels; describe less of the depth")
         return
@@ -59,7 +59,7 @@ def breaches(schema: Mapping[str, Any]) -> Iterator[Breach]:
 
 
 def subschemas(node: Any, path: Path = ()) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Every schema within a schema with its path, itself first; not what stands where plain values do."""
+    """Yields every schema within a schema with its path, itself first; skips plain values."""
     if isinstance(node, list):
         for index, item in enumerate(node):
             yield from subschemas(item, (*path, index))
@@ -75,7 +75,7 @@ def subschemas(node: Any, path: Path = ()) -> Iterator[tuple[Path, Mapping[str, 
 
 
 def patterns_of(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """The regular expressions of one schema, with where they stand in it."""
+    """Yields the regular expressions of one schema with their paths in it."""
     if isinstance(node.get("pattern"), str):
         yield ("pattern",), node["pattern"]
     if isinstance(node.get("patternProperties"), Mapping):
@@ -83,7 +83,7 @@ def patterns_of(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
 
 
 def depth(value: Any) -> int:
-    """Levels of nesting, counted no further than one above the bound."""
+    """Returns the levels of nesting, counted no further than one above the bound."""
     level: list[Any] = [value]
     found = 0
     while level and found <= MAX_DEPTH:
@@ -99,7 +99,8 @@ def _items(node: Any) -> list[Any]:
 
 
 def _most_at_once(root: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> int:
-    """The most subschemas that one value meets, a reference back to a schema that is being counted not followed.
+    """Returns the most subschemas that one value meets. A reference back to a schema that is being counted is not
+    followed.
 
     Each schema's sum is made once, from those of what it leads to, on a stack of our own: chains may be long.
     """
@@ -123,7 +124,7 @@ def _most_at_once(root: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> in
 
 
 def _leads_to(root: Any, node: Mapping[str, Any], anchors: Mapping[Any, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The subschemas that a value of ``node`` is held against besides."""
+    """Returns the further subschemas that a value of ``node`` is held against."""
     found: list[Any] = []
     for key in _SAME_VALUE & node.keys():
         value = node[key]

@@ -148,7 +148,7 @@ class Channel:
             self._pass_on(message, [self._fds.popleft() for _ in range(count)])
 
     def _pass_on(self, message: Message, fds: list[int]) -> None:
-        """The messages after one that nobody could take are taken all the same."""
+        """Passes each message on; one that raises does not keep the next ones from their reader."""
         try:
             self._on_message(message, fds)
         except Exception as error:  # noqa: BLE001 - told of

@@ -19,9 +19,9 @@ _AT_ONCE = 4
 """Lookups of one session at once: getaddrinfo(3) blocks a thread for as long as a name server is silent."""
 _MOST_CANDIDATES = 8
 _NAT64_NAME, _NAT64_S, _NAT64_AGAIN_S = "ipv4only.arpa.", 600.0, 30.0
-"""What is asked for, how long an answer counts, and how long none does."""
+"""The name to ask for, and the seconds for which an answer, or its absence, counts."""
 _NAT64_FOURS = (ipaddress.IPv4Address("192.0.0.170"), ipaddress.IPv4Address("192.0.0.171"))
-"""The only addresses of that name, so that others are made of them (RFC 7050 §8.2)."""
+"""The only addresses of that name; a translator makes others of them (RFC 7050 §8.2)."""
 _HEAD_START_S = 0.25
 """Before the next address is tried beside one that does not answer (RFC 8305 §5)."""
 
@@ -53,8 +53,8 @@ class Dialer:
             raise Silent(f"{name} cannot be looked up within {within:g} s") from None
 
     async def learn_nat64(self, within: float) -> None:
-        """Before an IPv6 address is judged: ask the host's name servers, now and then, for a translator's prefix (RFC
-        7050). Raises Silent while they have not answered, be it that there is none."""
+        """Asks the host's name servers for the prefix of a NAT64 (RFC 7050). It does so before an IPv6 address is
+        judged. Raises Silent while they have not answered."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._learnt_at + _NAT64_S:
             return
@@ -142,7 +142,7 @@ def _lookup(name: str) -> list[Address]:
 
 
 def _look_for_nat64() -> frozenset[ipaddress.IPv6Network] | None:
-    """None where nobody answers."""
+    """Returns the translator's prefixes; None where no server answers."""
     try:
         found = socket.getaddrinfo(_NAT64_NAME, None, socket.AF_INET6, socket.SOCK_STREAM)
     except OSError as error:

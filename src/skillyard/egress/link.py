@@ -21,7 +21,7 @@ _CLOSED = "it was closed"
 
 
 def _nobody_hears(_: str) -> None:
-    """Of a gate that nobody attends."""
+    """Takes the end of a gate that nobody attends."""
 
 
 async def start(uid: int, on_fault: Callable[[str], None] = _nobody_hears) -> Link:
@@ -51,7 +51,7 @@ class Link:
     ) -> None:
         self._on_fault = on_fault
         self.on_end: Callable[[str], None] = _nobody_hears
-        """Called once, with why, when it ended without having been closed."""
+        """Called once with the reason when the gate ended without having been closed."""
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._channel = Channel(sock, self._message, self._lost)

@@ -36,8 +36,8 @@ _ESCAPED_NET = "\"'&<>+`"
 
 
 class Masks:
-    """What ``secrets`` look like raw, in base64, percent-encoded, in JSON and in HTML as common libraries write them,
-    each as a whole, and what stands for each."""
+    """The forms of ``secrets`` and the placeholder of each. Forms: raw, base64, percent-encoded, JSON and HTML as
+    common libraries write them, each as a whole."""
 
     def __init__(self, secrets: Sequence[GateSecret]) -> None:
         found: dict[bytes, bytes] = {}

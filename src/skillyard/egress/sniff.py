@@ -25,7 +25,7 @@ _MAYBE_REQUEST = re.compile(
 _VERSION = re.compile(rb"HTTP/", re.IGNORECASE)
 _OLD_REQUEST = re.compile(rb"GET[" + _SPACE + rb"]+[^" + _SPACE + rb"]")
 _UNNAMED = re.compile(rb"[" + _SPACE + rb"\n]*(?!GET[" + _SPACE + rb"]|PROXY )[^" + _SPACE + rb"\n].{5}", re.DOTALL)
-"""A line that nothing but a version can make a request."""
+"""A line that only a version can make a request."""
 _TLS_KINDS = range(20, 24)
 _PROXY_LINE, _PROXY_SIGNATURE = b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n"  # HAProxy's PROXY protocol, versions 1 and 2
 
@@ -100,9 +100,9 @@ class FirstWords(Outbox):
         self._tls = tls
         self._said = bytearray()
         self._passed = b""
-        """What passed before there was a guard, less what the guard has given back since."""
+        """The bytes that passed before there was a guard, less those that it has given back since."""
         self._waits = False
-        """Whether the line, should it end now, is a request; it stays one then."""
+        """Whether the line would be a request if it ended now; it stays one then."""
         self._guard: Guard | None = None
         self._over = False
 
@@ -179,7 +179,7 @@ class FirstWords(Outbox):
         self._passed = said
 
     def _hand_on(self) -> None:
-        """What passed already does not pass again. Raises Refused when the guard writes it otherwise."""
+        """Drops the bytes that passed already from the guard's. Raises Refused when the guard writes them otherwise."""
         if not self._passed or self._guard is None or not (out := self._guard.for_server()):
             return
         size = min(len(out), len(self._passed))
@@ -209,14 +209,15 @@ class FirstWords(Outbox):
         return HttpGuard(self._host, self._port, words=self._words) if kind is Kind.HTTP else Open()
 
     def _refuse(self, kind: Kind, reason: str) -> Refused:
-        """To be raised."""
+        """Ends the connection and returns the error to raise."""
         self._over = True
         self._to_client += told(kind, reason)
         return Refused(reason)
 
 
 def _at_end(said: bytes) -> Kind:
-    """What ``said`` is when nothing follows: some servers take that for the end of a line. No record is complete."""
+    """Returns the kind of ``said`` when nothing follows: some servers take the end for a line's. No TLS record is
+    complete."""
     kind = sniff(said + b"\n")
     return Kind.OTHER if kind is None or kind is Kind.TLS else kind
 

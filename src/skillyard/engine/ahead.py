@@ -1,4 +1,4 @@
-"""Importing ahead: the modules that a warm interpreter has imported before sandboxes are cloned from it.
+"""Importing ahead: a warm interpreter imports modules before sandboxes are cloned from it.
 
 Importing a package runs its code in an interpreter that later sandboxes are forked from, before their walls stand. So
 it is done only where somebody consented to the packages: the operator, who named the environment, or who approved
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from skillyard.engine.plan import Plan
 
 MOST_KNOWN = 256
-"""Environments of which it is known what can be imported ahead."""
+"""Environments whose importable modules are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """``own`` are those that the operator names, ``curated`` those of the table."""
+    """The modules to import ahead: ``own`` are the operator's, ``curated`` the table's."""
 
     own: tuple[str, ...] = ()
     curated: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ NONE = Modules()
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """To be made ready beside the runs that go on without."""
+    """Modules to make ready while runs go on without them."""
 
     key: str
     backend: Backend
@@ -52,7 +52,7 @@ class Wish:
 
 
 def consented(plan: Plan, environment: Environment, definition: EnvironmentDefinition, *, named: bool) -> Modules:
-    """The modules that may be imported ahead of a run. ``named``: its environment is the operator's, as it stands."""
+    """Returns the modules that may be imported ahead of a run. ``named``: the operator defined its environment."""
     if definition.preload == () or any(skill.runtime and not skill.runtime.preload for skill in plan.skills):
         return NONE
     if not named and (not plan.skills or plan.request.packages or plan.trust.least):
@@ -64,7 +64,7 @@ def consented(plan: Plan, environment: Environment, definition: EnvironmentDefin
 
 
 class Ahead:
-    """``enabled`` is the operator's word."""
+    """The modules imported ahead of runs. ``enabled`` is false where the operator turned it off."""
 
     def __init__(self, emit: Observer, *, enabled: bool = True) -> None:
         self._emit = emit
@@ -76,7 +76,7 @@ class Ahead:
     def chosen(
         self, backend: Backend, ref: EnvironmentRef, modules: Modules, group: str
     ) -> tuple[EnvironmentRef, Wish | None]:
-        """The environment as a run gets it, and what is to be made ready after it."""
+        """Returns the environment of a run, and the modules to make ready after it."""
         if modules is NONE or not self._enabled or not modules.all:
             return ref, None
         key = _key(backend, ref, modules.all, group)
@@ -84,13 +84,13 @@ class Ahead:
         return (ref, Wish(key, backend, ref, modules)) if made is None else (replace(ref, preload=made), None)
 
     def fulfil(self, wish: Wish, spec: SandboxSpec) -> None:
-        """Have the backend make ready for sandboxes like ``spec``; runs go on with what they had until it is."""
+        """Makes the backend ready for sandboxes like ``spec``; until then runs go on as before."""
         if wish.key not in self._at_work and wish.key not in self._made:
             self._at_work.add(wish.key)
             self._tasks.spawn(self._make(wish, spec), f"import ahead {wish.key}")
 
     async def settled(self) -> None:
-        """Wait until nothing is being made ready."""
+        """Waits until nothing is being made ready."""
         await self._tasks.drain()
 
     async def close(self) -> None:
@@ -107,7 +107,7 @@ class Ahead:
             self._at_work.discard(wish.key)
 
     async def _made_ready(self, wish: Wish, spec: SandboxSpec) -> tuple[str, ...]:
-        """What can be imported: the others are tried again without each that cannot."""
+        """Returns the modules that can be imported; tries the others again without each that cannot."""
         ref, faults, held = replace(wish.ref, preload=wish.modules.all), dict[str, str](), 0
         while ref.preload:
             prepared = await wish.backend.prepare(replace(spec, environment=ref))

@@ -187,7 +187,7 @@ _KINDS = MimeTypes(filenames=())
 
 
 def mime_of(path: str) -> str:
-    """By the name's end alone, and the same on every host."""
+    """Returns the MIME type by the name's end alone, the same on every host."""
     kind, encoding = _KINDS.guess_type(f"/{path}")
     return kind if kind and not encoding else "application/octet-stream"
 

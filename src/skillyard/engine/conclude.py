@@ -24,7 +24,7 @@ _COMMAND_FAILED = "CalledProcessError"
 """How Python tells of a shell that could not fork."""
 _NO_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99})(?:\.[\w.]*)?'")
 _SAID = ("over the ", "ended by signal ")
-"""What a backend's reasons begin with where they say the message once more."""
+"""The start of a backend's reasons that repeat the message."""
 _MOST_LAST = 300
 _FULL = (errno.ENOSPC, errno.EFBIG)
 _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
@@ -51,7 +51,7 @@ def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
 
 
 def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
-    """The failure with what to do where a package is missing."""
+    """Returns the failure with the remedy for a missing package."""
     found = _NO_MODULE.match(failure.message) if failure.type == "ModuleNotFoundError" else None
     if found is None or found[1] in sys.stdlib_module_names:
         return failure
@@ -59,15 +59,16 @@ def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
     if skill:
         return replace(failure, message=f"{failure.message}; name {package!r} in the dependencies of the skill")
     having = [name for name, e in config.environments.items() if package in map(required_name, e.packages)]
-    environment = f"environment={having[0]!r}, which has it" if having else "an environment that has it"
-    refused = why_refused((package,), config.packages)
-    only = f" (packages would be refused: {refused})" if refused else ""
-    message = f"{failure.message}; ask for it with packages=[{package!r}]{only}, or for {environment}"
-    return replace(failure, message=message)
+    environment = f"environment={having[0]!r}, which has it" if having else ""
+    if refused := why_refused((package,), config.packages):
+        mend = f"ask for {environment}" if having else f"do without it, or ask the operator: {refused}"
+    else:
+        mend = f"ask for it with packages=[{package!r}]" + (f", or for {environment}" if having else "")
+    return replace(failure, message=f"{failure.message}; {mend}")
 
 
 def with_stack(failure: Failure, stack: str) -> Failure:
-    """The failure of a program that was ended, with what it was doing."""
+    """Returns the failure of a program that was ended, with the place where it was."""
     if not stack or failure.outcome is not Outcome.TIMEOUT:
         return failure
     lines = [line.strip() for line in stack.partition("\nStack ")[0].splitlines()[1:]]
@@ -123,4 +124,4 @@ _MENDS = {
     Outcome.OUTPUT: "print less, and write large data to files in /workspace/out or to runtime.blobs",
     Outcome.LOST: "run it again",
 }
-"""What to do about it, in the words of the request."""
+"""The remedy of each outcome in the words of the request."""

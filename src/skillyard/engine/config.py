@@ -104,7 +104,7 @@ class EngineConfig:
 
 
 def frame_limits(config: EngineConfig) -> FrameLimits:
-    """What one run may send."""
+    """Returns the bounds of one run's frames."""
     return FrameLimits(
         blobs=config.run_blobs,
         blob_bytes=config.run_blob_bytes,

@@ -20,8 +20,8 @@ CURATED: Mapping[str, tuple[str, ...]] = {
     "lxml": ("lxml.etree",),
     "pyyaml": ("yaml",),
 }
-"""Modules by distribution (PEP 503), in the order in which they are imported: of those that would pass
-``native.preload_mb`` the last are left out."""
+"""Modules by distribution (PEP 503), in the order of import. Of those that would pass ``native.preload_mb`` the last
+are left out."""
 
 READS: Mapping[str, str] = {
     "NPY_": "numpy: warnings, and which instructions of the processor are used",
@@ -58,12 +58,12 @@ READS: Mapping[str, str] = {
     "LANG": "set by us, the same in every run",
     "LC_": "set by nobody",
 }
-"""Names of variables, or how they begin, that the imports of the table read, and why that harms nobody. A run that is
-given such a variable imports for itself."""
+"""The start of each variable's name that the imports of the table read, with its meaning. None of them harms anybody. A
+run that is given such a variable imports for itself."""
 
 
 def curated(distributions: Collection[str], modules: Collection[str]) -> tuple[str, ...]:
-    """What of the table an environment has: ``modules`` are the top-level names that it can import."""
+    """Returns the table's modules that an environment has; ``modules`` are its top-level names."""
     return tuple(
         name
         for distribution, names in CURATED.items()

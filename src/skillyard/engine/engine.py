@@ -236,4 +236,5 @@ class Engine:
         await self.environments.close()
         await self.ahead.close()
         await self.tasks.drain()
+        await self.parts.close()
         await self._background.close()

@@ -49,9 +49,9 @@ RUN_OBJECT: Schema = answer(
         "output_blobs": list_of(STRING, "ids of the blobs that the run made"),
         "files": list_of(
             answer({"path": STRING, "blob_id": STRING, "size": INTEGER, "mime": STRING}),
-            "what the run left in /workspace/out; the ids are in output_blobs too",
+            "the files left in /workspace/out; their ids are in output_blobs too",
         ),
-        "notes": list_of(STRING, "what else there is to know, such as files that were not kept"),
+        "notes": list_of(STRING, "further sentences, such as about files that were not kept"),
         "logs_preview": STRING,
         "logs_blob": described(STRING, "the whole log, when there is one"),
         "error": answer({"type": STRING, "message": STRING, "traceback": STRING}, "type", "message"),

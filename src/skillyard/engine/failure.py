@@ -13,7 +13,7 @@ MAX_MESSAGE = 2048
 MAX_TRACEBACK = 2048
 SUMMARY_CHARACTERS = 280
 MAX_GUEST_MESSAGE = 8192
-"""Characters after which the guest cuts a message."""
+"""Characters above which the guest cuts a message."""
 
 _HEAD = 640
 _MAX_REASON = 1000
@@ -29,7 +29,7 @@ class Failure:
     traceback: str = ""
 
     def as_dict(self, redaction: Redaction = NOTHING) -> dict[str, str]:
-        """The type is one that a secret is not the name of."""
+        """Returns the error for the record; a type whose name holds a secret becomes ``Exception``."""
         error = {
             "type": self.type if redaction.text(self.type) == self.type else "Exception",
             "message": redaction.cut(self.message, lambda text: shorten(text, MAX_MESSAGE)),
@@ -42,7 +42,7 @@ class Failure:
         return redaction.cut(self.message, lambda text: _summary(self.as_dict(redaction)["type"], text))
 
     def reason(self, redaction: Redaction = NOTHING, also: str = "") -> str:
-        """For the record, with what ``also`` went wrong."""
+        """Returns the reason for the record, with the further fault ``also``."""
         return redaction.cut("; ".join(filter(None, (self.message, also))), first(_MAX_REASON))
 
 
@@ -52,7 +52,7 @@ def _summary(kind: str, message: str) -> str:
 
 
 def of_guest(said: Raised, redaction: Redaction) -> Raised:
-    """What the guest reports, without secrets: it knows of none, and cuts what is very long."""
+    """Reads the guest's report and takes secrets out. The guest knows of none, and cuts very long texts."""
     head, rest = said.message[:MAX_GUEST_MESSAGE], said.message[MAX_GUEST_MESSAGE:]
     message = redaction.text(head, whole=False) + redaction.text(rest) if rest else redaction.text(head)
     return replace(said, message=message, traceback=redaction.text(said.traceback))

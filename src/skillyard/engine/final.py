@@ -93,7 +93,7 @@ class FinalRecord:
         )
 
     async def _check_schema(self, raw: bytes) -> None:
-        """Of JSON that was read before, so that it is known to be some."""
+        """Checks a result against the skill's schema; it was parsed before."""
         plan, skill = self._plan, self._plan.skill
         if skill is None or skill.outputs_schema is None:
             return

@@ -1,4 +1,4 @@
-"""What a program left that said nothing at its end: a second program in its sandbox sends it, if there still is one."""
+"""Files of a program that ended without a word: a second program in its sandbox sends them."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ class Method:
 
 
 def without_nulls(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object without the optional members that are null, which stands for leaving them out; also within members
-    whose own members are named. Null stays where it is a value of its own."""
+    """Returns the object without optional members that are null, which means left out. The same goes for members whose
+    own members are named. Null stays where it is a value of its own."""
     properties, required = schema["properties"], schema.get("required", ())
     kept = {}
     for name, item in value.items():
@@ -86,7 +86,7 @@ def without_nulls(schema: Schema, value: Mapping[str, Any]) -> Mapping[str, Any]
 
 @contextmanager
 def telling_no_secret(method: str) -> Iterator[None]:
-    """Errors of methods that take secrets repeat no value: it may stand in the wrong parameter by mistake."""
+    """Drops values from the errors of methods that take secrets. One may stand in the wrong parameter."""
     try:
         yield
     except InvalidInput as error:

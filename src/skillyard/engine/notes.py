@@ -1,4 +1,4 @@
-"""Sentences from what the guest says of a run beside its result."""
+"""Sentences made of the guest's words about a run beside its result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHY = {
 
 
 def sentences(notes: Notes, redaction: Redaction = NOTHING) -> Iterator[str]:
-    """At most one for each thing that there is to say."""
+    """Yields at most one sentence about each thing."""
     if notes.script:
         yield "the code ran as a script, and no function 'main' was called"
     if notes.lost:

@@ -177,7 +177,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class PartLost:
-    """A process that runs depend on, ``keeper``, ``gate`` or another backend's, ended without having been told to."""
+    """The keeper, the gate or another process that runs depend on ended without an order."""
 
     part: str
     why: str
@@ -185,7 +185,7 @@ class PartLost:
 
 @dataclass(frozen=True, slots=True)
 class PartRestarted:
-    """It runs again, after so many attempts and seconds."""
+    """The process runs again, after so many attempts and seconds."""
 
     part: str
     attempts: int

@@ -1,9 +1,10 @@
-"""The processes that runs depend on: which of them is dead, and having it again."""
+"""The processes that runs depend on: which of them are dead, and their new start."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from skillyard.domain.errors import SkillyardError
@@ -13,21 +14,23 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.part import Part
 
 _FIRST_S, _MOST_S = 0.2, 10.0
-"""Between two attempts to start one again; each pause is twice the one before."""
+"""Seconds between two attempts to start one again; each pause is twice the one before."""
 
 
 class PartFault(SkillyardError):
-    """A fault of a keeper's or the gate's own that ended less than its process."""
+    """A fault of a keeper's or the gate's own that did not end its process."""
 
 
 class Parts:
-    """``dead`` says of each that does not run why; it is started again until it does."""
+    """Watches the processes and starts dead ones again. ``dead`` has the reason for each that does not run."""
 
     def __init__(self, parts: Iterable[object], emit: Observer, clock: Clock, tasks: Tasks) -> None:
         self.dead: dict[str, str] = {}
         self._emit = emit
         self._clock = clock
         self._tasks = tasks
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._over = asyncio.Event()
         for part in parts:
             if isinstance(part, Part):
                 part.attend(partial(self._ended, part), partial(self._failed, part))
@@ -36,23 +39,35 @@ class Parts:
         self._emit(PartLost(part.part, why))
         if part.part not in self.dead:
             self.dead[part.part] = why
-            self._tasks.spawn(self._restart(part), f"restart of {part.part}")
+            if not self._over.is_set():
+                restart = self._tasks.spawn(self._restart(part), f"restart of {part.part}")
+                self._restarts.add(restart)
+                restart.add_done_callback(self._restarts.discard)
+
+    async def close(self) -> None:
+        """Starts nothing again. An attempt that is under way ends first, so that its process can be stopped."""
+        self._over.set()
+        if self._restarts:
+            await asyncio.wait(self._restarts)
 
     def _failed(self, part: Part, text: str) -> None:
         self._emit(Fault(part.part, PartFault(text), part=part.part))
 
     async def _restart(self, part: Part) -> None:
         began, pause, attempts = self._clock.monotonic(), _FIRST_S, 1
-        while True:
+        while not self._over.is_set():
             try:
                 await part.restart()
-                break
             except Exception as error:  # noqa: BLE001 - tried again, whatever it was
                 # Anybody may ask for it: other messages name paths.
                 known = isinstance(error, SkillyardError)
                 self.dead[part.part] = str(error) if known else f"its start failed: {type(error).__name__}"
                 self._emit(Fault(part.part, error, part=part.part))
-            await asyncio.sleep(pause)
+            else:
+                del self.dead[part.part]
+                self._emit(PartRestarted(part.part, attempts, round(self._clock.monotonic() - began, 3)))
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._over.wait()
             pause, attempts = min(2 * pause, _MOST_S), attempts + 1
-        del self.dead[part.part]
-        self._emit(PartRestarted(part.part, attempts, round(self._clock.monotonic() - began, 3)))

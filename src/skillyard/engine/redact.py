@@ -82,7 +82,8 @@ class Redaction:
         return Redactor(self._search, self._longest)
 
     def text(self, text: str, *, whole: bool = True) -> str:
-        """``whole`` false: it was cut where nobody knew of secrets, so that its end may be the start of one."""
+        """Returns the text without secrets. ``whole`` false: it was cut before, so its end may be the start of a
+        secret."""
         if self._search is None:
             return text
         redactor = self.stream()
@@ -91,12 +92,12 @@ class Redaction:
         return (data if whole else data[: len(data) - self._begun(data)]).decode("utf-8", "replace")
 
     def cut(self, text: str, how: Callable[[str], str], *, whole: bool = True) -> str:
-        """``text`` without secrets, and only then shortened by ``how``. Whatever shortens what a run said does it here:
-        a part of a secret is not found any more."""
+        """Returns ``text`` without secrets, shortened by ``how`` only then. All texts of a run are shortened here: a
+        part of a secret cannot be found any more."""
         return how(self.text(text, whole=whole))
 
     def _begun(self, data: bytes) -> int:
-        """How many of the last bytes are the start of a secret."""
+        """Returns the number of last bytes that are the start of a secret."""
         most = min(self._longest - 1, len(data))
         return next((n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._forms)), 0)
 

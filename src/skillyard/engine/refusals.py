@@ -61,7 +61,8 @@ def refusal(network: Mapping[str, Any]) -> str:
 
 
 def _unseen(error: Mapping[str, Any], network: Mapping[str, Any]) -> str:
-    """What may be wrong where the gate saw nothing: the sandbox itself refuses ports that no rule names."""
+    """Returns the rules in force, for a refusal that the gate did not see. The sandbox itself refuses ports that no
+    rule names."""
     if _NOBODY_LISTENS.search(f"{error.get('message', '')}\n{error.get('traceback', '')}") is None:
         return ""
     layers = "; ".join(

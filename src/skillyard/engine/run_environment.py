@@ -80,8 +80,8 @@ async def _check_trust(engine: Engine, plan: Plan) -> None:
 async def _check_lock(
     engine: Engine, plan: Plan, asked: Sequence[Asked], wanted: Wanted, environment: Environment
 ) -> None:
-    """Somebody looked at what a skill asks for, and with it at what that was resolved to: other packages for the same
-    requirements are not approved by that. Raises Refused."""
+    """Refuses a run whose approved requirements now resolve to other packages. An operator approved the packages of one
+    lock, not the text of the requirements. Raises Refused."""
     for skill in (who.skill for who in asked):
         if skill is None or plan.trust.standings[skill.name].by != "operator":
             continue

@@ -55,7 +55,7 @@ def join(path: str, name: str | int) -> str:
 
 
 _HIDDEN = re.compile(r"(?:args|code|content|value)\b|$")
-"""Parameters that may hold a secret, and a whole request."""
+"""Parameters that may hold a secret; the empty name is a whole request."""
 
 
 def _got(path: str, value: Any) -> str:

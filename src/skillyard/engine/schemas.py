@@ -1,4 +1,4 @@
-"""What is wrong with arguments or an output by a skill's own schema (skills-protocol §8), in words."""
+"""Messages about arguments or outputs that do not fit a skill's schema (skills-protocol §8)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def complaint(verdict: SchemaVerdict, where: str, redaction: Redaction = NOTHING) -> str | None:
-    """What to tell of it, None when nothing is wrong. ``where`` names the value."""
+    """Returns the message, or None when nothing is wrong. ``where`` names the value."""
     if verdict.unfit:
         why = redaction.cut(verdict.unfit, _SHORT)
         return f"{where}: the skill's schema cannot be applied: {why}"

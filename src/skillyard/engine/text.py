@@ -66,7 +66,7 @@ def clean(text: str) -> str:
 
 
 def first(most: int) -> Callable[[str], str]:
-    """Keeps that many characters."""
+    """Keeps the first ``most`` characters."""
     return lambda text: text[:most]
 
 

@@ -98,8 +98,8 @@ class Blobs:
         return self.write_bytes(str.encode(content), kind)
 
     def write_json(self, obj: object, kind: str = JSON) -> str:
-        """Converts what has one obvious form, as for the result. Raises TypeError for what JSON does not have, NaN
-        included, and ValueError for what is too large."""
+        """Writes JSON, with the conversions of a result. Raises TypeError for a value that JSON does not have, NaN
+        included, and ValueError for one that is too large."""
         try:
             data = as_json(obj, MAX_BLOB_BYTES, "obj")
         except OutputNotSerializable as error:
@@ -132,7 +132,7 @@ class Blobs:
             raise
 
     def _begin_file(self, path: str) -> int:
-        """The blob is a file that the run left."""
+        """Begins the blob of a file that the run left."""
         with self._lock:
             return self._begin(BINARY, path)
 

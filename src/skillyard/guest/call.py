@@ -74,8 +74,8 @@ def load_skill(name: str) -> ModuleType:
 
 
 def find(module: ModuleType, name: str | None) -> Callable[..., Any] | None:
-    """The function that was asked for by name, else ``main``; None when nobody asked and there is none, so that the
-    code was all there was to do. Raises EntrypointNotFound, which names what there is."""
+    """Returns the function that the request names, else ``main``; None for a script. A script is code that defines no
+    ``main`` when no name is asked for. Raises EntrypointNotFound, which names the functions that exist."""
     function: object = module.__dict__.get(name or ENTRYPOINT)
     if callable(function):
         return function
@@ -95,7 +95,7 @@ def _is_own_function(module: ModuleType, name: str, value: object) -> bool:
 
 
 def finished(value: object) -> object:
-    """What is awaited is run to completion (skills-protocol §4, row 13)."""
+    """Runs an awaitable to completion (skills-protocol §4, row 13)."""
     if not hasattr(type(value), "__await__"):
         return value
     import asyncio

@@ -1,4 +1,4 @@
-"""How a function is given ``args``: whole, or by name.
+"""Passing ``args`` to a function: whole, or by name.
 
 A function's only parameter, when it is required and positional, gets the whole object whatever its name. So does a
 first parameter named ``args`` that no key is meant for, when the others have defaults, and ``*rest`` without named
@@ -31,8 +31,8 @@ class Parameter:
 
 
 class Call:
-    """A call that is ready to be made. ``hint`` is what to tell when it fails, if anything. Raises TypeError, which
-    names what is missing and what is unknown."""
+    """A call that is ready. ``hint`` is added to the message when it fails. Raises TypeError, which lists missing and
+    unknown names."""
 
     def __init__(self, function: Callable[..., Any], args: dict[str, Any]) -> None:
         self.hint = ""
@@ -57,7 +57,7 @@ class Call:
 
 
 def _whole(parameters: list[Parameter], own: list[Parameter], args: dict[str, Any]) -> str | None:
-    """The parameter that the whole object goes to; None when it goes by name."""
+    """Returns the parameter that takes the whole object; None when the values go by name."""
     if not own:
         return "*" if any(p.kind == REST for p in parameters) else None
     first = own[0]
@@ -96,7 +96,7 @@ def _complaint(function: Callable[..., Any], own: list[Parameter], missing: list
 
 
 def _list(names: list[str]) -> str:
-    """A long one not in part: the host takes secrets out, and would not find a piece of one."""
+    """Lists names. A long one is never shown in part: the host could not find a part of a secret."""
     told = [repr(name) if len(name) <= _LONGEST else f"one of {len(name)} characters" for name in names[:_SHOWN]]
     return ", ".join(told) + (", …" if len(names) > _SHOWN else "")
 
@@ -107,7 +107,7 @@ def _name(function: object) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> list[Parameter] | None:
-    """None where they cannot be known, as of some functions that are not written in Python."""
+    """Returns the parameters; None where they cannot be known, as of some functions in C."""
     if type(function) is FunctionType and not function.__dict__:
         return list(_of_function(function))
     import inspect
@@ -125,7 +125,7 @@ def _needed(parameter: Any, empty: object) -> bool:
 
 
 def _of_function(function: FunctionType) -> Iterator[Parameter]:
-    """As inspect would tell, which takes longer to import than most runs take."""
+    """Returns the parameters as inspect would, whose import takes longer than most runs."""
     code = function.__code__
     count, named = code.co_argcount, code.co_kwonlyargcount
     defaults = function.__defaults__ or ()

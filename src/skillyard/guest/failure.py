@@ -25,7 +25,7 @@ _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":""}'
 
 
 def is_success(error: BaseException) -> bool:
-    """Whether it is ``sys.exit()`` or ``sys.exit(0)``."""
+    """Returns whether it is ``sys.exit()`` or ``sys.exit(0)``."""
     if not issubclass(type(error), SystemExit):  # isinstance() asks the exception, which may raise
         return False
     code = SystemExit.__dict__["code"].__get__(error)  # of the C type, whatever a subclass says
@@ -33,7 +33,7 @@ def is_success(error: BaseException) -> bool:
 
 
 def fence(source: str) -> str:
-    """What to tell of code that cannot be compiled when a Markdown fence is in it; empty when there is none."""
+    """Returns the hint about a Markdown fence in code that cannot be compiled; empty without one."""
     for number, line in enumerate(source.splitlines() if "```" in source else (), 1):
         if line.lstrip().startswith("```"):
             return f"line {number} of the code is a Markdown fence: send the Python source without ```"
@@ -41,7 +41,7 @@ def fence(source: str) -> str:
 
 
 def mend(error: BaseException) -> str:
-    """What to do about an exception that says too little; empty for the others."""
+    """Returns the remedy of an exception that says too little; empty for the others."""
     return "standard input is empty: pass values in args" if type(error) is EOFError else ""
 
 
@@ -149,8 +149,8 @@ def _collapsed(frames: list[FrameSummary], libraries: tuple[str, ...]) -> list[F
 
 
 def _shorten(text: str) -> str:
-    """The head and the tail, whole lines of them: the host takes secrets out, and would not find a part of one. What is
-    shown of it is the host's choice."""
+    """Keeps whole lines of the head and of the tail: the host could not find a part of a secret. The host chooses how
+    much of it is shown."""
     data = text.encode("utf-8", "replace")
     if len(data) <= MAX_TRACEBACK:
         return data.decode()

@@ -54,7 +54,7 @@ class Channel:
             file.flush()
 
     def finish(self, kind: bytes, payload: bytes, notes: bytes = b"") -> None:
-        """Send the last frame, with ``notes`` before it, whatever handlers of pending signals raise. Raises OSError."""
+        """Sends ``notes`` and the last frame, whatever handlers of pending signals raise. Raises OSError."""
         before = _head(b"N", len(notes)) + notes if notes else b""
         frame = memoryview(before + _head(kind, len(payload)) + payload)
         while True:

@@ -33,7 +33,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_place(workspace: str) -> None:
-    """Programs write there without making it."""
+    """Makes the directory ``out``, so that programs need not."""
     try:
         os.mkdir(f"{workspace}/{OUT}")
     except OSError:  # it is there already, or the disk is full: the code will see
@@ -41,8 +41,8 @@ def make_place(workspace: str) -> None:
 
 
 def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[str, object]:
-    """Send the files. What there is to say of others: ``skipped`` ([path, why]), ``others`` elsewhere in the working
-    directory, and how many ``more`` of both."""
+    """Sends the files; returns notes on the others. ``skipped`` are [path, reason], ``others`` lie elsewhere in the
+    working directory, ``more`` is the number of further ones."""
     limits = request.get("files") or {}
     left = _Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0))
     place = f"{workspace}/{OUT}"
@@ -56,7 +56,7 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
 
 
 def _others(workspace: str, left: _Left) -> list[str]:
-    """Files and directories beside ``out``, which end with the run."""
+    """Returns files and directories beside ``out``, which end with the run."""
     found: list[str] = []
     with os.scandir(workspace) as entries:
         for entry in islice(entries, MAX_ENTRIES):
@@ -80,7 +80,7 @@ class _Left:
         self._entries = MAX_ENTRIES
 
     def directory(self, fd: int, path: str, depth: int) -> None:
-        """Takes the descriptor."""
+        """Walks one directory; takes its descriptor."""
         try:
             for name in self._names(fd):
                 self._entry(fd, name, f"{path}{name}", depth)
@@ -130,7 +130,7 @@ class _Left:
             os.close(fd)
 
     def _send(self, fd: int, path: str, size: int) -> None:
-        """As long as it was when it was looked at: a thread of the code may still write."""
+        """Sends as many bytes as the file had at the look. A thread of the code may still write."""
         try:
             number = self._blobs._begin_file(path)
         except RuntimeError:  # no more blobs
@@ -162,5 +162,5 @@ def _told(path: str) -> str:
 
 
 def _is_plain(name: str) -> bool:
-    """Text that every system takes as one name."""
+    """Returns whether every system takes the text as one name."""
     return name.isprintable() and "\\" not in name and "\ufffd" not in name

@@ -45,7 +45,7 @@ _setrecursionlimit, _RECURSION = sys.setrecursionlimit, sys.getrecursionlimit()
 
 
 def prepare(ahead: bool = False) -> None:
-    """Called once by a warm interpreter before it forks: what every run would do alike. ``ahead`` says whether it has
+    """Does once, before a warm interpreter forks, the work that every run would do alike. ``ahead`` says whether it has
     imported modules that are not ours."""
     if ahead:
         randomness.remember()
@@ -56,8 +56,8 @@ def prepare(ahead: bool = False) -> None:
 
 
 def serve(request_fd: int, channel_fd: int, stack_fd: int = -1) -> None:
-    """Read a request up to end of file and run it. Both may be one socket. Never raises. ``stack_fd`` is where to write
-    what was done last, and for a request that collects what another left, where to read it.
+    """Reads a request up to end of file and runs it. Both may be one socket. Never raises. The last stack is written to
+    ``stack_fd``, and read there by a request that collects another's files.
 
     Without a request nothing happens: nobody wants this process any more.
     """
@@ -192,7 +192,7 @@ class _Guest:
         return encode(value, max_bytes)
 
     def _send_left(self) -> None:
-        """Whatever foreign code made of what this needs: the result is sent all the same."""
+        """Sends the files. The result is sent whatever foreign code made of the modules that this needs."""
         try:
             self._notes.update(send_left(self._workspace, self._request, self._blobs))
         except BaseException:  # noqa: BLE001

@@ -25,7 +25,7 @@ _kept: list[Seed] = []
 
 
 def remember() -> None:
-    """Find what modules keep that were imported ahead, and seed it once: what cannot be seeded raises here."""
+    """Finds and seeds the generators that modules imported ahead keep. Raises for one that cannot be seeded."""
     gc.collect()
     _kept[:] = [*_generators(), *_openssls()]
     for seed in _kept:
@@ -33,7 +33,7 @@ def remember() -> None:
 
 
 def reseed() -> None:
-    """Every fork of one warm interpreter would draw the same numbers: give this one its own."""
+    """Gives this fork random numbers of its own. All forks of one warm interpreter would draw the same."""
     modules = sys.modules
     if "random" in modules:
         modules["random"].seed()
@@ -50,7 +50,7 @@ def reseed() -> None:
 
 
 def _seed_numpy(numpy: Any, random: Any) -> None:
-    """The whole state of the global Mersenne Twister at once; ``seed()`` takes twice as long in a fresh fork."""
+    """Sets the whole state of the global Mersenne Twister. ``seed()`` takes twice as long in a fresh fork."""
     random.set_state(("MT19937", numpy.frombuffer(os.urandom(624 * 4), numpy.uint32), 624))
 
 
@@ -61,7 +61,7 @@ def _generators() -> Iterator[Seed]:
 
 
 def _ways() -> list[tuple[type, Callable[[Any], Seed]]]:
-    """How each kind is seeded."""
+    """Returns each kind of generator with the function that seeds it."""
     modules = sys.modules
     ways: list[tuple[type, Callable[[Any], Seed]]] = []
     if "_random" in modules:
@@ -77,7 +77,7 @@ def _ways() -> list[tuple[type, Callable[[Any], Seed]]]:
 
 
 def _unknown() -> list[Any]:
-    """Those alive but for the global ones, which :func:`reseed` knows."""
+    """Returns the live generators but for the global ones, which :func:`reseed` knows."""
     random, numpy = sys.modules.get("random"), sys.modules.get("numpy.random.mtrand")
     stateless = getattr(random, "SystemRandom", ())
     known = [getattr(random, "_inst", None)]
@@ -90,7 +90,7 @@ def _unknown() -> list[Any]:
 
 
 def _alive(kinds: tuple[type, ...]) -> list[Any]:
-    """Those that the collector does not know, as it knows none without references, are found by who refers to them."""
+    """Returns live objects of these kinds, also untracked ones, which their referrers lead to."""
     found: dict[int, Any] = {}
     known = gc.get_objects()
     for start in range(0, len(known), _AT_ONCE):
@@ -131,7 +131,7 @@ def _seed_of_sequence(thing: Any) -> Seed:
 
 
 def _openssls() -> Iterator[Seed]:
-    """Of each copy, what mixes bytes of the kernel into its generator and has it draw more: RAND_add(3)."""
+    """Yields RAND_add(3) of each copy of OpenSSL, which mixes in bytes of the kernel."""
     import ctypes
 
     shared: dict[int, Any] = {}
@@ -157,7 +157,7 @@ def _seed_of_openssl(add: Callable[[bytes, int, float], object]) -> Seed:
 
 
 def _libraries(ctypes: Any) -> list[str]:
-    """Paths of what is mapped: dl_iterate_phdr(3), which needs no /proc."""
+    """Returns the paths of mapped libraries by dl_iterate_phdr(3), which needs no /proc."""
 
     class Object(ctypes.Structure):  # type: ignore[misc]
         _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))

@@ -1,4 +1,4 @@
-"""From what the entrypoint returned to the JSON object that the host gets (skills-protocol §4, row 6).
+"""Conversion of the entrypoint's value to JSON for the host (skills-protocol §4, row 6).
 
 What has one obvious form in JSON is converted, within other values and as the key of an object too: ``datetime``,
 ``date`` and ``time`` (ISO 8601), ``UUID`` and paths (text), members of an ``Enum`` (their value), dataclasses, named
@@ -28,7 +28,7 @@ _ATOMS = (int, bool, type(None))
 _KEYS = (str, int, float, bool, type(None))
 _SHORTEST = 2
 """Bytes of JSON that one more value takes at least: a digit and a comma."""
-_NOT_FINITE = "JSON does not have it: return None, or leave it out"
+_LEAVE_OUT = "which JSON does not have; return None instead, or leave it out"
 
 _MENDS = {
     "set": "return sorted(x) or list(x)",
@@ -86,7 +86,7 @@ _MENDS = {
 
 
 def encode(value: object, max_bytes: int) -> bytes:
-    """Compact UTF-8 JSON of an object: None is ``{}``, what is no object is ``{"result": value}``.
+    """Returns compact UTF-8 JSON of an object. None is ``{}``, other values are ``{"result": value}``.
 
     Raises OutputNotSerializable (also for NaN, infinities, cycles and what is nested too deep), OutputTooLarge.
     """
@@ -97,8 +97,8 @@ def encode(value: object, max_bytes: int) -> bytes:
 
 
 def as_json(value: object, max_bytes: int, name: str, *, wrap: bool = False) -> bytes:
-    """Compact UTF-8 JSON of ``value``, which messages call ``name``. Raises OutputNotSerializable and, for what would
-    be far larger than ``max_bytes``, OutputTooLarge."""
+    """Returns compact UTF-8 JSON of ``value``, which messages call ``name``. Raises OutputNotSerializable and, for a
+    value far larger than ``max_bytes``, OutputTooLarge."""
     try:
         plain = _Plain(max_bytes).of(value)
         if wrap and not isinstance(plain, dict):
@@ -116,8 +116,8 @@ def as_json(value: object, max_bytes: int, name: str, *, wrap: bool = False) -> 
 
 def _too_large(what: str, max_bytes: int) -> OutputTooLarge:
     return OutputTooLarge(
-        f"what the function returned {what}, and {max_bytes} is the limit;"
-        " write it with runtime.blobs and return the blob id"
+        f"the value {what}, and {max_bytes} is the limit;"
+        " write it to a file in /workspace/out, or with runtime.blobs and return the blob id"
     )
 
 
@@ -130,7 +130,7 @@ def _utf8(text: str) -> bytes:
 
 
 class _Refused(Exception):
-    """``where`` names the place, innermost part first."""
+    """A value that is refused; ``where`` names the place, innermost part first."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -139,7 +139,8 @@ class _Refused(Exception):
 
 
 class _Plain:
-    """Makes of a value one that JSON has. Counts as it goes: what many names share is written out each time."""
+    """Converts a value to JSON's types. It counts every mention: a value that many names share is written out each
+    time."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -201,7 +202,7 @@ class _Plain:
         return made
 
     def _key(self, key: Any) -> Any:
-        """What JSON makes a text of by itself stays as it is."""
+        """Returns a key for JSON; keys that JSON makes a text of by itself stay as they are."""
         if isinstance(key, _KEYS) and not _numpy_generic(type(key)) and not _is_enum(key):
             return _finite(key) if isinstance(key, float) else key
         try:
@@ -216,7 +217,7 @@ class _Plain:
         return name
 
     def _converted(self, value: Any) -> Any:
-        """Of what JSON has not. Modules that are not imported have made no value."""
+        """Converts a value of another type. A module that is not imported has made no value."""
         modules, kind = sys.modules, type(value)
         if _is_enum(value):
             return self.of(value.value)
@@ -225,7 +226,7 @@ class _Plain:
         times = modules.get("datetime")
         if times is not None and isinstance(value, (times.date, times.time)):
             if value != value:
-                raise _Refused(f"is NaT, and {_NOT_FINITE}")
+                raise _Refused(f"is NaT, {_LEAVE_OUT}")
             return value.isoformat()
         if _is_a(value, "uuid", "UUID"):
             return str(value)
@@ -248,7 +249,7 @@ class _Plain:
             raise _Refused(_complaint(value, f"of {value.size} values"))
         if value.dtype.kind == "M":
             if numpy.isnat(value).any():
-                raise _Refused(f"is NaT, and {_NOT_FINITE}")
+                raise _Refused(f"is NaT, {_LEAVE_OUT}")
             return numpy.datetime_as_string(value).tolist()
         if value.dtype.kind == "f":
             value = value.astype("float64")
@@ -257,7 +258,7 @@ class _Plain:
 
 def _finite(value: float) -> float:
     if not isfinite(value):
-        raise _Refused(f"is {float(value)}, which JSON does not have: return None instead, or leave it out")
+        raise _Refused(f"is {float(value)}, {_LEAVE_OUT}")
     return value
 
 

@@ -1,5 +1,5 @@
-"""What a run was doing when its time was up: written by the interpreter within a signal, so that code which never comes
-back from a loop or from a library is seen too; read by a program that is started afterwards."""
+"""The last stack of a run whose time was up. The interpreter writes it within a signal, so that it shows code that
+never comes back from a loop or a library; a later program reads it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CALLER = os.path.join(_OURS, "main.py")
 
 
 def write_when_told(fd: int) -> None:
-    """SIGXCPU writes the stacks to ``fd`` and then ends the process, as it does by itself."""
+    """Makes SIGXCPU write the stacks to ``fd`` before it ends the process."""
     os.set_inheritable(fd, False)
     faulthandler.register(signal.SIGXCPU, file=fd, all_threads=True, chain=True)
 
 
 def read_last(fd: int) -> str:
-    """What was written, as a traceback shows it: the main thread first, the innermost call last. Empty when nothing
-    was."""
+    """Returns the stacks as a traceback shows them, the main thread first; empty without any. The innermost call is
+    last."""
     try:
         text = os.read(fd, _MOST).decode("utf-8", "replace")
     except OSError:
@@ -39,7 +39,7 @@ def read_last(fd: int) -> str:
 
 
 def _frames(text: str) -> str:
-    """Those of the run's own code and what it called: nothing of what called that."""
+    """Returns the frames of the run's own code and of its callees."""
     lines = []
     for match in filter(None, map(_FRAME.fullmatch, text.splitlines())):
         path, line, name = match.groups()
@@ -51,7 +51,7 @@ def _frames(text: str) -> str:
 
 
 def _short(path: str) -> str:
-    """As failure.py shows what is no code of the run."""
+    """Shortens a path as failure.py does for code that is not the run's."""
     roots = [f"{root}/" for root in sys.path if root and path.startswith(f"{root}/")]
     root = max(roots, key=len, default="")
     return f"<{path[len(root) :]}>" if root else path

@@ -12,8 +12,8 @@ class ApprovalStore(Protocol):
     """Each approval is of one name, version and digest: other bytes under the same version have none."""
 
     async def approve(self, approval: Approval) -> None:
-        """Replaces what was said of the same name, version and digest, with the locks. Raises InvalidInput for half a
-        surrogate pair in the note."""
+        """Replaces the approval of the same name, version and digest, and drops its locks. Raises InvalidInput for half
+        a surrogate pair in the note."""
         ...
 
     async def revoke(self, name: str, version: str | None = None) -> int:
@@ -23,12 +23,12 @@ class ApprovalStore(Protocol):
     async def find(self, name: str, version: str, digest: str) -> Approval | None: ...
 
     async def bind(self, name: str, version: str, digest: str, wanted: str, lock: str) -> str | None:
-        """The lock to which the requirements ``wanted`` are bound under this approval: ``lock`` when they were bound to
-        none. None when there is no such approval."""
+        """Returns the lock of the requirements ``wanted``; binds ``lock`` where there is none. None without such an
+        approval."""
         ...
 
     async def locks(self, name: str, version: str, digest: str) -> Sequence[str]:
-        """Those that sets of requirements are bound to, sorted."""
+        """Returns the locks that sets of requirements are bound to, sorted."""
         ...
 
     async def page(

@@ -18,7 +18,7 @@ class BadEnvironment(SkillyardError):
 
 
 class TooLarge(BadEnvironment):
-    """It has more bytes than :class:`Arrival` allows."""
+    """The build has more bytes than :class:`Arrival` allows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ class Part(Protocol):
 
     @property
     def part(self) -> str:
-        """What operators know the process by: a word from a small, fixed set."""
+        """Returns the operators' name of the process: a word from a small, fixed set."""
         ...
 
     def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
-        """``ended`` hears why, each time that the process ended without having been told to; ``failed`` of each fault
-        of its own that ended less than that."""
+        """Reports each unexpected end to ``ended``, with the reason; smaller faults to ``failed``."""
         ...
 
     async def restart(self) -> None:
-        """Have the process ready again. Raises SandboxFault or GateFault."""
+        """Starts the process again. Raises SandboxFault or GateFault."""
         ...

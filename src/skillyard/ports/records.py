@@ -42,6 +42,5 @@ class RecordStore(Protocol):
         ...
 
     async def trim(self, most: int) -> int:
-        """Delete the oldest terminal records of each principal that has more than ``most`` records, as many as are too
-        many; how many went."""
+        """Deletes the oldest ended records of each principal above ``most``; returns their number."""
         ...

@@ -1,4 +1,4 @@
-"""Who holds values against skills' schemas: never the server's own process, which others wait for."""
+"""The checker of values against skills' schemas: never the server's own process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from skillyard.domain.schema_verdict import SchemaVerdict
 
 
 class SchemaChecker(Protocol):
-    """Whatever a schema and a value hold, an answer comes within a bound, and nobody else waits for it."""
+    """Checks values against schemas, each within a bound and without delaying other principals."""
 
     async def check(
         self, principal: str, key: str, schema: Mapping[str, Any], value: bytes, *, patient: bool = False
     ) -> SchemaVerdict:
-        """What JSON Schema 2020-12 says of ``value``, which is JSON. ``key`` tells schemas apart for good.
+        """Checks ``value``, which is JSON, by JSON Schema 2020-12. ``key`` tells schemas apart for good.
 
         Checks of one principal happen one after another. Raises Busy when too many wait, unless ``patient``, and
         ValidatorFault when no checker can be started.
@@ -22,5 +22,5 @@ class SchemaChecker(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every process. Idempotent."""
+        """Ends every process. Idempotent."""
         ...

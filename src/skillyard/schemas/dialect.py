@@ -27,14 +27,14 @@ def _patterns() -> jsonschema_rs.FancyRegexOptions:
 
 
 def validator(schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
-    """A compiled schema. Raises ValueError, whose ``message`` says why it cannot be applied."""
+    """Compiles a schema. Raises ValueError, whose ``message`` is the reason."""
     return jsonschema_rs.Draft202012Validator(
         dict(schema), validate_formats=False, pattern_options=_patterns(), offline=True
     )
 
 
 def problem(schema: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    """Where and how a schema breaks the rules of its dialect, None when it does not."""
+    """Returns the place and the way in which a schema breaks its dialect, None when it does not."""
     value = dict(schema)
     if _meta().is_valid(value):
         return None
@@ -49,7 +49,7 @@ def problem(schema: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | No
 
 
 def is_pattern(pattern: str) -> bool:
-    """Whether it is a regular expression, and small enough once compiled."""
+    """Returns whether it is a regular expression, and small enough once compiled."""
     try:
         validator({"pattern": pattern})
     except ValueError:

@@ -27,7 +27,7 @@ _NEEDS = ("skillyard", "jsonschema_rs")
 _START_BOUND_S = 20.0
 _IDLE_S = 60.0
 _PATIENCE = 5
-"""Times the processor time that a check may take is what it may take by the clock, on a host that is busy."""
+"""The clock time of a check is at most its processor time by this factor, on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class SchemaLimits:
 
 
 class SchemaPool:
-    """A :class:`skillyard.ports.schemas.SchemaChecker`. ``uid`` is whose its processes are when the server is root."""
+    """Checks in processes (:class:`skillyard.ports.schemas.SchemaChecker`). ``uid`` is their user when the server is
+    root."""
 
     def __init__(self, uid: int, limits: SchemaLimits | None = None) -> None:
         self._uid = uid
@@ -52,7 +53,7 @@ class SchemaPool:
     async def check(
         self, principal: str, key: str, schema: Mapping[str, Any], value: bytes, *, patient: bool = False
     ) -> SchemaVerdict:
-        """As the port has it."""
+        """Checks as the port has it."""
         async with self._turns.turn(principal, patient=patient) as begin:
             child = await self._take(key)
             begin()  # that somebody's check ended the process before is not this one's slowness
@@ -99,7 +100,7 @@ class SchemaPool:
         return child
 
     def _give_back(self, child: _Child) -> None:
-        """The one used last is taken first; those that nobody took for a while end."""
+        """Takes back a process. The last one used is taken first; those that stay unused for a while end."""
         now = child.used = asyncio.get_running_loop().time()
         self._idle.append(child)
         for old in [other for other in self._idle[:-1] if now - other.used > _IDLE_S]:
@@ -117,14 +118,14 @@ class SchemaPool:
         return f"it took more than {self._limits.memory_mb} MiB, or the validator failed; make the schema simpler"
 
     async def close(self) -> None:
-        """End every process. Idempotent."""
+        """Ends every process. Idempotent."""
         self._idle.clear()
         while self._children:
             await self._children.pop().end()
 
 
 class _Gone(Exception):
-    """The process ended, or says what no validator says."""
+    """The process ended, or broke the form of a validator's answers."""
 
 
 class _Child:
@@ -139,7 +140,7 @@ class _Child:
         sock.setblocking(False)
 
     async def ask(self, key: str, schema: Mapping[str, Any], value: bytes) -> dict[str, Any]:
-        """Raises _Gone."""
+        """Sends one request. Raises _Gone."""
         name, text = key.encode(), b""
         if key not in self.known:
             text = json.dumps(schema).encode()
@@ -154,7 +155,7 @@ class _Child:
         return await self.hear()
 
     async def hear(self) -> dict[str, Any]:
-        """Its next answer. It has read hostile schemas: what is no answer ends it. Raises _Gone."""
+        """Returns its next answer. It has read hostile schemas: an answer of another form ends it. Raises _Gone."""
         length = int.from_bytes(await self._read(4), "big")
         if length > MOST_ANSWER:
             raise _Gone
@@ -179,14 +180,14 @@ class _Child:
         return bytes(data)
 
     async def end(self) -> int:
-        """Its exit code; that of a kill by us when it had not ended by itself."""
+        """Returns its exit code; that of a kill by us when it had not ended by itself."""
         self.kill()
         return await self._process.wait()
 
     def kill(self) -> None:
-        """One that was broken into would not heed that its input ends. Popen's own kill looks for an end first, and
-        takes it from who waits for it; a number may be another's."""
+        """Ends it by force: one that was broken into would not heed that its input ends."""
         self._sock.close()
+        # Popen's own kill looks for an end first, and takes it from its waiter; the number may be another's by then.
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

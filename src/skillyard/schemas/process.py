@@ -1,4 +1,4 @@
-"""A validator's own process: schemas and values come in, words about them go out, and nothing else is in reach.
+"""A validator's own process, which takes schemas and values and reaches nothing else.
 
 A check that takes more processor time than it may ends the process, by a timer that the kernel keeps. One that takes
 more memory ends it too. Its server starts another.
@@ -30,12 +30,12 @@ _CALLS = (
     "clock_gettime", "gettimeofday", "setitimer", "sched_yield", "getpid", "gettid",
     "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "restart_syscall", "tgkill", "exit", "exit_group",
 )  # fmt: skip
-"""What computing and one open socket need. Everything else is refused, opening and connecting before all."""
+"""The calls of a computation with one open socket. Every other one is refused, above all open and connect."""
 
 
 def main(config: dict[str, Any]) -> None:
-    """``config``: ``channel`` is a descriptor, ``uid`` whose process this becomes when it is root's, ``read``
-    directories of Python's, ``cpu_s`` and ``memory_mb`` the bounds of one check."""
+    """Checks requests until the server hangs up. ``config`` has ``channel``, a descriptor, ``uid``, the user to become
+    when it is root's, ``read``, directories of Python's, and ``cpu_s`` and ``memory_mb``, the bounds of one check."""
     channel = socket.socket(fileno=config["channel"])
     memory = os.open("/proc/self/statm", os.O_RDONLY)
     dialect.is_pattern("^a$")
@@ -56,7 +56,7 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _confine(config: dict[str, Any]) -> list[str]:
-    """For good. What could not be had is named: the process is bounded in time and memory all the same."""
+    """Confines the process for good and names missing walls. Time and memory are bounded in any case."""
     missing: list[str] = []
     try:
         with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
@@ -82,7 +82,7 @@ def _confine(config: dict[str, Any]) -> list[str]:
 
 
 def _request(channel: socket.socket) -> tuple[str, bytes, bytes] | None:
-    """The next request; None when the server is gone."""
+    """Returns the next request; None when the server is gone."""
     head = _read(channel, HEAD.size)
     if not head:
         return None
@@ -127,7 +127,7 @@ def _answer(known: dict[str, Any], key: str, schema: bytes, value: bytes) -> dic
 
 
 def _compiled(raw: bytes) -> Any:
-    """The validator, or why there is none."""
+    """Returns the validator, or the reason why there is none."""
     schema = json.loads(raw)
     for breach in schema_bounds.breaches(schema):
         return breach.message
@@ -150,5 +150,5 @@ def _errors(validator: Any, value: Any) -> list[tuple[list[str | int], str]]:
 
 
 def _whole(text: str, otherwise: str) -> str:
-    """Never a part of it: who cuts takes secrets out first."""
+    """Returns the text whole or another one: the host takes secrets out before it cuts."""
     return text if len(text) <= _LONGEST else otherwise

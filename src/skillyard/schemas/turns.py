@@ -1,4 +1,4 @@
-"""Whose check comes next: one at a time of each principal, and never all places for those whose checks are slow."""
+"""The order of checks: one at a time for each principal, and not all places for slow ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server and its validators have agreed on."""
+"""The agreement of a server and its validators."""
 
 from __future__ import annotations
 

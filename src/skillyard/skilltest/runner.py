@@ -150,7 +150,7 @@ def _against_schema(example: Example, given: Given) -> Iterator[Difference]:
 
 
 async def _checked(schema: Mapping[str, Any], value: bytes) -> SchemaVerdict:
-    """Where it can be ended: who wrote the schema is not trusted."""
+    """Checks an output in a process that can be ended: the schema's writer is not trusted."""
     pool = SchemaPool(NO_ACCOUNT)
     try:
         return await pool.check("", "", schema, value)

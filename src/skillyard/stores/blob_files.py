@@ -1,4 +1,4 @@
-"""Contents as files: ``sha256/ab/<key>`` (0444), and what is on its way in or out below ``tmp``.
+"""Contents as files: ``sha256/ab/<key>`` (0444); files on their way are below ``tmp``.
 
 A key (:func:`skillyard.stores.blob_rows.content_key`) is of one owner's content; of old contents, the digest itself.
 

@@ -25,7 +25,7 @@ class Publication:
 
     @property
     def key(self) -> str:
-        """The content's."""
+        """Returns the content's key."""
         return rows.content_key(self.info.owner, self.info.sha256)
 
     def store(self, connection: sqlite3.Connection) -> InvalidInput | None:

@@ -34,8 +34,8 @@ _EXPIRED = """
 
 
 def content_key(owner: str, sha256: str) -> str:
-    """What names a content's file: equal bytes of two owners are two files, whose times and presence tell neither of
-    the other."""
+    """Returns the name of a content's file. Equal bytes of two owners are two files, so that times and presence of one
+    tell nothing of the other."""
     return hashlib.sha256(f"{sha256}:{owner}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -70,19 +70,19 @@ def insert(
 
 
 def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | None] | None:
-    """The content's key and the expiry of the row that went."""
+    """Deletes a row; returns its content's key and its expiry."""
     rows = connection.execute("DELETE FROM blobs WHERE blob_id = ? RETURNING content_key, expires_at", (blob_id,))
     found: list[tuple[str, float | None]] = rows.fetchall()
     return found[0] if found else None
 
 
 def delete_expired(connection: sqlite3.Connection, now: float, owner: str | None, limit: int) -> list[str]:
-    """Remove up to ``limit`` expired rows, of one owner or of all; the content's key of each."""
+    """Removes up to ``limit`` expired rows, of one owner or of all; returns their contents' keys."""
     return [row[0] for row in connection.execute(_EXPIRED, (now, owner, limit)).fetchall()]
 
 
 def unused(connection: sqlite3.Connection, keys: Sequence[str]) -> list[str]:
-    """Those keys that no row names."""
+    """Returns the keys that no row names."""
     query = "SELECT 1 FROM blobs WHERE content_key = ? LIMIT 1"
     return [key for key in keys if not connection.execute(query, (key,)).fetchall()]
 

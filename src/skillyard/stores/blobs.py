@@ -214,7 +214,7 @@ class LocalBlobs:
         return str(row[0])
 
     async def _materialise(self, info: BlobInfo, key: str) -> None:
-        """Give an inline content a file; it goes when the owner's last blob with that content goes."""
+        """Gives an inline content a file; it goes when the owner's last blob with that content goes."""
         content = await self._inline(info)
         if content is None:
             raise damaged(info)

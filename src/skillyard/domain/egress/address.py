@@ -46,7 +46,7 @@ _CLOSED: tuple[tuple[str, str], ...] = (
     ("ff00::/8", "multicast"),
 )
 NAT64_LENGTHS = (32, 40, 48, 56, 64, 96)
-"""Of prefixes behind which a translator takes an IPv4 address out of an IPv6 one (RFC 6052 §2.2)."""
+"""Prefixes behind which a translator finds an IPv4 address in an IPv6 one (RFC 6052 §2.2)."""
 _ISATAP = (b"\0\0\x5e\xfe", b"\2\0\x5e\xfe")
 _FLOOR: tuple[tuple[Network, str], ...] = tuple((ipaddress.ip_network(text), why) for text, why in _CLOSED)
 
@@ -69,7 +69,7 @@ def looks_numeric(host: str) -> bool:
 
 
 def embedded(address: Address, nat64: Iterable[ipaddress.IPv6Network]) -> set[ipaddress.IPv4Address]:
-    """Returns what ``address`` leads to: by a NAT64 of these prefixes, or by ISATAP (RFC 5214 §6.1)."""
+    """Returns the IPv4 address behind ``address``, by such a NAT64 or by ISATAP (RFC 5214 §6.1)."""
     if address.version == 4:
         return set()
     raw = address.packed
@@ -88,7 +88,7 @@ def nat64_prefixes(
 
 
 def _behind(raw: bytes, length: int) -> bytes:
-    """Bits 64 to 71 are left out (RFC 6052 §2.2)."""
+    """Returns the IPv4 address after the prefix. Bits 64 to 71 are left out (RFC 6052 §2.2)."""
     start = length // 8
     return (raw[start:8] + raw[max(start, 9) :])[:4]
 

@@ -124,7 +124,7 @@ def _network(field: str, text: str, target: str) -> Network | None:
     try:
         return ipaddress.ip_network(target)
     except ValueError as error:
-        raise InvalidInput(field, f"is no network: {error}", shown(text)) from None
+        raise InvalidInput(field, f"is not a valid network: {error}", shown(text)) from None
 
 
 def _what_is_wrong(target: str) -> str:

@@ -17,7 +17,7 @@ TRUST_FILE = "/run/egress/ca.pem"
 """Where a sandbox finds the certificates to trust, among them its session's authority."""
 PLACEHOLDER_PREFIX = "skillyard-secret-"
 MOST_REASON = 300
-"""Characters of why a connection failed that a session's log keeps."""
+"""Characters that a session's log keeps of the reason for which a connection failed."""
 MOST_PORTS = 256
 """Ports that one sandbox listens on for programs that know no proxy."""
 USUAL_PORTS = (

@@ -218,8 +218,8 @@ class Building:
             del self._installing[lock.digest]
 
     async def _install_where_there_is_room(self, build: Build, lock: Lock) -> BuiltEnvironment:
-        """How large it is shows when it is there: what proves too large for the room is made once more, after others
-        that nobody uses have gone."""
+        """Installs an environment, a second time after an eviction when it needs more room. Its size is known only when
+        it is there."""
         disk = self._config.disk_mb * _MIB
         room = await self._make_room(0)
         if room >= disk:
@@ -234,7 +234,7 @@ class Building:
             raise BuildFailed(FULL) from None
 
     async def _install(self, build: Build, lock: Lock, most_bytes: int) -> BuiltEnvironment:
-        """Raises BuildFailed without room, and what builder and store raise."""
+        """Installs an environment. Raises BuildFailed without room, and the errors of builder and store."""
         if most_bytes <= 0:
             raise BuildFailed(FULL)
         build.log.say(f"Installing {lock.digest[:SHOWN]}")

@@ -143,8 +143,8 @@ class Environments:
         return await self.store.remove(digest)
 
     async def evict(self, in_use: Collection[str] = (), spare: int = 0) -> int:
-        """Remove what was not used for long, and the longest unused when all together with ``spare`` bytes are too
-        large; how many went. ``in_use`` are further ones that stay. Raises StoreFault."""
+        """Removes unused environments by age, then until ``spare`` bytes fit; returns their number. ``in_use`` are
+        further ones that stay. Raises StoreFault."""
         now, config = self._clock.now(), self._config
         held = {*self._users, *in_use, *(build.digest for build in self.building.at_work())}
         found = await self.store.list()

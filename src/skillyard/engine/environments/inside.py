@@ -26,7 +26,7 @@ HOME = f"{ROOT}/workspace"
 UV, WHEELS = f"{ROOT}/skills/uv", f"{ROOT}/blobs/wheels"
 INSTALL = ("pip", "install", "--require-hashes", "--no-deps", "--target")
 LEFT_OUT = re.compile(rb"Skipping unsafe file name: (.{1,200})")
-"""What uv warns of (uv-extract): an absolute path, or one that goes up."""
+"""uv's warning about an absolute path, or one that goes up (uv-extract)."""
 _PIECE = 1 << 20
 
 
@@ -54,7 +54,7 @@ def install(asked: dict[str, Any]) -> None:
 
 
 def culprit(asked: dict[str, Any]) -> str:
-    """Which wheel uv had to leave something out of: it does not say, so that each is looked at alone."""
+    """Names the wheel that uv left an entry out of. uv does not say it, so each wheel is looked at alone."""
     for pin in re.split(r"\n(?=\w)", asked["lock"]):
         write("one.txt", [pin])
         if uv(asked, *INSTALL, "alone", "--cache-dir", "alone.cache", "-r", "one.txt"):
@@ -75,7 +75,7 @@ def fetch(asked: dict[str, Any]) -> None:
 
 
 def uv(asked: dict[str, Any], *words: str) -> str:
-    """The first entry that uv left out, as one that would lie outside of its package's tree, or nothing."""
+    """Returns the first entry that uv left out for lying outside of its package's tree, if any."""
     where = ["--no-index"] if asked["offline"] else ["--default-index", asked["index"]]
     if asked["wheels_shown"]:
         where += ["--find-links", WHEELS]

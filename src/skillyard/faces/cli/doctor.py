@@ -33,9 +33,9 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
 
     A throw-away sandbox is made and looked at from inside. Levels: kernel (the kernel enforces it), supervised
     (skillyard watches and kills), missing. Exits with 1 when the settings' policy demands more than this host
-    can enforce: runs are refused then. So it does when network.rules let runs reach hosts and there is no way out
-    here, unless an isolation is chosen that has none by nature and network.run_code is none. With auto, what is shown
-    is the strongest isolation that stands here.
+    can enforce: runs are refused then. Also exits with 1 when network.rules let runs reach hosts and no way out
+    stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
+    shows the strongest isolation that stands here.
     """
     from skillyard.settings import load_settings
 
@@ -64,7 +64,7 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
 
 
 def network_refused(found: Probe, settings: Settings) -> tuple[str, bool]:
-    """Returns why runs that need a network are refused here, or nothing, and whether the settings demand one."""
+    """Returns why runs with a network are refused here, or nothing; and if settings ask for one."""
     config = settings.network.config()
     if not config.rules:
         return "network.rules allow none", False

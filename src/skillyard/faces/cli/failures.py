@@ -148,7 +148,7 @@ def _say(message: str, mend: str) -> None:
 
 
 def _swallow_stdout() -> None:
-    """Lets the interpreter's last flush go nowhere: what could not be written is not tried again."""
+    """Drops the interpreter's last flush: an output that failed is not tried again."""
     try:
         number = sys.stdout.fileno()
     except (OSError, ValueError):

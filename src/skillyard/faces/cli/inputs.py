@@ -23,7 +23,7 @@ _KEYED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.+)", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{blob:([^{}]+)\}")
 
 _DEEPEST = 97
-"""Arrays and objects inside each other: with the request around them the 100 that a server takes."""
+"""The deepest nesting of arguments; with the request around them it makes the server's 100."""
 _TOO_DEEP = f"args: must be at most {_DEEPEST} arrays and objects deep"
 _FLATTEN = "flatten it, or pass it as a file with --blob"
 ARGS_HELP = "The function's argument: a JSON object, @FILE holding one, or - for standard input."
@@ -156,7 +156,7 @@ def _named(name: str, by_name: dict[str, str], used: set[str]) -> str:
 
 
 def _depth(value: Any) -> int:
-    """How many arrays and objects are inside each other."""
+    """Returns the depth of arrays and objects inside each other."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, (dict, list))]:
         depth += 1

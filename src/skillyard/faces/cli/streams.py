@@ -1,4 +1,4 @@
-"""Standard input, output and error, also where whoever started us closed one, or gave one that cannot take all text."""
+"""Standard input, output and error, also where one is closed or cannot take all text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skillyard.faces.cli.failures import Exit, Failure
 
 
 def stand_in() -> None:
-    """Makes all three usable: what is closed is refused when it is needed, and nothing else gets its number."""
+    """Makes all three usable. A closed one is refused when it is needed, and no other file gets its number."""
     names = ("stdin", "stdout", "stderr")
     closed = [name for number, name in enumerate(names) if not _is_open(number)]
     for _ in closed:  # in ascending order these are the lowest free numbers
@@ -28,12 +28,12 @@ def stand_in() -> None:
 
 
 def read_stdin(field: str) -> str:
-    """The whole of standard input as text. Raises Failure for what is not UTF-8, whatever the locale is."""
+    """Returns the whole of standard input as text. Raises Failure for text that is not UTF-8 in any locale."""
     return decoded(field, sys.stdin.buffer.read())
 
 
 def decoded(field: str, data: bytes) -> str:
-    """Raises Failure that names ``field`` and where it is not UTF-8."""
+    """Decodes UTF-8. Raises Failure with ``field`` and the place of the first wrong byte."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

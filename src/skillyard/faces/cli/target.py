@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skillyard.data_dir import DataDirInUse
 
 PATIENCE_S = 60.0
-"""For another command that holds the data directory."""
+"""Seconds to wait for another command that holds the data directory."""
 _QUIET_S = 0.5
 _POLL_S = 0.05
 
@@ -126,14 +126,14 @@ class Where:
 
 
 class _Patience:
-    """Waits for whoever holds a data directory, and says so; not for ever."""
+    """Waits for the holder of a data directory within a bound, and says so."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._told = False
 
     def wait(self, error: DataDirInUse) -> None:
-        """Returns when it may be free. Raises the error, once all patience is gone."""
+        """Returns when the directory may be free. Raises the error once the bound is passed."""
         waited = time.monotonic() - self._began
         if waited > PATIENCE_S:
             raise type(error)(f"{error.message} (waited {waited:.0f} s)", **error.details) from None

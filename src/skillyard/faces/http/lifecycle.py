@@ -24,7 +24,7 @@ class Lifecycle:
         self.phase = Phase.STARTING
         self.facts: Mapping[str, Any] = {}
         self.dead: Callable[[], Mapping[str, str]] = dict
-        """Processes that runs depend on and that do not run, each with why."""
+        """Processes that runs depend on and that do not run, each with the reason."""
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()

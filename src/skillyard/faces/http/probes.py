@@ -30,8 +30,7 @@ class Probes:
         await reply(send, 200, dumps({"status": "ok"}))
 
     async def readyz(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """200 once the backend's probe passed, until the server drains, and while all that runs depend on lives; else
-        503, with why."""
+        """Answers 200 while the backend's probe holds and all processes live, else 503 with a reason."""
         _check_get(scope)
         dead = dict(self._lifecycle.dead())
         ready = self._lifecycle.phase is Phase.READY and not dead

@@ -36,7 +36,7 @@ from skillyard.engine.observer import (
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 PARTS = ("server", "keeper", "gate")
-"""Those that every server has; other backends bring keepers of their own."""
+"""The processes that every server has; other backends bring keepers of their own."""
 PATHS = frozenset({"/rpc", "/blobs", "/skills", "/healthz", "/readyz", "/metrics"})
 
 

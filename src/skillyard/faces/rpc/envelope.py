@@ -42,7 +42,7 @@ def read_request(value: Any) -> Request:
 
 
 def result(id: RequestId, value: dict[str, Any]) -> bytes:
-    """Raises ValueError for what JSON does not have."""
+    """Encodes a result. Raises ValueError for a value that JSON does not have."""
     return _reply(id, "result", value)
 
 

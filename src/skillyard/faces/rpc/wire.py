@@ -56,7 +56,7 @@ def dumps(value: Any) -> bytes:
 
 
 class Written(float):
-    """A number of JSON with the digits that stood there: what is echoed must not change."""
+    """A JSON number with its own digits, so that it is echoed unchanged."""
 
     __slots__ = ("text",)
     text: str
@@ -68,7 +68,7 @@ class Written(float):
 
 
 def _keep_ids(text: str, value: Any) -> None:
-    """An ``id`` with a fraction or an exponent becomes :class:`Written`. They are rare, so the text is read again."""
+    """Makes an ``id`` with a fraction or an exponent a :class:`Written`. They are rare, so the text is read again."""
     requests = value if type(value) is list else [value]
     marked = [i for i, request in enumerate(requests) if type(request) is dict and type(request.get("id")) is float]
     if not marked:

@@ -42,7 +42,7 @@ class Plan:
     own_uid: bool
     cpus: tuple[int, ...]
     shown: Mapping[str, int]
-    """Detached mounts by name: what is shown later is hung below them."""
+    """Detached mounts by name; skills and blobs are hung below them later."""
 
 
 def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import errno
 from collections.abc import Iterable, Mapping, Sequence
 
 from skillyard.sandbox.native import bpf, kernel, seccomp
-from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, JEQ, JGE, JSET, LOAD, Instruction, refuse
+from skillyard.sandbox.native.bpf import ALLOW, AND, ARG0, ARG1, ARG2, JEQ, JGE, LOAD, Instruction, refuse
 from skillyard.sandbox.native.syscall_numbers import numbers
 from skillyard.sandbox.native.system_calls import BUILDING
 
@@ -29,8 +29,6 @@ _ABOUT_OTHERS = {"prlimit64": ARG0, "sched_setscheduler": ARG0, "sched_setparam"
 _ABOUT_MANY = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
 """Likewise, behind what is meant: a process or a group (PRIO_PROCESS, IOPRIO_WHO_PGRP and so on), never a user, who
 may be the server's."""
-
-_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 
 _MODES_AND_TIMES = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
@@ -75,7 +73,6 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
         program += bpf.when(nr[name], bpf.one_of(argument, [0], refuse()))
     for name, kinds in _ABOUT_MANY.items():
         program += bpf.when(nr[name], [*bpf.one_of(ARG0, kinds, refuse())[:-1], *bpf.one_of(ARG1, [0], refuse())])
-    program += bpf.when(nr["clone"], _one_table())
     if ids is not None:
         program += _identities(nr, *ids)
     else:
@@ -98,11 +95,6 @@ def _closed(nr: Mapping[str, int], names: Iterable[str], answer: int = errno.EPE
 def _pair() -> list[Instruction]:
     wanted = [(JEQ, len(_PAIR_TYPES) - i, 0, kind) for i, kind in enumerate(_PAIR_TYPES)]
     return [(LOAD, 0, 0, ARG1), (AND, 0, 0, _TYPE_MASK), *wanted, refuse(errno.EPROTONOSUPPORT), ALLOW]
-
-
-def _one_table() -> list[Instruction]:
-    """The threads of a process have its descriptors and no others: the watch sees those of one."""
-    return [(LOAD, 0, 0, ARG0), (JSET, 0, 2, _CLONE_THREAD), (JSET, 1, 0, _CLONE_FILES), refuse(), ALLOW]
 
 
 def _identities(nr: Mapping[str, int], first: int, count: int) -> list[Instruction]:

@@ -31,7 +31,7 @@ class NativeBackend:
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
 
     usual_pids = 16
-    """What the probe's sandbox asks for: set to the operator's default, it finds out what would refuse every run."""
+    """The limits of the probe's sandbox. With the operator's defaults it finds out what would refuse every run."""
 
     def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS, plug: Plug | None = None) -> None:
         """``plug`` is where sandboxes with ``egress`` are plugged in; without it there are none."""
@@ -296,7 +296,7 @@ class NativeBackend:
 
 
 def _nobody_hears(_: str) -> None:
-    """Of a keeper that nobody attends."""
+    """Takes the faults of a keeper that nobody attends."""
 
 
 def _name(environment: EnvironmentRef) -> str:

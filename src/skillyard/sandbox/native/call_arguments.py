@@ -100,8 +100,8 @@ IOCTLS: Mapping[str, int] = {
     "SIOCETHTOOL": 0x8946,
     "SIOCOUTQNSD": 0x894B,
 }
-"""Of terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up when the
-walls are built; without CAP_NET_ADMIN the kernel refuses it."""
+"""Requests for terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up
+when the walls are built; without CAP_NET_ADMIN the kernel refuses it."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}
@@ -144,6 +144,8 @@ NEW_NAMESPACES = sum(NAMESPACE_FLAGS.values())
 _SOL_IP, _SOL_SOCKET, _SOL_TCP, _SOL_IPV6, _MSG_OOB = 0, 1, 6, 41, 1
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _MFD_HUGETLB = 0x4
+_CLOSE_RANGE_UNSHARE = 0x2
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _RLIMIT_CORE = 4
 _TYPE_MASK = 0xF
 _PER_QUERY_PERSONALITY = 0xFFFFFFFF
@@ -277,9 +279,25 @@ RULES: tuple[Rule, ...] = (
     _no_urgent_data("sendmmsg", ARG3),
     Rule(
         ("clone",),
-        f"without {_names(NAMESPACE_FLAGS)}",
-        "a new user namespace would give capabilities over new namespaces, and with them much more kernel",
-        tuple(bpf.without(ARG0, NEW_NAMESPACES, refuse())),
+        f"without {_names(NAMESPACE_FLAGS)}; `CLONE_FILES` with `CLONE_THREAD` and not without",
+        "a new user namespace would give capabilities over new namespaces, and with them much more kernel; threads "
+        "have the descriptors of their process and no other process has them, so that the keeper sees all locks",
+        (
+            (LOAD, 0, 0, ARG0),
+            (JSET, 0, 1, NEW_NAMESPACES),
+            refuse(),
+            (AND, 0, 0, _CLONE_FILES | _CLONE_THREAD),
+            (JEQ, 1, 0, 0),
+            (JEQ, 0, 1, _CLONE_FILES | _CLONE_THREAD),
+            ALLOW,
+            refuse(),
+        ),
+    ),
+    Rule(
+        ("close_range",),
+        "not with `CLOSE_RANGE_UNSHARE` (`EINVAL`)",
+        "as for clone: it gives a thread descriptors of its own",
+        tuple(bpf.without(ARG2, _CLOSE_RANGE_UNSHARE, refuse(errno.EINVAL))),
     ),
     Rule(
         ("mmap",),

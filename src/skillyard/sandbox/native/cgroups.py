@@ -53,7 +53,7 @@ class Group:
         return [f"{path}/{name}" for path in _distinct(self.directories)]
 
     def members(self) -> list[set[int]]:
-        """Who is in it, by controller."""
+        """Returns the members by controller."""
         return [{int(word) for word in group_files.read(path).split()} for path in self.join_files()]
 
     def open_counters(self) -> None:
@@ -75,7 +75,7 @@ class Group:
         return int(text) if text.isdigit() else 0
 
     def leaders(self) -> list[int]:
-        """The processes that are in it now, each by its first thread."""
+        """Returns the processes that are in it now, each by its first thread."""
         return [int(word) for word in group_files.words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
 
     def hurry(self) -> None:
@@ -89,7 +89,7 @@ class Group:
         return self._path("memory") is not None
 
     def own_memory(self) -> int:
-        """Bytes of anonymous memory and of sockets: what is held besides the files of the tmpfs and the page cache."""
+        """Returns bytes of anonymous memory and of sockets, without the tmpfs and the page cache."""
         path = self._path("memory")
         told = group_files.read(f"{path}/memory.stat")
         if self.version == 2:

@@ -20,7 +20,7 @@ from skillyard.sandbox.native.inside_protocol import CHANNEL_FD, DONE, READY, ST
 _exit = os._exit  # foreign code may replace what it finds in os
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
 LAST_WORDS_MS = 1000
-"""How long a worker that is told to end may take to write its stack."""
+"""Seconds that a worker has to write its stack before it is killed."""
 
 
 class Init:
@@ -82,8 +82,8 @@ class Init:
         return True
 
     def _wind_up(self) -> None:
-        """End what runs, and stay: the worker is asked for its stack first, which no code of its own can hinder, nor
-        needs to allow (faulthandler writes it within the signal, and goes on as the signal does)."""
+        """Ends the programs and stays. The worker is asked for its stack first; its code can neither hinder that nor
+        has to allow it (faulthandler writes it within the signal, and goes on as the signal does)."""
         if self._worker > 0:
             os.kill(self._worker, signal.SIGXCPU)
             poll = select.poll()
@@ -225,7 +225,7 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def end_all_others(reaped: Callable[[int, int], None] = lambda pid, status: None) -> None:
-    """From pid 1, kill(-1) reaches every process of the sandbox but pid 1 itself. ``reaped`` hears of each."""
+    """Ends every process of the sandbox but pid 1 itself, by kill(-1). ``reaped`` hears of each."""
     while True:
         try:
             os.kill(-1, signal.SIGKILL)

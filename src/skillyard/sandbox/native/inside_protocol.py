@@ -6,8 +6,8 @@ CHANNEL_FD = 3
 """A guest's channel: the request comes in on it, the frames go out."""
 
 STACK_FD = 4
-"""Of the worker that is forked ahead: where it writes what it was doing, when it is told to end. Of what is started
-when it has ended: where that is read."""
+"""The descriptor of the last stack. The worker writes to it when it is told to end, and a program that is started
+afterwards reads it."""
 
 DONE = b"Z\0\0\0\0"
 """The last bytes on the channel of a guest that came to its end in order; the keeper takes them away."""

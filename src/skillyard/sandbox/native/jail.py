@@ -1,4 +1,4 @@
-"""What a process of ours gives up before it reads hostile data: root, capabilities, files, being looked into.
+"""The confinement of our own processes that read hostile data: no root, few files.
 
 The gate keeps its open sockets, the network, and reading what name lookups and TLS need; a validator of schemas keeps
 the socket that it has.
@@ -22,9 +22,9 @@ _CAP_SETPCAP = 8
 
 
 def enter(uid: int, read: tuple[str, ...] = (), *, tcp: bool = True) -> dict[str, Any]:
-    """For good. ``uid`` is taken as root only; ``read`` are all the directories and files that stay readable; ``tcp``
-    false closes TCP where the kernel can. Returns what holds: ``uid``, ``landlock`` (the version) and ``missing`` (why
-    something does not)."""
+    """Confines this process for good; returns the walls that hold and those that are missing. ``uid`` is taken as root
+    only; ``read`` are all the directories and files that stay readable; ``tcp`` false closes TCP where the kernel can.
+    Returned are ``uid``, ``landlock`` (the version) and ``missing`` (the reasons)."""
     missing: list[str] = []
     opened = [os.open(path, os.O_PATH | os.O_CLOEXEC) for path in dict.fromkeys(read) if Path(path).exists()]
     if os.geteuid() == 0:
@@ -61,7 +61,7 @@ def _leave_root(uid: int) -> list[str]:
 
 
 def for_the_network() -> tuple[str, ...]:
-    """What a process has to read that looks names up and speaks TLS; a later user may not even get there."""
+    """Returns the paths that name lookups and TLS read; a later user may not even get there."""
     return (*_NETWORK, str(Path(os.path.realpath(_RESOLVER)).parent))
 
 

@@ -172,7 +172,7 @@ def move_mount(fd: int, target: str) -> None:
 
 
 def hang(fd: int, target: int) -> None:
-    """Attach a detached mount where the descriptor ``target`` is."""
+    """Attaches a detached mount at the place of the descriptor ``target``."""
     call(
         "move_mount",
         NR_MOVE_MOUNT,
@@ -185,7 +185,7 @@ def hang(fd: int, target: int) -> None:
 
 
 def new_tmpfs(options: Mapping[str, str], attributes: int) -> int:
-    """A fresh tmpfs as a detached mount (fsmount(2)); the user namespace that we are in owns it."""
+    """Returns a fresh tmpfs as a detached mount (fsmount(2)), owned by our user namespace."""
     context = call("fsopen", NR_FSOPEN, b"tmpfs", ctypes.c_uint(FSOPEN_CLOEXEC))
     try:
         for name, value in options.items():
@@ -202,8 +202,7 @@ def _fsconfig(context: int, command: int, name: bytes | None, value: bytes | Non
 
 
 def open_place(path: str, resolve: int, at: int = AT_FDCWD) -> int:
-    """Where ``path`` leads from ``at``, opened for nothing but to be named (O_PATH); ``resolve`` are openat2(2)'s
-    bounds."""
+    """Opens ``path`` below ``at`` by name only (O_PATH), within openat2(2)'s ``resolve``."""
     how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, 0, resolve)
     size = ctypes.c_size_t(len(how))
     return call(f"openat2 {path}", NR_OPENAT2, ctypes.c_int(at), os.fsencode(path), how, size)
@@ -344,8 +343,8 @@ def install_filter(assembled: bytes) -> None:
 
 
 def grow_stack(size: int) -> None:
-    """Make the stack of the first thread as large as its limit ``size`` lets it become, at the price of one page: what
-    the limit counts is the mapping, which grows down to any address in it that is touched."""
+    """Grows the stack of the first thread to the limit ``size``, at the price of one page. The limit counts the
+    mapping, which grows down to any touched address in it."""
     _libc.getauxval.restype = ctypes.c_ulong
     top = _libc.getauxval(ctypes.c_ulong(_AT_EXECFN))
     if top:
@@ -382,7 +381,7 @@ _NAMED = {
 
 
 def set_limit(kind: int, value: int) -> None:
-    """Sets a resource limit, soft and hard. Raises PermissionError that names the one of the server's below it."""
+    """Sets a resource limit, soft and hard. Raises PermissionError that names the server's lower limit."""
     try:
         resource.setrlimit(kind, (value, value))
     except ValueError:

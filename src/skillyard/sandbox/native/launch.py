@@ -90,7 +90,7 @@ def _connect(run_dir: Path) -> socket.socket | None:
 
 
 async def _start(run_dir: Path, options: KeeperOptions) -> int:
-    """The pid of the keeper. Raises SandboxFault."""
+    """Starts the keeper and returns its pid. Raises SandboxFault."""
     config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **asdict(options)}
     package_root = str(Path(__file__).resolve().parents[3])
     executable = getattr(sys, "_base_executable", "") or sys.executable

@@ -24,8 +24,9 @@ _BESIDE = socket.CMSG_SPACE(253 * _INT)
 
 
 class Link:
-    """``on_end(header, body)`` is called for each ending; ``on_lost()`` once, when the keeper is gone;
-    ``on_fault(text)`` for each fault of the keeper's own that ended less.
+    """The server's end of a keeper's socket; it reports to three callbacks. ``on_end(header, body)`` is called for each
+    ending, ``on_lost()`` once when the keeper is gone, ``on_fault(text)`` for each fault of the keeper's own that did
+    not end it.
 
     ``sockets`` in the header of an answer are socket objects, which belong to whoever asked."""
 

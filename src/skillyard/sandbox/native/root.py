@@ -98,7 +98,7 @@ def _open(source: str, target: str, attributes: int, *, read_only: bool = True, 
 
 
 def detached(source: str) -> tuple[int, bool]:
-    """A mount of ``source``, and whether what is mounted below came with it.
+    """Returns a mount of ``source``, and whether it holds the mounts below, too.
 
     It does not where the kernel lets that be uncovered: not a container's own mounts, such as its engine's init in
     /usr/sbin, when our user namespace is younger than they (mount_namespaces(7)).

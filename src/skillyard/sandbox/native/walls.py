@@ -33,7 +33,7 @@ _OOM_SCORE = "500"
 """When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
 
 SMALL_STACK = 4 << 20
-"""Of a thread where RLIMIT_DATA is what bounds a process: a hundred in the default limits."""
+"""Bytes of a thread's stack where RLIMIT_DATA bounds a process. A hundred fit into the default limits."""
 _USUAL_STACK = 8 << 20
 
 NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -165,7 +165,7 @@ def _mount_proc(spec: Build) -> None:
 
 
 def _pass_low_pids() -> None:
-    """Libraries tell by their pid that they were forked (OpenSSL), so no process in here may have the zygote's, 2. The
+    """Uses up the low pids, so that no process in here has the zygote's, 2. Libraries tell a fork by it (OpenSSL). The
     kernel gives RESERVED_PIDS once, in order, and begins behind them when it comes round (kernel/pid.c)."""
     try:
         _write("/proc/sys/kernel/ns_last_pid", str(RESERVED_PIDS))
@@ -205,9 +205,9 @@ def core_limit() -> int:
 
 
 def lessen_stacks(size: int) -> None:
-    """Let threads of programs that are started from here on have stacks of ``size``: the C library takes the limit for
-    it (pthread_create(3)), and RLIMIT_DATA counts them whole. The stack of this process and its forks keeps the room
-    that it had: it is grown now, and the limit counts when a stack grows. Programs may raise the limit again."""
+    """Makes threads of programs that are started from here on have stacks of ``size``. The C library takes the limit
+    for it (pthread_create(3)), and RLIMIT_DATA counts them whole. The stack of this process and its forks keeps its
+    room: it is grown now, and the limit counts when a stack grows. Programs may raise the limit again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft <= size:
         return
@@ -217,8 +217,9 @@ def lessen_stacks(size: int) -> None:
 
 
 def descriptors() -> int:
-    """Half of what others of our user may have, where that is few: descriptors in flight count by user, and who sends
-    one is held to its own limit (unix(7), ETOOMANYREFS), so that what sandboxes send stops nobody else."""
+    """Returns the limit of descriptors: at most half of those that others of our user may have. Descriptors in flight
+    count by user, and a sender is held to its own limit (unix(7), ETOOMANYREFS); so the messages of sandboxes stop
+    nobody else."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if hard == resource.RLIM_INFINITY else min(1024, hard // 2)
 
@@ -231,8 +232,8 @@ def _limit(spec: Build) -> None:
 
 
 def limits(spec: Build) -> tuple[tuple[int, int], ...]:
-    """What each process may take, soft and hard (setrlimit(2)). RLIMIT_NPROC counts per user namespace when it is set
-    inside one (Linux 5.14)."""
+    """Returns the limits of each process, soft and hard (setrlimit(2)). RLIMIT_NPROC counts per user namespace when it
+    is set inside one (Linux 5.14)."""
     return (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),

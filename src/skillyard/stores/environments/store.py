@@ -77,7 +77,7 @@ class LocalEnvironments:
             await _to_its_end(self._place, staging, built)
         except ArchiveRefused as refused:
             kind = TooLarge if refused.rule == "archive-bytes" else BadEnvironment
-            raise kind(f"what the build gave back is refused: {refused}") from refused
+            raise kind(f"the build's result is refused: {refused}") from refused
         except OSError as error:
             raise _fault(error) from error
         finally:

@@ -17,8 +17,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
-    """(line, rule, message) when ``source`` does not define ``export`` at its top level as a function; None
-    when it does."""
+    """Returns (line, rule, message) if ``source`` does not define the function ``export``. The definition must stand at
+    the top level. None when it does."""
     if len(source) > MAX_BYTES:
         return 0, "entrypoint-size", f"must have at most {MAX_BYTES} bytes"
     if _has_more_words(source):

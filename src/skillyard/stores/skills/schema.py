@@ -47,8 +47,8 @@ class NotJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What is wrong with a schema; ``path`` leads to it. ``served`` says that a skill which has lain in a directory is
-    served for all that, and fails when it runs."""
+    """A fault of a schema; ``path`` leads to it. ``served`` says that a skill in a directory is served all the same,
+    and fails when it runs."""
 
     level: str
     rule: str
@@ -57,7 +57,7 @@ class Complaint:
     served: bool = False
 
     def is_fine(self, *, lenient: bool) -> bool:
-        """Whether the schema is kept."""
+        """Returns whether the schema is kept."""
         return self.level == "warning" or (lenient and self.served)
 
 
@@ -93,7 +93,7 @@ def _no_constant(name: str) -> Any:
 
 
 def complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
-    """What speaks against it."""
+    """Yields the faults of a schema."""
     for found in schema_bounds.breaches(schema):
         yield Complaint("error", found.rule, found.message, found.path, served=found.rule != "schema-depth")
         if found.rule in ("schema-depth", "schema-large"):

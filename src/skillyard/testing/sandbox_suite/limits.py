@@ -171,7 +171,7 @@ async def threads_are_counted(ground: Ground) -> None:
 
 @limits.check("memory")
 async def a_hundred_threads_start_in_a_child(ground: Ground) -> None:
-    """At the default limits, and with stacks as programs have them that ask for none of another size."""
+    """Starts a hundred threads in a child, at the default limits and with stacks as usual."""
     result = await ground.run(python(HUNDRED_THREADS), Limits(timeout_ms=20_000))
     expect(result.stdout.split() == [b"101"], "a hundred threads start in a child", result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -79,17 +80,17 @@ async def addresses_outside_are_out_of_reach(ground: Ground) -> None:
 async def sandboxes_do_not_reach_each_other(ground: Ground) -> None:
     source = """
 import socket, sys
-tcp = socket.create_server(('127.0.0.1', 40404))
+tcp = socket.create_server(('127.0.0.1', int(sys.argv[2])))
 named = socket.socket(socket.AF_UNIX)
 named.bind('\\0' + sys.argv[1])
 named.listen()
 print('listening', flush=True)
 input()
 """
-    name = fresh("abstract")
+    name, port = fresh("abstract"), str(20_000 + secrets.randbelow(10_000))
     async with ground.sandbox() as server, ground.sandbox() as client:
-        await until(await start(server, python(source, name, stdin=True)), b"listening")
-        told = await look(client, CONNECT, "AF_INET 127.0.0.1 40404", f"AF_UNIX {name}")
+        await until(await start(server, python(source, name, port, stdin=True)), b"listening")
+        told = await look(client, CONNECT, f"AF_INET 127.0.0.1 {port}", f"AF_UNIX {name}")
     expect("connected" not in told, "each sandbox has a network of its own", told)
 
 

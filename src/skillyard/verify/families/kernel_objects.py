@@ -1,4 +1,4 @@
-"""Taking what the kernel counts by user, by nobody, or long after it was taken: locks, watches, queues of sockets."""
+"""Attacks by objects that the kernel counts by user, by nobody or late: locks and others."""
 
 from __future__ import annotations
 

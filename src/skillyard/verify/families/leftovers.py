@@ -15,8 +15,8 @@ _TURNS = 6
 def _left(
     name: str, tries: str, leave: str, look: str, *, walls: tuple[str, ...] = (), rests_on: tuple[str, ...] = ()
 ) -> None:
-    """``leave`` runs once, and may return evidence(left=...); ``look`` then runs in several sandboxes, with that in
-    ``args["left"]``, and reports what it finds by must_*."""
+    """Registers an attack: ``leave`` runs once, then ``look`` in several other sandboxes. ``leave`` may return
+    evidence(left=...), which ``look`` has as ``args["left"]``; ``look`` reports by must_*."""
 
     async def steps(yard: Yard) -> Judgement:
         left = await yard.attack(leave)

@@ -1,4 +1,4 @@
-"""Who publishes and does not approve: names, versions, bytes, approvals, archives, schemas."""
+"""Attacks of a publisher who does not approve: names, bytes, approvals, archives, schemas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PUBLISHER = Principal("verify-publisher", _SCOPES)
 _STRANGER = Principal("verify-stranger", _SCOPES, project="verify-other")
 _OPERATOR = Principal("verify-operator")
 _SLOW_S = 2.0
-"""How long nothing else may come to its turn on the server's loop, on a busy machine."""
+"""Seconds for which the server's loop may serve nobody else, on a busy machine."""
 _ENDS_S = 60.0
 
 _TELLS = f"import os\ndef main(args):\n    return {{'value': os.environ.get('{SECRET}', '')}}\n"
@@ -74,7 +74,7 @@ async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **param
 
 
 async def _told(yard: Yard, name: str, **more: Any) -> str:
-    """What the published skill found in its environment."""
+    """Returns the published skill's report on its environment."""
     run = await _call(yard, "execute_skill", name=name, **more)
     return str((run.get("output") or {}).get("value", ""))
 
@@ -140,7 +140,7 @@ FAMILY.steps(
 
 
 async def _approved(yard: Yard) -> tuple[str, Judgement | None]:
-    """A skill that got its secret by approval, or what went wrong."""
+    """Returns a skill that got its secret by approval, or the failure."""
     name = _name()
     await _publish(yard, _tar(_files(name)))
     await _call(yard, "catalogue.approve", _OPERATOR, name=name)
@@ -223,7 +223,7 @@ def _schema(name: str, schema: object) -> bytes:
 
 
 async def _schemas(yard: Yard) -> Judgement:
-    """What publishing can see is refused; what it cannot ends the run, and nothing waits for that."""
+    """Publishes schemas without end: visible ones are refused, and others end their run alone."""
     twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(26)}
     try:
         await _publish(yard, _schema(_name(), {"$ref": "#/$defs/d0", "$defs": {**twice, "d26": {}}}))
@@ -258,7 +258,7 @@ FAMILY.steps(
 
 
 async def _values(yard: Yard) -> Judgement:
-    """Arguments and outputs that fail a schema are told, whole and cut, without the secret."""
+    """Looks for a secret in the messages about values that fail a schema, whole and cut."""
     value = secret_value(yard)
     code = (
         "import os\ndef main(args):\n"

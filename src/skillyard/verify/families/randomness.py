@@ -1,4 +1,4 @@
-"""Randomness: what a run draws tells nothing of what another draws, though both are forks of one interpreter."""
+"""Randomness: forks of one interpreter draw numbers that tell nothing of each other's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def _of_children(yard: Yard) -> Judgement:
 
 
 async def _after_imports(yard: Yard) -> Judgement:
-    """In an environment whose interpreter has drawn before."""
+    """Draws in an environment whose interpreter has drawn before."""
     assert yard.runtime is not None
     if not yard.runtime.engine.config.preload:
         return not_applicable("native.preload_mb is 0: nothing is imported ahead")

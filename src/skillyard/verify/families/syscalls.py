@@ -11,8 +11,8 @@ _TWIN = 'works("a harmless call", lambda: os.getpid() > 0)\n'
 
 
 def _calls(name: str, tries: str, lines: str, invariants: tuple[int, ...] = (2, 7), no: str = "") -> None:
-    """``lines``: calls with their arguments, one a line; arguments that the kernel itself would not just refuse.
-    ``no``: how else than usual they may be refused."""
+    """Registers an attack by calls that the kernel itself would not just refuse. ``lines``: calls with their arguments,
+    one a line. ``no``: further errors by which they may be refused."""
     made = "\n".join(
         f"call_refused({line.strip().rstrip(',')}, refused={(*_NO, *no.split())})"
         for line in lines.strip().splitlines()

@@ -119,7 +119,7 @@ class LandlockYard(Yard):
             super()._make(shape)
 
     def _lacks(self, box: Box, process: WarmProcess) -> str:
-        """Of its init and all that it started; the kernel tells nobody about Landlock."""
+        """Returns the missing walls of all its processes. The kernel tells nobody about Landlock."""
         seen = (standing.process_lacks(pid, _SETS) for pid in (box.pid, *tree(box.pid, _LOOKED_AT)))
         return next(filter(None, seen), "")
 

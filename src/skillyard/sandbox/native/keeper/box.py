@@ -21,10 +21,10 @@ from skillyard.sandbox.native.walls import Build
 
 KILL_GRACE_S = 2.0
 _WORDS_A_TURN = 64
-"""Of one init, before others have their turn."""
+"""Words of one init that are read before others have their turn."""
 _BY_ITSELF = ("", "")
 _STAYS_AFTER = ("", "timeout", "output")
-"""Who ended a program: nobody, or one of these limits."""
+"""The limit that ended a program; empty when none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Box:
     tells its zygote, when no process of it is left."""
 
     stays = True
-    """Whether it can outlive the one program that it was made for."""
+    """Whether the sandbox can outlive the one program that it was made for."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Box:
         """Which of its walls is missing, where that is to be asked."""
         self.on_program_end: Callable[[Box, Program], None]
         self.build: Build | None = None
-        """What its walls were ordered to be."""
+        """The walls that were ordered."""
         self._broken = ""
         self._faulty = False
         self._staying = False
@@ -151,7 +151,7 @@ class Box:
         self._safely(self._consider_ready)
 
     def fault(self, error: Exception) -> None:
-        """A call of ours about this sandbox failed: the sandbox ends, and nothing else does."""
+        """Ends the sandbox, and nothing else, after a call of ours about it failed."""
         self._faulty = True
         self._broken = self._broken or f"the keeper had a fault with it: {type(error).__name__}"
         try:
@@ -161,7 +161,7 @@ class Box:
                 kernel.pidfd_kill(self.pidfd)
 
     def _safely(self, step: Callable[[], None]) -> None:
-        """What must not keep the caller from its other steps."""
+        """Calls a step; its exception does not keep the caller from the other steps."""
         try:
             step()
         except Exception as error:  # noqa: BLE001 - told of, and ends this sandbox
@@ -169,13 +169,13 @@ class Box:
             self.fault(error)
 
     def give_time(self, program: Program, asked_ms: int | None) -> None:
-        """The lease's, unless the program has its own."""
+        """Sets the deadline: the lease's, unless the program has its own."""
         bound_ms = asked_ms if asked_ms is not None else self.lease.timeout_ms if self.lease is not None else 0
         late = f"over the time limit of {bound_ms} ms"
         program.deadline = self._loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
 
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
-        """Start a program; raises OSError when init is gone, ValueError when it has no room for the message."""
+        """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
         single = self.lease is not None and self.lease.single
         program = Program(self._loop, id, self._spool_dir, caps, self._over)
         if single:
@@ -223,7 +223,7 @@ class Box:
         self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
 
     def _can_stay(self, program: Program) -> bool:
-        """Whether the sandbox outlives the one program that it was made for: what that left can then be collected."""
+        """Returns whether the sandbox outlives its one program, whose files can be collected then."""
         return self.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
@@ -347,7 +347,7 @@ class Box:
         self.kill_program(program, "output", reason)
 
     def _hear(self) -> None:
-        """A little at a time, and not a word more of one that breaks the rules."""
+        """Hears a few words of init, and none after one that breaks the rules."""
         for _ in range(_WORDS_A_TURN):
             try:
                 said = init_words.hear(self.control)
@@ -379,7 +379,7 @@ class Box:
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
-        """Raises BadWord for what init cannot say now."""
+        """Takes one word. Raises BadWord for a word that init cannot say now."""
         if "ready" in message:
             if self._said_ready:  # it would be lent twice
                 raise init_words.BadWord("it was ready before")
@@ -404,7 +404,7 @@ class Box:
             self.account.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
         else:
-            raise init_words.BadWord("it said what another kind of sandbox says")
+            raise init_words.BadWord("its message belongs to another kind of sandbox")
 
     def _started(self, id: str) -> Program:
         if (program := self.programs.get(id)) is None:
@@ -434,8 +434,8 @@ class Box:
         self.on_program_end(self, program)
 
     def _init_gone(self) -> None:
-        """The pidfd says so only after every process of the sandbox's pid namespace is gone. What fails of one step
-        does not keep the others from being made."""
+        """Buries the sandbox once its pid namespace is empty, which the pidfd tells. A step that fails does not keep
+        the others from being made."""
         for step in (self._hear, lambda: self.account.settle(self.pid), self.on_left):
             self._safely(step)
         self.dead = True

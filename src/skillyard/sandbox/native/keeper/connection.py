@@ -33,7 +33,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Raises ValueError for a frame over the limits or a header that is not a JSON object."""
+        """Returns complete frames. Raises ValueError for one over the limits or without an object as header."""
         self._data += data
         frames: list[tuple[dict[str, Any], bytes]] = []
         while (frame := self._next()) is not None:

@@ -14,11 +14,11 @@ from skillyard.sandbox.native.keeper.zygote_process import Ids
 _LOCKS = "/run/skillyard-ids"
 _BLOCKS = 64
 _PART, _LEAST_PARTS = 256, 8
-"""Sandboxes at once of one zygote that imports packages, and into how many parts a small block is cut."""
+"""The most sandboxes of one zygote that imports packages, and the parts of a small block."""
 
 
 class Slots:
-    """The numbers behind 0, the zygotes' own, in a block of ids: each sandbox has one, and is that user.
+    """The numbers above 0 in a block of ids; each sandbox has one as its user. 0 is the zygotes' own.
 
     Whoever has a zygote that imports packages has a part of them for itself, which is all that the zygote may become.
     The others share the rest: their zygotes run no foreign code. ``lives`` says whether an owner's zygote is there.
@@ -35,13 +35,13 @@ class Slots:
         self._free: dict[Key, deque[int]] = {}
 
     def part(self, owner: Key) -> range | None:
-        """All numbers of this owner, from now on; None when there are none left to give."""
+        """Returns all numbers of this owner, a part of its own; None when none is left to give."""
         if owner not in self._parts and (part := self._claim()) is not None:
             self._parts[owner], self._free[owner] = part, deque(part)
         return self._parts.get(owner)
 
     def take(self, owner: Key) -> int:
-        """One that is free, 0 when there is none."""
+        """Takes a free number, 0 when there is none."""
         free = self._free.get(owner, self._shared)
         if not free and free is self._shared:
             free.extend(self._claim() or ())

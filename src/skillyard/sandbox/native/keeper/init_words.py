@@ -1,4 +1,4 @@
-"""What an init may say to its keeper, checked word by word.
+"""The strict reader of an init's words to its keeper.
 
 Packages that were imported ahead have been in an init's memory, and before gVisor's stands a sentry, which foreign code
 may have got hold of: nothing that comes from there is believed to have a form. What is said is about the sandbox that
@@ -17,7 +17,7 @@ from skillyard.sandbox.native import packets
 
 TEXT_KEPT = 400
 MOST_BYTES = 16 * 1024
-"""Of one message: so few that no depth of nesting and no number in them hurts the parser."""
+"""Bytes of one message: so few that neither nesting nor numbers hurt the parser."""
 _MOST = 1 << 62
 _MOST_STATUS = 0xFFFF
 
@@ -33,15 +33,15 @@ FORMS: tuple[Form, ...] = (
     {"weighed": int},
     {"end_tree": int},
 )
-"""The first field of each tells it from the others. The last two are gVisor's and landlock's."""
+"""The forms of messages, told apart by their first fields. The last two are gVisor's and landlock's."""
 
 
 class BadWord(ValueError):
-    """It said what it may not say: the message is one sentence about what."""
+    """A word that breaks the rules; the message is one sentence about it."""
 
 
 def hear(sock: socket.socket) -> dict[str, Any] | None:
-    """The next message; None at the end. Descriptors that came with it are closed: init has none to give.
+    """Returns the next message, None at the end. Closes descriptors that came with it: init has none to give.
 
     Raises BlockingIOError when there is none yet, OSError, and BadWord.
     """
@@ -57,24 +57,24 @@ def hear(sock: socket.socket) -> dict[str, Any] | None:
 
 
 def read(raw: bytes) -> dict[str, Any]:
-    """The message. Raises BadWord for anything that is none, and nothing else."""
+    """Returns the message. Raises BadWord for bytes that are not one, and nothing else."""
     if len(raw) > MOST_BYTES:
-        raise BadWord(f"it said more than {MOST_BYTES} bytes")
+        raise BadWord(f"its message has more than {MOST_BYTES} bytes")
     try:
         said = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BadWord("it said what is not JSON") from None
+        raise BadWord("its message is not JSON") from None
     form = next((form for form in FORMS if next(iter(form)) in said), None) if isinstance(said, dict) else None
     if form is None or said.keys() != form.keys():
-        raise BadWord("it said what means nothing")
+        raise BadWord("its message has no meaning")
     told = {name: _value(said[name], kind) for name, kind in form.items()}
     if not all(0 <= told.get(name, 0) <= _MOST_STATUS for name in ("status", "idle_worker_gone")):
-        raise BadWord("it said what is not a wait status")
+        raise BadWord("it gave a wrong wait status")
     return told
 
 
 def plain(text: str) -> str:
-    """The end of it, on one line and printable: operators and records show it."""
+    """Returns the end of a text on one line and printable, as operators and records show it."""
     letters = "".join(letter if letter.isprintable() else " " for letter in text[-4 * TEXT_KEPT :])
     return " ".join(letters.split())[-TEXT_KEPT:]
 
@@ -87,4 +87,4 @@ def _value(value: object, kind: type) -> Any:
     number = (kind is int and type(value) is int) or (kind is float and type(value) in (int, float))
     if number and isinstance(value, int | float) and 0 <= value < _MOST:
         return kind(value)
-    raise BadWord("it said a field of another form")
+    raise BadWord("its message has a field of another form")

@@ -1,4 +1,4 @@
-"""What a sandbox may hold of the kernel's memory that no controller counts, by what can be seen from outside.
+"""The kernel's memory of a sandbox that no controller counts, judged from outside.
 
 How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)). A pipe holds a
 page or two once its user has many (pipe(7), pipe-user-pages-soft).
@@ -16,10 +16,10 @@ _DESCRIPTOR = 8192
 _USUAL_BUFFER = 212_992
 _USUAL_WINDOW = 6 << 20
 _QUEUES, _INODE = 4, 9
-"""Words of a line of /proc/net/tcp. Until it is accepted, a connection has no inode."""
+"""Positions of words in a line of /proc/net/tcp. Until it is accepted, a connection has no inode."""
 _FEW_CONNECTIONS = 16
 _CONNECTION = 8192
-"""Itself and the end that waits in it."""
+"""Bytes of a connection and of its end that waits to be accepted."""
 _REMEMBERED = 320
 _LITTLE = 64 << 20
 _LISTING = 4 << 20
@@ -38,8 +38,8 @@ def of_sockets(count: int) -> int:
 
 
 def uncharged(init: int) -> int:
-    """Bytes of a sandbox's network that no memory controller charges: a connection is charged when it is accepted, with
-    what waits in it, and one that has ended and is remembered for a minute is nobody's."""
+    """Returns bytes of a sandbox's network that no memory controller charges. A connection is charged when it is
+    accepted, with its queue; one that has ended is remembered for a minute and charged to nobody."""
     network = _network(init)
     count = network.get("TCP: inuse", 0)
     held = network.get("TCP: tw", 0) * _REMEMBERED
@@ -58,7 +58,7 @@ def _sockets(init: int, listeners: int) -> int:
 
 
 def _network(init: int) -> dict[str, int]:
-    """``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
+    """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
     found: dict[str, int] = {}
     for line in _read(f"/proc/{init}/net/sockstat").splitlines():
         kind, *words = line.split()
@@ -82,9 +82,10 @@ def largest_buffer() -> int:
 
 
 def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) -> int:
-    """Bytes that may wait in connections, of all or of those that nobody accepted: each in which anything waits counts
-    as the most that it may hold, since many small pieces take far more than their bytes. Together it is no more than
-    what all of the host hold. Listing them takes milliseconds: so not while that is little, and not very many."""
+    """Returns bytes that may wait in connections, of all or of those that nobody accepted. A connection in which
+    anything waits counts as the most that it may hold, since many small pieces take far more than their bytes. The sum
+    is bounded by the bytes of the whole host. Listing takes milliseconds, so it is left out while that sum is small,
+    and bounded."""
     together = network.get("TCP: mem", 0) * _PAGE
     if together <= _LITTLE:
         return 0
@@ -101,7 +102,7 @@ def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) 
 
 @functools.cache
 def largest_window() -> int:
-    """The most that a connection's queue grows to by itself (tcp(7), tcp_rmem)."""
+    """Returns the size to which a connection's queue grows by itself (tcp(7), tcp_rmem)."""
     words = _read("/proc/sys/net/ipv4/tcp_rmem").split()
     return int(words[-1]) if words else _USUAL_WINDOW
 

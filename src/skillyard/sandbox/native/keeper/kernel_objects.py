@@ -1,16 +1,19 @@
-"""What a sandbox holds of the kernel that no controller charges to it, or that the kernel counts by user and not by
-namespace: record locks, watches of epoll, descriptors in flight and, where nobody counts memory, mappings.
+"""Kernel objects of a sandbox that no controller charges, or that the kernel counts by user. They are record locks,
+watches of epoll, descriptors in flight and, where nobody counts memory, mappings.
 
 ``/proc/PID/fdinfo`` and ``maps`` tell of them (proc_pid_fdinfo(5)). Reading them costs, so a process is looked at
-again when it has worked since, and now and then in any case, since its children may have worked for it.
+again when it has worked since, and now and then in any case, since its children may have worked for it. Many that have
+worked a little each are held by a list of all locks, which the kernel makes in milliseconds (proc_locks(5)).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -20,19 +23,23 @@ LOCKS = 4096
 IN_FLIGHT = 256
 _MOST_WATCHES, _LEAST_WATCHES, _SHARE_OF_WATCHES = 1 << 16, 4096, 64
 _MAPPING, _MAPPINGS = 256, 1 << 16
-"""Bytes that the kernel holds for one, and how many a process may have (vm.max_map_count)."""
+"""Bytes that the kernel holds for one mapping, and the most of a process (max_map_count)."""
 _READ_MAPS = 2 << 20
 _PIECE = 1 << 16
 _WORKED_S, _WORKED_EACH_S = 0.1, 0.0002
 _PAUSE_S, _PAUSE_EACH_S = 2.0, 0.02
-"""Processor time and time after which a process is looked at again; each descriptor makes a look take longer."""
+"""Processor time and time until the next look; each descriptor makes a look take longer."""
+_UNSEEN_S = 1.0
+"""Processor time of all processes of a sandbox since they were looked at: enough for very many locks."""
+_LOCK = re.compile(rb"^\d+: POSIX +\S+ +\S+ +(\d+) ", re.MULTILINE)
+_LISTED = 1 << 20
 _PROCESS_CLOCK = 2
 """``~pid << 3 | 2`` is the clock of a process's processor time (clock_getcpuclockid(3))."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of one process, and from when on it is looked at again."""
+    """The last look at one process, and the time of the next one."""
 
     locks: int = 0
     watches: int = 0
@@ -41,6 +48,8 @@ class Seen:
     descriptors: int = 0
     at: float = field(default_factory=time.monotonic)
     worked_s: float = 0.0
+    listed_s: float = 0.0
+    """What it had worked when locks were last listed."""
 
     def due(self, now: float, worked_s: float) -> bool:
         since = worked_s - self.worked_s
@@ -57,21 +66,27 @@ class Objects:
         self._hurried_at = 0.0
 
     def hurry(self) -> None:
-        """Look at everything at the next turn: something of what the kernel counts by user has run out."""
+        """Looks at everything at the next turn, after an object that is counted by user ran out."""
         self._hurried_at = time.monotonic()
 
     def check(self, box: Box, places: Iterable[str], *, counted: bool) -> None:
-        """``places`` are its processes (:func:`skillyard.sandbox.native.keeper.tree.place_of`); ``counted`` says
-        whether a controller counts its memory."""
+        """Ends the sandbox if it holds too much. ``places`` are its processes
+        (:func:`skillyard.sandbox.native.keeper.tree.place_of`); ``counted`` says whether a controller counts its
+        memory."""
         before, seen = self._seen.get(box, {}), {}
+        unseen_s = 0.0
         for place in places:
-            seen[place] = self._look(place, before.get(place) or Seen(), counted=counted)
+            worked_s = _worked_s(place)
+            seen[place] = self._look(place, before.get(place) or Seen(), worked_s, counted=counted)
+            unseen_s += max(0.0, worked_s - max(seen[place].worked_s, seen[place].listed_s))
         self._seen[box] = seen
+        if unseen_s >= _UNSEEN_S:
+            _list_locks(seen)
         if box.forced is None and (why := _too_much(seen.values(), box.shape.memory_mb << 20)):
             box.end_for("memory", why)
 
-    def _look(self, place: str, last: Seen, *, counted: bool) -> Seen:
-        now, worked_s = time.monotonic(), _worked_s(place)
+    def _look(self, place: str, last: Seen, worked_s: float, *, counted: bool) -> Seen:
+        now = time.monotonic()
         if not last.due(now, worked_s) and last.at >= self._hurried_at:
             return last
         found = Seen(worked_s=worked_s)
@@ -93,8 +108,17 @@ def _too_much(seen: Iterable[Seen], memory_bytes: int) -> str:
     return ""
 
 
+def _list_locks(seen: Mapping[str, Seen]) -> None:
+    """Each is listed with the process that took it, and goes with that."""
+    with contextlib.suppress(OSError), open("/proc/locks", "rb") as file:
+        holders = Counter(_LOCK.findall(file.read(_LISTED)))
+        for place, one in seen.items():
+            one.locks = holders[place.split("/")[2].encode()]
+            one.listed_s = _worked_s(place)
+
+
 def most_watches() -> int:
-    """Of one sandbox: a part of what its user has, who may be that of all the others and of the server (epoll(7))."""
+    """Returns the watches that one sandbox may have. Its user may be that of all others, too (epoll(7))."""
     with contextlib.suppress(OSError, ValueError), open("/proc/sys/fs/epoll/max_user_watches", "rb") as file:
         return min(_MOST_WATCHES, max(_LEAST_WATCHES, int(file.read()) // _SHARE_OF_WATCHES))
     return _LEAST_WATCHES

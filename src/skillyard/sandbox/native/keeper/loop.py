@@ -22,9 +22,9 @@ Callback = Callable[[int], None]
 Fault = Callable[[Exception], None]
 _CROWDED = 256
 _STRIKES = 3
-"""Calls in a row that a ready descriptor may fail; it would be ready for ever."""
+"""Failures in a row after which a ready descriptor is dropped; it would be ready for ever."""
 _MOST_TOLD = 100
-"""Faults that are written down: what fails for ever must not fill the disk."""
+"""Faults that are written down; a call that fails for ever must not fill the disk."""
 
 
 class Timer:
@@ -50,11 +50,11 @@ def _nothing() -> None:
 
 
 def _told_already(_: Exception) -> None:
-    """What is done about a fault that concerns nobody."""
+    """Ignores a fault that concerns nobody."""
 
 
 class Loop:
-    """``on_fault`` hears of every exception of a call, in one line."""
+    """Calls back for ready descriptors and due timers. ``on_fault`` hears of each exception in one line."""
 
     def __init__(self) -> None:
         self.watches = Watches()
@@ -70,11 +70,11 @@ class Loop:
         self.on_fault: Callable[[str], None] = lambda text: None
 
     def guarded(self, fault: Fault) -> Guarded:
-        """The same loop for calls whose exceptions go to ``fault``: it ends what they belong to."""
+        """Returns the loop for one owner's calls. Their exceptions go to ``fault``, which ends the owner."""
         return Guarded(self, fault)
 
     def report(self, error: Exception) -> None:
-        """Tell of a fault that ended nothing."""
+        """Reports a fault that ended nothing."""
         self._told += 1
         if self._told > _MOST_TOLD:
             return
@@ -206,4 +206,4 @@ class Guarded:
 
 
 Turns = Loop | Guarded
-"""What calls are registered with."""
+"""The owner's end of a registration."""

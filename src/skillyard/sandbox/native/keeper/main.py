@@ -253,8 +253,8 @@ class Keeper:
 
 
 def _not_a_server(sock: socket.socket) -> str:
-    """Why this peer cannot be our server: one has our user, and is not in the pid namespace that we are the first of,
-    from which others have no pid."""
+    """Returns why this peer cannot be our server, or nothing. A server has our user, and is outside of the pid
+    namespace that we are the first of: from there processes have no pid for us."""
     pid, uid = peer(sock)
     if uid != os.geteuid():
         return f"a process of the user {uid} asked for a connection"

@@ -53,7 +53,7 @@ def start(
     turns = loop.guarded(lambda _: again())
 
     def again() -> None:
-        """Nothing goes on unwatched because one look failed."""
+        """Looks again later; one failed look leaves nothing unwatched."""
         turns.after(_EVERY_S, look)
 
     yard.on_lent = lent
@@ -62,7 +62,7 @@ def start(
 def check(box: Box, objects: Objects) -> None:
     limit = box.shape.memory_mb * MIB
     if box.group is not None and box.group.counts_memory():
-        objects.check(box, [f"/proc/{pid}" for pid in box.group.leaders()], counted=True)
+        objects.check(box, [place_of(pid) for pid in box.group.leaders()], counted=True)
         used = box.group.own_memory() + kernel_memory.uncharged(box.pid)
     else:
         places = [place_of(pid) for pid in tree_of(box.pid)]

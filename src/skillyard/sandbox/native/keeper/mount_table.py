@@ -1,4 +1,4 @@
-"""Which mounts a sandbox must have, and which it has, as the kernel tells from outside (proc_pid_mountinfo(5))."""
+"""The mounts that a sandbox must have and has, seen from outside (proc_pid_mountinfo(5))."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN_BOX, _OWN_PROC = "own box", "own proc"
 
 
 class Mount(NamedTuple):
-    """One line, but for what differs from namespace to namespace. ``over`` is where the mount hangs on."""
+    """One line of the table, without the fields that differ between namespaces. ``over`` is the mount below it."""
 
     device: str
     root: str
@@ -25,14 +25,14 @@ class Mount(NamedTuple):
 
 
 def read(pid: int) -> str:
-    """Raises OSError."""
+    """Reads the table of a process. Raises OSError."""
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         return file.read()
 
 
 def lacking(text: str, zygote: str, build: walls.Build, files: Sequence[str], directories: Sequence[str]) -> str:
-    """How the mounts of a sandbox differ from what they must be, in words; empty when they do not. ``zygote`` is the
-    table of its zygote, taken before packages' code ran in there; the last two are the masked parts of /proc."""
+    """Returns how a sandbox's mounts differ from those that it must have; empty if they do not. ``zygote`` is the table
+    of its zygote, taken before packages' code ran in there; the last two are the masked parts of /proc."""
     shared = _parse(zygote, frozenset())
     wanted = Counter(shared + _own(shared, files, directories))
     known = frozenset(mount.device for mount in shared)
@@ -44,7 +44,7 @@ def lacking(text: str, zygote: str, build: walls.Build, files: Sequence[str], di
 
 
 def _box_lacks(text: str, known: frozenset[str], build: walls.Build) -> str:
-    """One tmpfs of the size that was asked for holds all that can be written."""
+    """Returns the fault of its writable mounts: one tmpfs of the ordered size must hold them all."""
     lines = [line.split(" ") for line in text.split("\n") if line]
     own = {(words[2], words[-1]) for words in lines if words[2] not in known and words[-3] == "tmpfs"}
     size = f"size={build.disk_bytes >> 10}k,nr_inodes={build.inodes},"
@@ -52,7 +52,8 @@ def _box_lacks(text: str, known: frozenset[str], build: walls.Build) -> str:
 
 
 def _parse(text: str, known: frozenset[str]) -> list[Mount]:
-    """With ``known`` devices, what is on others is told by its kind: each sandbox has its own tmpfs and /proc."""
+    """Parses the table. With ``known`` devices, others are told by their kind: each sandbox has its own tmpfs and
+    /proc."""
     lines = [line.split(" ") for line in text.split("\n") if line]
     points = {words[0]: (words[2], words[4]) for words in lines}
     mounts = []
@@ -82,7 +83,7 @@ def _named(device: str, kind: str, known: frozenset[str]) -> str:
 
 
 def _over(parent: tuple[str, str] | None, known: frozenset[str]) -> str:
-    """Whether it hangs on the new /proc or the one below is told by the device."""
+    """Names the mount below: by its device, as the new /proc hangs on an old one."""
     if parent is None:
         return ""
     device, point = parent
@@ -90,7 +91,7 @@ def _over(parent: tuple[str, str] | None, known: frozenset[str]) -> str:
 
 
 def _own(shared: Sequence[Mount], files: Sequence[str], directories: Sequence[str]) -> list[Mount]:
-    """What :func:`skillyard.sandbox.native.walls.build` adds."""
+    """Returns the mounts that :func:`skillyard.sandbox.native.walls.build` adds."""
     at = {mount.point: mount for mount in shared}
     top, null = at["/"], at["/dev/null"]
     quiet = "rw,nosuid,nodev,relatime"

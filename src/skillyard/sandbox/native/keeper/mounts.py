@@ -1,4 +1,4 @@
-"""Hanging things into a sandbox from outside.
+"""Hanging skills and blobs into a sandbox from outside.
 
 The mount namespace of a sandbox may be the work of packages that were imported ahead, with a process of theirs alive in
 it: nothing is made, changed or looked up in there but the places to hang something at. All that is hung is made here,
@@ -21,7 +21,7 @@ from skillyard.sandbox.native.keeper import namespaces
 _QUIET = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 _NO_LINKS = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
 _DIRECTORIES = {"size": "1m", "mode": "0755"}
-"""Of what holds directories and links only."""
+"""Options of a tmpfs that holds directories and links only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Show:
 
 
 class Shower:
-    """Shows what the mount namespace sees in which this is made: the keeper's own."""
+    """Shows sources of the mount namespace that it is made in: the keeper's own."""
 
     def __init__(self) -> None:
         self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -43,15 +43,15 @@ class Shower:
         """Trees that were made while nobody waited."""
 
     def stock_up(self) -> None:
-        """Have ready what the next :meth:`show` needs. Raises OSError."""
+        """Makes the trees that the next :meth:`show` needs. Raises OSError."""
         if self._locked < 0:
             self._locked = _lock_all()
         while len(self._stock) < len(walls.SHOWN):
             self._stock.append(new_tree())
 
     def show(self, pidfd: int, items: Sequence[Show], hung: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Show ``items`` in the mount namespace of ``pidfd``'s process. ``hung`` are trees for some of the directories
-        that are there already.
+        """Shows ``items`` in the mount namespace of ``pidfd``'s process. ``hung`` are trees of directories that are
+        there already.
 
         Raises OSError naming the source or the step; the sandbox must then be thrown away.
         """
@@ -69,7 +69,7 @@ class Shower:
     def _trees(
         self, items: Sequence[Show], sources: Sequence[int], hung: Mapping[str, int], opened: ExitStack
     ) -> dict[str, int]:
-        """A tmpfs for each directory in which something is shown, with a place for each of the items."""
+        """Makes a tmpfs for each directory in which an item is shown, with a place for each item."""
         trees = dict(hung)
         for item, source in zip(items, sources, strict=True):
             if item.target == walls.TRUST:
@@ -84,7 +84,7 @@ class Shower:
         return trees
 
     def _return(self) -> None:
-        """A keeper that is lost among a sandbox's mounts must not go on: all it holds ends with it."""
+        """Returns to the keeper's mount namespace, or ends the keeper and so all that it holds."""
         try:
             kernel.setns(self._home, kernel.CLONE_NEWNS)
         except OSError as error:
@@ -92,8 +92,9 @@ class Shower:
 
 
 def _lock_all() -> int:
-    """A descriptor of a mount namespace that shows what ours does, all of it read-only. It belongs to a further user
-    namespace: so the kernel locks the flags of each mount in it, for whoever has a copy (mount_namespaces(7))."""
+    """Returns a descriptor of a mount namespace like ours in which all is locked read-only. It belongs to a further
+    user namespace, so the kernel locks the flags of each mount in it for everybody who has a copy
+    (mount_namespaces(7))."""
     said, saying = os.pipe2(os.O_CLOEXEC)
     go, going = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -124,8 +125,7 @@ def _lock_all() -> int:
 
 
 def _source(path: str, opened: ExitStack) -> int:
-    """A detached mount that is read-only and that nobody can make writable again: its flags are those of the locked
-    namespace that we are in."""
+    """Returns a detached mount that is read-only for good. Its flags are locked in the namespace that we are in."""
     fd, _ = root.detached(path)
     opened.callback(os.close, fd)
     return fd
@@ -144,12 +144,12 @@ def _make_place(trees: Mapping[str, int], item: Show, source: int) -> None:
 
 
 def new_tree() -> int:
-    """A detached tmpfs of ours for places and links."""
+    """Returns a detached tmpfs of ours for places and links."""
     return kernel.new_tmpfs(_DIRECTORIES, kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
 
 
 def _attach(items: Sequence[Show], sources: Sequence[int], trees: dict[str, int], hung: Mapping[str, int]) -> None:
-    """In the sandbox's mount namespace: only descriptors name what is hung, and where inside of the trees."""
+    """Attaches the trees and items in the sandbox's mount namespace, by descriptors alone."""
     for parent, fd in trees.items():
         if parent in hung:
             kernel.mount_setattr(fd, "", _QUIET)

@@ -24,7 +24,7 @@ SPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 """The namespaces that each sandbox has for itself (namespaces(7))."""
 
 _FIRST: set[int] = set()
-"""The first process of each of our spaces: an ordinary user's may not be looked at."""
+"""The first process of each of our spaces; an ordinary user's may not be looked at."""
 
 
 class PidSpace:
@@ -63,9 +63,9 @@ class PidSpace:
         _FIRST.discard(self._first)
 
     def has_strangers(self, zygote: int, known: Collection[int], beside: int = -1) -> bool:
-        """Whether there are processes in here that are not ``known``: children of the zygote, of the first process,
-        which gets the orphans, or of ours. With ``beside``, one in a namespace further in may be there that shares
-        none with that process. Raises OSError when they change while they are looked at."""
+        """Returns whether processes in here are not ``known``. Looked at are children of the zygote, of the first
+        process, which gets the orphans, and of ours. With ``beside``, one in a namespace further in may be there that
+        shares none with that process. Raises OSError when they change meanwhile."""
         if threads(zygote) != 1 or children(zygote) or children(self._first):
             return True
         own = os.stat(self._space)
@@ -119,7 +119,7 @@ def _same_space(one: int, other: int, name: str) -> bool:
 
 
 def _is_dead(pid: int) -> bool:
-    """Nobody has reaped it yet."""
+    """Returns whether the process ended and nobody has reaped it yet."""
     found = status(pid)
     return found.get("State", "Z").startswith("Z") and threads(pid) <= 1
 

@@ -1,4 +1,4 @@
-"""What the kernel says of another process: its memory, its threads, its children (proc_pid_stat(5))."""
+"""Looks at another process: its memory, threads and children (proc_pid_stat(5))."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def threads(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Those of its first thread."""
+    """Returns the children of its first thread."""
     return [int(word) for word in _read(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of proc_pid_status(5); none when it has ended."""
+    """Returns the fields of proc_pid_status(5); none when it has ended."""
     pairs = (line.partition(":") for line in _read(f"/proc/{pid}/status").split("\n"))
     return {name: value.strip() for name, _, value in pairs}
 

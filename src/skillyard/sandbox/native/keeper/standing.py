@@ -1,5 +1,5 @@
-"""Whether the walls of a sandbox stand, as the kernel tells of all its processes: asked where packages' code ran in the
-zygote, which may have spoiled what builds them, or left a process where it can reach in.
+"""The look from outside at the walls of a sandbox whose zygote has run packages' code. Such code may have spoiled the
+walls, or left a process where it can reach in.
 
 Two things the kernel tells nobody: the Landlock domain of another process, and what its filters say beyond their
 number.
@@ -24,7 +24,7 @@ _SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _FILTERED = "2"
 """SECCOMP_MODE_FILTER."""
 _FILTERS = 2
-"""The zygote's and the closing one."""
+"""The zygote's filter and the closing one."""
 _LOOKS = 3
 
 
@@ -43,7 +43,7 @@ def lacking(box: Box, zygote: WarmProcess, uid: int, proc_files: Sequence[str], 
 def _lacking(
     box: Box, zygote: WarmProcess, uid: int, proc_files: Sequence[str], proc_directories: Sequence[str]
 ) -> str:
-    """Its init and the worker that waits, and nobody else. Raises OSError."""
+    """Returns what is missing; its processes must be its init and the waiting worker alone. Raises OSError."""
     init, workers = box.pid, children(box.pid)
     if len(workers) != 1 or children(workers[0]):
         return "it has not the processes that it was made with"
@@ -96,7 +96,7 @@ def process_lacks(pid: int, empty: tuple[str, ...]) -> str:
 
 @functools.cache
 def _own_filters() -> int:
-    """Those of whoever started us, which all that we start has too."""
+    """Returns the number of our starter's filters, which all our processes have too."""
     return int(status(os.getpid()).get("Seccomp_filters", "0"))
 
 
@@ -113,5 +113,5 @@ def _grouped(group: Group | None, pids: set[int]) -> bool:
 
 
 def _space(pid: int, name: str) -> str:
-    """Raises OSError."""
+    """Returns the namespaces of a process. Raises OSError."""
     return os.readlink(f"/proc/{pid}/ns/{name}")

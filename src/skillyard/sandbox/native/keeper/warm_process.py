@@ -106,8 +106,7 @@ class WarmProcess:
         return self.memory_mb
 
     def has_strangers(self, beside: int = -1) -> bool:
-        """Whether there are processes in its pid namespace that it was not asked for: none but sandboxes are told of.
-        While it clones, one that nobody knows yet may have nothing in common with the sandbox ``beside``.
+        """Returns whether its pid namespace has processes that nobody ordered. Only sandboxes are expected.
 
         Raises OSError when they change while they are looked at.
         """
@@ -128,8 +127,7 @@ class WarmProcess:
             self._end_space()
 
     def close(self) -> None:
-        """End it. Its sandboxes go on; what else it left does not. Nobody has its pid while they do: what they keep of
-        its libraries tells a fork by that."""
+        """Ends it; its sandboxes go on, its other processes end."""
         if not self._open:
             return
         self._open = False
@@ -143,15 +141,27 @@ class WarmProcess:
         kernel.pidfd_kill(self._pidfd)
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
         orphans.end(self._loop, self.pid, {*self._living, self.pid})
+        if not self._shares_pids:
+            self._reap()
         self._end_space()
 
-    def _end_space(self) -> None:
-        if self._living or self._pidfd < 0:
+    @property
+    def _shares_pids(self) -> bool:
+        """Whether a process of its sandboxes could get its pid, by which libraries that it has loaded tell a fork."""
+        return bool(self.modules) and self._space is None
+
+    def _reap(self) -> None:
+        if self._pidfd < 0:
             return
         with suppress(ChildProcessError):  # who ends the strangers of another zygote may have reaped it
             os.waitpid(self.pid, 0)
         os.close(self._pidfd)
         self._pidfd = -1
+
+    def _end_space(self) -> None:
+        if self._living:
+            return
+        self._reap()
         if self._space is not None:
             self._space.end(self._loop, self._hooks.ours)
             self._space = None

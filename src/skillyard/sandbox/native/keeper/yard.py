@@ -42,8 +42,8 @@ _SPARE_PIDS = 8
 _ZYGOTE_PIDS = 64
 """Of one that runs packages' code, clones included until they are in groups of their own."""
 _STACK = 8 * MIB
-"""Of a thread. RLIMIT_DATA counts it whole, however little is touched: where a controller counts what is, there is
-room for all the threads that may be."""
+"""Bytes of a thread's stack. RLIMIT_DATA counts it whole, however little is touched. Where a controller counts touched
+memory, there is room for the stacks of all threads."""
 _GROUP_HEADROOM = 24 * MIB
 """What the two interpreters of a sandbox may hold before foreign code starts."""
 
@@ -126,7 +126,7 @@ class Yard:
             self._refiller.when_idle(self._refill)
 
     def _refill_failed(self, _: Exception) -> None:
-        """Later again: whoever asks meanwhile is served on demand."""
+        """Fills up later; until then sandboxes are made on demand."""
         self._refilling = True
         self._loop.after(_REFILL_AGAIN_S, self._refill)
 
@@ -194,7 +194,7 @@ class Yard:
         return self._host.cgroups.make(f"{self._name}-{self._number}", limits)
 
     def _plan(self, key: Key, details: dict[str, Any]) -> Plan:
-        """One that imports packages gets ids that no other zygote's sandboxes have."""
+        """Plans a zygote; one that imports packages gets ids that no other zygote's sandboxes have."""
         ids = self._host.ids
         slots = self._slots.part(key) if details["preload"] and ids.count > 1 else range(1, ids.count)
         return ZygotePlan(
@@ -210,7 +210,7 @@ class Yard:
         )
 
     def _make(self, shape: Shape) -> None:
-        """Never raises: what cannot be made holds nothing, and one who waits for it hears why."""
+        """Makes a sandbox and never raises. One that fails holds nothing, and its waiter hears the reason."""
         self._making[shape] = self._making.get(shape, 0) + 1
         self._number += 1
         handle = f"{self._name}-{self._number}"
@@ -246,7 +246,7 @@ class Yard:
         return Box(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool")
 
     def _unmade(self, handle: str, shape: Shape) -> None:
-        """Free what a kind of yard took in :meth:`_group` for a sandbox that came to nothing."""
+        """Frees the parts of :meth:`_group` for a sandbox that was not made."""
 
     def _group(self, name: str, shape: Shape) -> Group | None:
         if not self._host.cgroups.parents:

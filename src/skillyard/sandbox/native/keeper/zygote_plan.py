@@ -30,8 +30,8 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """``space`` and ``group`` are those of this process alone, where it has any. ``mounts`` is its mountinfo, from
-    before packages' code ran in it."""
+    """A zygote that started. ``space`` and ``group`` are those of this process alone, where it has any. ``mounts`` is
+    its mountinfo from before packages' code ran in it."""
 
     pid: int
     space: PidSpace | None = None

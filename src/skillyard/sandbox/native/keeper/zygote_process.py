@@ -46,7 +46,7 @@ class ZygotePlan:
     """To be imported ahead."""
     ids: Ids
     slots: range | None
-    """Those behind the first id that it may become; None when there are none for one that imports packages."""
+    """Further ids that it may become; None when none are left for a zygote with packages."""
     root_dir: str
     """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
     memory_counted: bool
@@ -96,7 +96,7 @@ def _start(
     errors: int,
     modules: tuple[str, ...],
 ) -> tuple[int, str]:
-    """Its pid and its mounts."""
+    """Starts it; returns its pid and its mounts."""
     binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
@@ -124,7 +124,7 @@ def _start(
 
 
 def _map(pid: int, ids: Ids, slots: range | None) -> None:
-    """Its own id as :attr:`Ids.inside`, and those of its sandboxes by their numbers."""
+    """Maps its own id as :attr:`Ids.inside`, and those of its sandboxes by their numbers."""
     slots = range(1, ids.count) if slots is None else slots
     lines = [f"{ids.inside} {ids.base} 1"]
     if slots:
@@ -186,7 +186,7 @@ def _become(
 
 
 def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
-    """As the zygote's id, which then owns what is made: the rights of the keeper's are not those of a sandbox."""
+    """Makes the root with the zygote's id as owner. The keeper's rights are not those of a sandbox."""
     base = plan.ids.base
     namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)

@@ -15,7 +15,7 @@ _MOST_TEXT = 500
 
 
 class BadWord(Exception):
-    """It said what it may not say: the message is one sentence about what."""
+    """A word that breaks the rules; the message is one sentence about it."""
 
 
 class Word(Enum):
@@ -61,7 +61,7 @@ def _read(raw: bytes, fds: list[int]) -> Said:
     try:
         message = json.loads(raw)
     except (ValueError, RecursionError):
-        raise BadWord("it said what is no JSON") from None
+        raise BadWord("its message is not JSON") from None
     match message:
         case {"ready": True} if not fds:
             return Said(Word.READY)
@@ -73,7 +73,7 @@ def _read(raw: bytes, fds: list[int]) -> Said:
             return Said(Word.NOT_CLONED, _plain(text))
         case {"pid": int(pid)} if len(fds) == 1:
             return Said(Word.CLONED, pid=pid, pidfd=fds[0])
-    raise BadWord("it said what means nothing")
+    raise BadWord("its message has no meaning")
 
 
 def _plain(text: str) -> str:
