@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
+from skillyard.domain.errors import Busy
 from skillyard.domain.schema_verdict import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
 from skillyard.schemas.turns import Turns
@@ -18,6 +22,7 @@ from tests.schemas.evil import EVIL
 pytestmark = pytest.mark.anyio
 
 SMALL = {"type": "object", "properties": {"n": {"type": "integer"}}}
+SLOW = "ab"
 BOUND_S = 20.0
 
 
@@ -71,3 +76,36 @@ async def test_an_idle_process_that_does_not_heed_its_end_is_ended(pool: SchemaP
         os.kill(old._process.pid, signal.SIGSTOP)
         await small(pool, "alice")
         assert await old._process.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whoever_comes_and_goes_the_bounds_hold_and_nobody_waits_for_ever(seed: int) -> None:
+    chance, now = random.Random(seed), asyncio.get_running_loop().time()
+    turns, at_work = Turns(chance.choice([2, 4]), waiting=chance.choice([4, 16, 64])), Counter[str]()
+    for name in SLOW:
+        turns._note(name, 1.0, now)
+
+    async def check(name: str) -> None:
+        with suppress(Busy):
+            async with turns.turn(name, patient=chance.random() < 0.3):
+                at_work[name] += 1
+                assert at_work[name] == 1
+                assert at_work.total() <= turns._places
+                assert sum(at_work[slow] for slow in SLOW) <= turns._places // 2
+                try:
+                    for _ in range(chance.randrange(4)):
+                        await asyncio.sleep(0)
+                finally:
+                    at_work[name] -= 1
+
+    tasks: list[asyncio.Task[None]] = []
+    for _ in range(200):
+        tasks += [asyncio.create_task(check(chance.choice("abcdef"))) for _ in range(chance.randrange(4))]
+        if chance.random() < 0.7:
+            await asyncio.sleep(0)
+        for task in chance.sample(tasks, min(len(tasks), chance.randrange(4))):
+            task.cancel()
+    async with asyncio.timeout(BOUND_S):
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(end) for end in ended} == {type(None), asyncio.CancelledError}
+    assert (turns._waiting, turns._at_work, dict(turns._queues)) == (0, set(), {})
