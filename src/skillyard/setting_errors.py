@@ -41,7 +41,7 @@ def explained(settings: type[BaseModel], error: ValidationError) -> InvalidInput
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     said = _OF_TYPES.get(first["type"], first["msg"])
     if first["type"] == "extra_forbidden":
-        said = f"is no setting; known are {', '.join(_known(settings, first['loc']))}"
+        said = f"is not a setting; known are {', '.join(_known(settings, first['loc']))}"
     return InvalidInput(name, f"{said}{more}")
 
 

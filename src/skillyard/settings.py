@@ -407,7 +407,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _config_file(given: Mapping[str, Any]) -> Path | None:
-    """Raises InvalidInput for a named file that is not there, and for one that is no TOML."""
+    """Raises InvalidInput for a named file that is not there, and for one that is not TOML."""
     named = os.environ.get("SKILLYARD_CONFIG")
     file = Path(named).expanduser() if named else Path(given.get("data_dir") or default_data_dir()) / "config.toml"
     try:
@@ -416,6 +416,8 @@ def _config_file(given: Mapping[str, Any]) -> Path | None:
         if named:
             raise InvalidInput("SKILLYARD_CONFIG", f"there is no file {file}") from None
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise InvalidInput(str(file), f"cannot be read as TOML: {error}") from None
     return file

@@ -409,6 +409,12 @@ def test_files_of_a_run_are_saved_by_their_paths(run: Cli, yard: YardServer, tmp
     assert "exists; nothing was written over it" in again.stderr
 
 
+def test_a_note_that_the_summary_tells_is_not_told_again(run: Cli, yard: YardServer) -> None:
+    told = completed({}, summary="Completed in 1 ms; not kept: x", notes=["not kept: x"])
+    yard.methods["execute_skill"] = lambda params: told
+    assert run("run", "a").stderr.count("not kept: x") == 1
+
+
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "c:x", "a\\b", "", "a\nb"])
 def test_a_server_cannot_save_elsewhere(run: Cli, yard: YardServer, tmp_path: Path, path: str) -> None:
     yard.blobs["blob:a"] = ("x/unknown", b"1")

@@ -128,6 +128,7 @@ def test_an_invalid_skill_is_told_file_line_and_rule(bare: Cli, tmp_path: Path) 
     assert f"{made}/skill.toml:{line}: error: kind" in result.stdout
     assert f"{made}: invalid" in result.stderr
     assert f"{tmp_path / 'absent'}: invalid" in result.stderr
+    assert f"\n{tmp_path / 'absent'}: error: is not a directory that holds a skill" in result.stdout
 
 
 def test_a_directory_of_skills_is_each_of_them(bare: Cli, tmp_path: Path) -> None:

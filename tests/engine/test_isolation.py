@@ -53,7 +53,7 @@ async def test_a_run_may_name_what_policy_offers(rig: Rig) -> None:
 
 async def test_a_run_may_not_name_another(rig: Rig) -> None:
     await engine_over(rig, named("native"), named("landlock"), isolation="native")
-    with pytest.raises(InvalidInput, match=r"isolation: must be one of native"):
+    with pytest.raises(InvalidInput, match=r"isolation: must be one that policy.isolations offers: native"):
         await rig.run(isolation="landlock")
     assert await rig.engine.records.list(None) == []
 

@@ -68,8 +68,8 @@ def test_skills_dirs_are_split_like_a_path(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nonsense = 1", "nonsense: is no setting; known are data_dir, "),
-        ("[limits]\ntimeout = 1", "limits.timeout: is no setting; known are timeout_ms, "),
+        ("nonsense = 1", "nonsense: is not a setting; known are data_dir, "),
+        ("[limits]\ntimeout = 1", "limits.timeout: is not a setting; known are timeout_ms, "),
         ("[limits]\nmemory_mb = 1", "limits.memory_mb: .*greater than or equal to 16"),
         ("[limits]\nmemory_mb = 9000", "limits.memory_mb: must be from 16 to 8192"),
         ('[policy]\nallow_degraded = ["seccom"]', "policy.allow_degraded: .*unknown protections seccom"),
@@ -91,6 +91,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
         load_settings()
 
 
+def test_a_file_that_cannot_be_read_is_not_called_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").mkdir()
+    with pytest.raises(InvalidInput, match=r"config.toml: cannot be read: Is a directory$"):
+        load_settings()
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
@@ -100,9 +106,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
             "SKILLYARD_NETWORK_RUN_CODE: has no effect: .* as in SKILLYARD_NETWORK__RUN_CODE$",
         ),
         ("SKILLYARD_LIMITS_MAX__PIDS", "5", "as in SKILLYARD_LIMITS__MAX__PIDS$"),
-        ("SKILLYARD_LIMITS__MAX__PID", "5", "limits.max.pid: is no setting; known are timeout_ms, "),
+        ("SKILLYARD_LIMITS__MAX__PID", "5", "limits.max.pid: is not a setting; known are timeout_ms, "),
         ("SKILLYARD_NETWORK__HOSTS", "a=b", r"SKILLYARD_NETWORK__HOSTS: must be JSON, .* \(got string of 3 characters"),
-        ("SKILLYARD_SECRETS__DELIVERIES", '{"A": {"host": 1}}', r"A.host: is no setting; known are delivery, hosts"),
+        ("SKILLYARD_SECRETS__DELIVERIES", '{"A": {"host": 1}}', r"A.host: is not a setting; known are delivery, hosts"),
     ],
 )
 def test_a_variable_that_is_wrong_is_named(
@@ -178,7 +184,7 @@ def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
         ("limits = {idle_s = 0}", "network.limits.idle_s: Input should be greater than 0"),
         (
             "bandwidth = 1",
-            "network.bandwidth: is no setting; known are rules, open, run_code, hosts, nat64, ca_file, limits",
+            "network.bandwidth: is not a setting; known are rules, open, run_code, hosts, nat64, ca_file, limits",
         ),
     ],
 )

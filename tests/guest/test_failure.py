@@ -63,6 +63,60 @@ def test_a_full_disk_keeps_its_number(box: GuestBox) -> None:
     assert failure.message == "[Errno 28] No space left on device: 'out.csv'"
 
 
+NO_FILES = "(a run has no files of yours: name blobs in input_blobs and read /blobs/<id>; write to /workspace/out)"
+NO_PIP = "(packages come by packages=[...] or environment=..., not by pip in a run)"
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ("open('sales.csv')", NO_FILES),
+        ("open('/nowhere/result.json', 'w')", NO_FILES),
+        ("import pathlib; pathlib.Path('sales.csv').read_text()", NO_FILES),
+        ("import subprocess; subprocess.run(['no-such-program'])", ""),
+        ("raise OSError(30, 'Read-only file system', '/x')", "(only /workspace and /tmp can be written; files in"),
+        (
+            "import argparse as a; p = a.ArgumentParser(); p.add_argument('x'); p.parse_args([])",
+            "(a run has no command",
+        ),
+        ("import sys; sys.exit(2)", ""),
+        ("import os; os.environ['API_KEY']", "(a run has none of your variables: pass values in args)"),
+        ("{}['API_KEY']", ""),
+        ("import subprocess as s; s.run('false; pip install x || false', shell=True, check=True)", NO_PIP),
+        ("import subprocess as s; s.run(['false', 'pip', 'install'], check=True)", NO_PIP),
+        ("import subprocess as s; s.run(['false'], check=True)", ""),
+        ("class CalledProcessError(Exception): cmd = property(lambda _: 1 / 0)\n    raise CalledProcessError('x')", ""),
+    ],
+)
+def test_what_a_run_cannot_have_is_told_with_a_remedy(box: GuestBox, body: str, remedy: str) -> None:
+    message = box.call(f"def main(args):\n    {body}").failure.message
+    assert remedy in message
+    assert remedy or "(" not in message.replace("()", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        ("x = 1\nreturn x", "(put it into def main(args), which is called)"),
+        ("import asyncio\nawait asyncio.sleep(0)", "(put it into async def main(args), which is called)"),
+        (
+            "x = 1\n!pip install pandas",
+            "(line 2 of the code is a command of notebooks: send plain Python; packages come",
+        ),
+        ("%matplotlib inline\nx = 1", "(line 1 of the code is a command of notebooks"),
+    ],
+)
+def test_code_of_a_notebook_is_told_so(box: GuestBox, code: str, remedy: str) -> None:
+    failure = box.call(code, entrypoint=None).failure
+    assert failure.type == "SyntaxError"
+    assert remedy in failure.message
+
+
+def test_a_hostile_syntax_error_is_told_as_it_is(box: GuestBox) -> None:
+    code = "error = SyntaxError('mine')\nerror.msg, error.lineno = [], '1'\nraise error"
+    assert box.call(code, entrypoint=None).failure.type == "SyntaxError"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -112,7 +112,7 @@ def test_a_killed_guest_has_said_nothing_more(length: int) -> None:
         (begin(1, "text/plain\nX: y"), "the kind of blob 1 is no MIME type"),
         (begin(1, "text/plain\n"), "the kind of blob 1 is no MIME type"),
         (begin(1, "a/" + "b" * 300), "the kind of blob 1 is no MIME type"),
-        (frame("B", b"[]"), "is no JSON object"),
+        (frame("B", b"[]"), "is not a JSON object"),
         (frame("B", b"\xff"), "cannot be read: it is not UTF-8"),
         (frame("B", '{"n": 1}'.encode("utf-16")), "it is not UTF-8"),
         (frame("B", b"{" * 4096), "cannot be read"),

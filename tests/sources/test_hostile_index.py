@@ -111,7 +111,7 @@ def test_what_is_too_large_is_not_read(tmp_path: Path) -> None:
     assert "more than" in refused(home).message
     (home / ".git/index").unlink()
     os.mkfifo(home / ".git/index")
-    assert "is no file" in refused(home).message
+    assert "is not a file" in refused(home).message
 
 
 def test_both_hashes_without_a_check_sum(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def _json_object(status: int, body: bytes) -> Mapping[str, Any]:
         return value
     if status in _STATUS:
         raise _by_status(status)
-    raise BadReply(f"HTTP {status} with a body that is no JSON object: no skillyard server there?")
+    raise BadReply(f"HTTP {status} with a body that is not a JSON object: no skillyard server there?")
 
 
 _STATUS: dict[int, tuple[int, str, str]] = {

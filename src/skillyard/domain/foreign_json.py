@@ -20,7 +20,7 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class BadJson(ValueError):
-    """It is no JSON that can be passed on; the message says why and repeats nothing of it."""
+    """It is not JSON that can be passed on; the message says why and repeats nothing of it."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -36,7 +36,7 @@ def parse_json(data: bytes) -> Any:
     except RecursionError:
         raise BadJson("it is nested too deep") from None
     except json.JSONDecodeError as error:
-        raise BadJson(f"it is no JSON: {error.msg} at character {error.pos}") from None
+        raise BadJson(f"it is not JSON: {error.msg} at character {error.pos}") from None
     except ValueError as error:  # ours below, and sys.set_int_max_str_digits
         raise BadJson(str(error)) from None
     if _too_deep(text):

@@ -35,7 +35,7 @@ class FrameFault(Exception):
 
 
 class ResultFault(FrameFault):
-    """A result is no JSON object that can be passed on. Honest code may cause it: nesting, numbers."""
+    """A result is not a JSON object that can be passed on. Honest code may cause it: nesting, numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Result:
         except BadJson as bad:
             raise ResultFault(f"the result cannot be passed on: {bad}") from None
         if not isinstance(value, dict):
-            raise ResultFault("the result is no JSON object")
+            raise ResultFault("the result is not a JSON object")
         return value
 
 
@@ -318,7 +318,7 @@ def _header(payload: bytes, type_: str) -> dict[str, Any]:
     except BadJson as bad:
         raise FrameFault(f"the payload of a frame {type_} cannot be read: {bad}") from None
     if not isinstance(value, dict):
-        raise FrameFault(f"the payload of a frame {type_} is no JSON object")
+        raise FrameFault(f"the payload of a frame {type_} is not a JSON object")
     return value
 
 

@@ -107,9 +107,9 @@ class _Block:
         except tomllib.TOMLDecodeError as error:
             where = _WHERE.search(str(error))
             line = int(where[1]) if where else self._text.rstrip("\n").count("\n") + 1  # "at end of document"
-            self._problem("script-toml", f"is no TOML: {_WHERE.sub('', str(error)).strip()}", line)
+            self._problem("script-toml", f"is not TOML: {_WHERE.sub('', str(error)).strip()}", line)
         except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
-            self._problem("script-toml", f"is no TOML that can be read: {error}")
+            self._problem("script-toml", f"is not TOML that can be read: {error}")
         return {}
 
     def _dependencies(self, table: dict[str, Any]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ class Backends:
         """What a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
         for one that does not stand here, SandboxFault."""
         if asked is not None and asked not in self.choices:
-            rule = f"must be one of {', '.join(sorted(self.choices))}: what policy.isolations offers"
+            rule = f"must be one that policy.isolations offers: {', '.join(sorted(self.choices))}"
             raise InvalidInput("isolation", rule, shown(asked))
         offer = self._default if asked is None else await self._resolve(asked)
         if offer is None:

@@ -177,9 +177,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         sock = listen(host, port)
     except OSError as error:
-        raise CannotListen(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose with --host and --port"
-        ) from None
+        raise CannotListen(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     with sock:
         yield sock
 

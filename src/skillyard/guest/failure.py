@@ -6,6 +6,7 @@ the standard library and of packages are counted, not shown (skills-protocol §4
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from traceback import FrameSummary, TracebackException
@@ -32,17 +33,67 @@ def is_success(error: BaseException) -> bool:
     return code is None or (type(code) in (int, bool) and code == 0)
 
 
-def fence(source: str) -> str:
-    """Returns the hint about a Markdown fence in code that cannot be compiled; empty without one."""
-    for number, line in enumerate(source.splitlines() if "```" in source else (), 1):
+def spelling(error: SyntaxError, source: str) -> str:
+    """Returns the remedy for code of a chat or a notebook; empty for other code. Never raises."""
+    try:
+        return _spelling(error, source)
+    except BaseException:  # noqa: BLE001 - code that runs may raise one with anything in it
+        return ""
+
+
+def _spelling(error: SyntaxError, source: str) -> str:
+    lines = source.splitlines()
+    for number, line in enumerate(lines if "```" in source else (), 1):
         if line.lstrip().startswith("```"):
             return f"line {number} of the code is a Markdown fence: send the Python source without ```"
+    if error.msg in _OUTSIDE:
+        return f"put it into {_OUTSIDE[error.msg]}, which is called"
+    at = error.lineno or 0
+    if 0 < at <= len(lines) and lines[at - 1].lstrip().startswith(("!", "%")):
+        return f"line {at} of the code is a command of notebooks: send plain Python; {_PACKAGES}"
     return ""
 
 
+_OUTSIDE = {"'return' outside function": "def main(args)", "'await' outside function": "async def main(args)"}
+_PACKAGES = "packages come by packages=[...] or environment=..., not by pip in a run"
+
+
 def mend(error: BaseException) -> str:
-    """Returns the remedy of an exception that says too little; empty for the others."""
-    return "standard input is empty: pass values in args" if type(error) is EOFError else ""
+    """Returns the remedy of an exception that says too little; empty for the others. Never raises."""
+    try:
+        return _mend(error)
+    except BaseException:  # noqa: BLE001 - foreign code may have changed all that is asked here
+        return ""
+
+
+def _mend(error: BaseException) -> str:
+    kind, place = type(error), _raised_in(error)
+    if kind is EOFError:
+        return "standard input is empty: pass values in args"
+    if kind is FileNotFoundError and not place.endswith("subprocess.py"):
+        return "a run has no files of yours: name blobs in input_blobs and read /blobs/<id>; write to /workspace/out"
+    if kind is OSError and getattr(error, "errno", 0) == errno.EROFS:
+        return "only /workspace and /tmp can be written; files in /workspace/out come back"
+    if kind is SystemExit and place.endswith("argparse.py"):
+        return "a run has no command line: define main(args) and take values from there"
+    if kind is KeyError and place.endswith(("<frozen os>", "/os.py")):
+        return "a run has none of your variables: pass values in args"
+    if kind.__name__ == "CalledProcessError" and {"pip", "install"} <= set(_words(error.cmd)):  # type: ignore[attr-defined]
+        return _PACKAGES
+    return ""
+
+
+def _raised_in(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_filename
+
+
+def _words(command: object) -> list[str]:
+    if type(command) is str:
+        return command.split()
+    return [word for word in command if type(word) is str] if type(command) in (list, tuple) else []  # type: ignore[attr-defined]
 
 
 def describe(error: BaseException, libraries: Iterable[str] = (), hint: str = "") -> bytes:

@@ -177,8 +177,8 @@ class _Guest:
         else:
             try:
                 module = load_code(source, workspace, script=entrypoint is None)
-            except SyntaxError:
-                self._hint = failure.fence(source)
+            except SyntaxError as error:
+                self._hint = failure.spelling(error, source)
                 raise
         function = find(module, entrypoint)
         if function is None:

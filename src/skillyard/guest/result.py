@@ -92,7 +92,7 @@ def encode(value: object, max_bytes: int) -> bytes:
     """
     data = as_json(value, max_bytes, "output", wrap=True)
     if len(data) > max_bytes:
-        raise _too_large(f"is {len(data)} bytes of JSON", max_bytes)
+        raise _too_large(max_bytes)
     return data
 
 
@@ -114,9 +114,9 @@ def as_json(value: object, max_bytes: int, name: str, *, wrap: bool = False) -> 
         raise OutputNotSerializable(f"{name}: {error}") from None
 
 
-def _too_large(what: str, max_bytes: int) -> OutputTooLarge:
+def _too_large(max_bytes: int) -> OutputTooLarge:
     return OutputTooLarge(
-        f"the value {what}, and {max_bytes} is the limit;"
+        f"the value is larger than {max_bytes} bytes of JSON;"
         " write it to a file in /workspace/out, or with runtime.blobs and return the blob id"
     )
 
@@ -166,7 +166,7 @@ class _Plain:
     def _count(self, bytes: int) -> None:
         self._left -= bytes
         if self._left < 0:
-            raise _too_large("is too many values or too long a text", self._max_bytes)
+            raise _too_large(self._max_bytes)
 
     def _list(self, items: Iterable[Any]) -> list[Any]:
         made: list[Any] = []

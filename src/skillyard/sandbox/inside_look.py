@@ -13,7 +13,7 @@ _SHOWN = 300
 
 
 async def look(sandbox: Sandbox, code: str, *words: str, bound_ms: int) -> dict[str, Any]:
-    """What ``code`` prints, run with ``words`` as its arguments. Raises SkillyardError when it is no JSON object."""
+    """What ``code`` prints, run with ``words`` as its arguments. Raises SkillyardError when it is not a JSON object."""
     program = Argv(("python3", "-I", "-S", "-c", code, *words))
     process = await sandbox.start(program, id="look", timeout_ms=bound_ms)
     text = b"".join([piece async for piece in process.output(Stream.STDOUT)])

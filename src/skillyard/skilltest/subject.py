@@ -31,7 +31,7 @@ def read_subject(path: Path | str) -> tuple[Subject | None, Sequence[Finding]]:
     Skill's examples, which has no other judge."""
     directory = Path(os.path.abspath(path))  # noqa: PTH100 - the directory's own name counts, not a link's target
     if not directory.is_dir():
-        return None, [Finding("error", str(path), 0, "no-directory", "is no directory that holds a skill")]
+        return None, [Finding("error", str(path), 0, "no-directory", "is not a directory that holds a skill")]
     tree, refused = read_tree(directory, Caps())
     if tree is None:
         return None, refused

@@ -28,7 +28,7 @@ MOST_CODE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """``needs`` is what the skill declares, empty for a bundle that is no valid skill; ``imports`` the first parts of
+    """``needs`` is what the skill declares, empty for an invalid skill; ``imports`` the first parts of
     modules' names by where they come from; ``hosts`` what its URLs name.
 
     ``findings`` has the gravest first: ``danger`` (an honest skill has no reason for it), ``warning`` (look at it),

@@ -11,7 +11,7 @@ RULES: tuple[Rule, ...] = (
     form("requirement", "A line is no plain requirement.", "write a name with versions, such as numpy>=2,<3"),
     always("requirements-size", "A requirements file is too large.", "list only what the code imports"),
     always("dependencies-many", "The skill asks for too many packages.", "list only what the code imports"),
-    form("script-toml", "Inline script metadata is no TOML.", "mend the line named; strings stand in quotes"),
+    form("script-toml", "Inline script metadata is not TOML.", "mend the line named; strings stand in quotes"),
     form("script-type", "A value of inline script metadata is of the wrong type.", "write it as PEP 723 says"),
     form("script-size", "Inline script metadata is too large.", "list only what the script imports"),
     form("script-twice", "A script has two blocks of metadata.", "keep one"),

@@ -7,7 +7,7 @@ from skillyard.domain.rules.rule import Rule, advice, always
 RULES: tuple[Rule, ...] = (
     always(
         "no-directory",
-        "The path is no directory that holds a skill.",
+        "The path is not a directory that holds a skill.",
         "name the directory that holds SKILL.md or skill.toml",
     ),
     always("unreadable", "A file or directory cannot be read.", "give its owner the right to read it (chmod u+rX)"),

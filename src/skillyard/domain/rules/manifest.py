@@ -11,7 +11,7 @@ def _mixed(id: str, meaning: str, mend: str) -> Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    _mixed("toml", "skill.toml is no TOML.", "mend the line named; strings stand in quotes"),
+    _mixed("toml", "skill.toml is not TOML.", "mend the line named; strings stand in quotes"),
     always("depth", "Tables are nested too deep.", "flatten them"),
     _mixed("required", "Something required is missing.", "add it"),
     Rule(
@@ -71,7 +71,9 @@ RULES: tuple[Rule, ...] = (
     _mixed("path", "A path leaves the skill or is no plain relative path.", "write it like code/main.py"),
     _mixed("limit", "A limit is unknown, too small or no number.", "see [limits] in docs/skills.md"),
     always("dependency", "A dependency is no plain requirement.", "write a name with versions, such as numpy>=2,<3"),
-    always("requires", "An entry of requires is no skill with versions.", "write it like 'acme.text.count >=1.2,<2'"),
+    always(
+        "requires", "An entry of requires is not a skill with versions.", "write it like 'acme.text.count >=1.2,<2'"
+    ),
     always("requires-duplicate", "A skill is required twice.", "keep one entry with both ranges"),
     always("network-host", "A network rule names no host that can be reached.", "write it like api.example.com:443"),
     always("network-port", "A network rule has an impossible port.", "ports are from 1 to 65535"),

@@ -149,7 +149,7 @@ def _report(run: Run, saved: list[Path]) -> None:
         click.echo(calm(said), err=True)
     click.echo(calm(f"{run.run_id} {run.status}: {told}"), err=True)
     if error.get("type") == "ModuleNotFoundError" and not run.get("skill"):
-        click.echo("packages: --package NAME, or --environment NAME of `skillyard environment list`", err=True)
+        click.echo("packages: --environment NAME of `skillyard environment list`, or --package NAME", err=True)
     refused = run.get("network", {}).get("refused")
     if run.ok and refused:
         what = "a connection was" if refused == 1 else f"{refused} connections were"
@@ -158,7 +158,7 @@ def _report(run: Run, saved: list[Path]) -> None:
         click.echo(calm(f"the run got the least policy: {run['least']}"), err=True)
     files = {file.blob_id: file.path for file in run.files}
     blobs = [f"{blob_id} {files.get(blob_id, '')}".rstrip() for blob_id in run.output_blobs]
-    for name, items in (("note:", run.notes), ("blob", blobs), ("wrote", saved)):
+    for name, items in (("note:", [note for note in run.notes if note not in told]), ("blob", blobs), ("wrote", saved)):
         for item in items:
             click.echo(calm(f"{name} {item}"), err=True)
     if run.logs_blob and len(run.logs_preview.encode()) > _FULL_PREVIEW:

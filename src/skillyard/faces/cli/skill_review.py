@@ -29,7 +29,7 @@ def review(skill: str, level: str, as_json: bool, where: Where) -> None:
     """What a reader should know before trusting a skill, from its files alone: nothing of it is executed.
 
     A PATH is a directory, a zip or a tar on this machine. Exits with 1 when something is found that an honest skill has
-    no reason for, with 2 when it is no valid skill. That nothing is found is no promise.
+    no reason for, with 2 when it is not a valid skill. That nothing is found is no promise.
     """
     found = _of_path(Path(skill)) if _is_path(skill) else _of_name(skill, where)
     if as_json:

@@ -103,7 +103,7 @@ def _subject(directory: Path, *, as_json: bool) -> Subject:
     if subject is None:
         if not as_json:
             print_findings(str(directory), findings)
-        raise Failure(f"{directory} is no valid skill", "`skillyard skill validate` says what is wrong")
+        raise Failure(f"{directory} is not a valid skill", "`skillyard skill validate` says what is wrong")
     return subject
 
 

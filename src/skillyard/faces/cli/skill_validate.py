@@ -60,7 +60,7 @@ def is_valid(findings: Sequence[Finding]) -> bool:
 def print_findings(path: str, findings: Sequence[Finding]) -> None:
     """Each with its mend below it, and the verdict on standard error."""
     for finding in findings:
-        click.echo(calm(f"{path}/{finding}"))
+        click.echo(calm(str(finding) if finding.file == path else f"{path}/{finding}"))
     click.echo(calm(f"{path}: {'valid' if is_valid(findings) else 'invalid'}"), err=True)
 
 

@@ -14,7 +14,7 @@ INTERNAL = -32603
 
 
 class ParseError(SkillyardError):
-    """The body is no JSON text that we take (JSON-RPC 2.0 §5.1)."""
+    """The body is not JSON text that we take (JSON-RPC 2.0 §5.1)."""
 
     type = "ParseError"
     code = -32700

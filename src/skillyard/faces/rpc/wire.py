@@ -103,7 +103,7 @@ def _finite(number: str) -> float:
 
 
 def _constant(_name: str) -> Any:
-    raise ParseError("not JSON: NaN and Infinity are no JSON numbers")
+    raise ParseError("not JSON: NaN and Infinity are not JSON numbers")
 
 
 def weight(body: bytes) -> int:

@@ -64,7 +64,7 @@ def _object(body: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise StoreFault(f"{where} answers with something that is no JSON object")
+        raise StoreFault(f"{where} answers with something that is not a JSON object")
     return answer
 
 

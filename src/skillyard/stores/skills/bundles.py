@@ -145,7 +145,7 @@ def refusal(findings: Sequence[Finding]) -> BundleRefused:
     first = errors[0]
     where = f"{first.file}:{first.line}" if first.line else first.file
     more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-    rule = f"is no skill that can be published: {where}: {first.message} [{first.rule}]{more}"
+    rule = f"is not a skill that can be published: {where}: {first.message} [{first.rule}]{more}"
     return BundleRefused("bundle", rule, findings=[asdict(finding) for finding in findings])
 
 

@@ -122,7 +122,7 @@ def place_of(start: int, start_path: str, path: str) -> bytes:
 
 
 def missing(root: str) -> Finding:
-    return _note(root, "root-missing", "is no directory")
+    return _note(root, "root-missing", "is not a directory")
 
 
 def too_many(directory: str, limit: int) -> Finding:

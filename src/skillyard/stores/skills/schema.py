@@ -70,9 +70,9 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise NotJson("must be UTF-8", raw.count(b"\n", 0, error.start) + 1) from None
     except json.JSONDecodeError as error:
-        raise NotJson(f"is no JSON: {error.msg}", error.lineno) from None
+        raise NotJson(f"is not JSON: {error.msg}", error.lineno) from None
     except (RecursionError, ValueError) as error:
-        raise NotJson(f"is no JSON that can be read: {error}") from None
+        raise NotJson(f"is not JSON that can be read: {error}") from None
     if not _is_unicode(value):
         raise NotJson("must not escape surrogates, which are no characters")
     if not isinstance(value, dict):

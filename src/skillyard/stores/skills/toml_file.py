@@ -46,9 +46,9 @@ def read_toml(raw: bytes) -> TomlFile:
     except tomllib.TOMLDecodeError as error:
         where = _WHERE.search(str(error))
         message = _WHERE.sub("", str(error)).strip()
-        raise TomlRefused(f"is no TOML: {message}", int(where[1]) if where else text.count("\n") + 1) from None
+        raise TomlRefused(f"is not TOML: {message}", int(where[1]) if where else text.count("\n") + 1) from None
     except (RecursionError, ValueError) as error:  # ValueError: an integer of more digits than Python reads
-        raise TomlRefused(f"is no TOML that can be read: {error}", 0) from None
+        raise TomlRefused(f"is not TOML that can be read: {error}", 0) from None
 
 
 def line_at(lines: Mapping[Path, int], path: Path) -> int:

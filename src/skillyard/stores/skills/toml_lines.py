@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
 def toml_lines(text: str) -> dict[Path, int]:
-    """The line, from 1, of every table, key and element of an array. Of text that is no TOML, as far as it is."""
+    """The line, from 1, of every table, key and element of an array. Of text that is not TOML, as far as it is."""
     return _Reading(text).lines
 
 

@@ -26,7 +26,7 @@ def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None
     if directory.is_file() and directory.name in ("SKILL.md", "skill.toml"):
         directory = directory.parent
     if not directory.is_dir():
-        return [Finding("error", str(path), 0, "no-directory", "is no directory that holds a skill")]
+        return [Finding("error", str(path), 0, "no-directory", "is not a directory that holds a skill")]
     caps = caps or Caps()
     tree, findings = read_tree(directory, caps)
     if tree is None:

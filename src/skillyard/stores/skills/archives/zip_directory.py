@@ -146,7 +146,7 @@ def _kind(mode: int, name: bytes) -> tuple[bool, bool]:
     if kind == stat.S_IFLNK:
         raise ArchiveRefused("archive-link", name, "is a symbolic link")
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-        raise ArchiveRefused("archive-special", name, "is no file and no directory")
+        raise ArchiveRefused("archive-special", name, "is neither a file nor a directory")
     if kind and (kind == stat.S_IFDIR) != directory:
         raise ArchiveRefused("archive-header", name, "is a directory by its name or by its mode, and not by both")
     return directory, bool(mode & stat.S_IXUSR) and not directory

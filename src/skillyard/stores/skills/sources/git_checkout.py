@@ -96,7 +96,7 @@ def _add(home: int, name: str, target: str, collected: Collected) -> bool:
         with _opened(home, target) as handle:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode):
-                collected.report(ArchiveRefused("archive-special", raw, "is no file in the work tree"))
+                collected.report(ArchiveRefused("archive-special", raw, "is not a file in the work tree"))
                 return True
             wanted = collected.claim(raw, directory=False, size=found.st_size)
             if wanted is not None:

@@ -74,7 +74,7 @@ def _bounded(path: Path) -> bytes:
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise _unreadable("is no file")
+            raise _unreadable("is not a file")
         if found.st_size > MAX_BYTES:
             raise _unreadable(f"has more than {MAX_BYTES} bytes")
         return file.read(MAX_BYTES)

@@ -47,7 +47,7 @@ def _read_directory(source: Path, inner: str, limits: ArchiveLimits) -> tuple[Un
     """With the names that an archive of it may have, since that is how it goes on."""
     place = source / inner if inner else source
     if not place.is_dir() or not place.resolve().is_relative_to(source):
-        return None, [Finding("error", printable(str(place)), 0, "no-directory", "is no directory in the source")]
+        return None, [Finding("error", printable(str(place)), 0, "no-directory", "is not a directory in the source")]
     tree, findings = read_tree(place, limits.caps)
     if tree is None:
         return None, findings
@@ -72,7 +72,7 @@ def _with_choice(
     if at_root or not inner:
         return unpacked, findings
     more = f" and {len(inner) - _NAMED} more" if len(inner) > _NAMED else ""
-    message = f"is no skill itself; skills are in {', '.join(inner[:_NAMED])}{more}"
+    message = f"is not a skill itself; skills are in {', '.join(inner[:_NAMED])}{more}"
     return None, [Finding("error", ".", 0, "source-choice", message)]
 
 
