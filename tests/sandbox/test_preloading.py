@@ -58,7 +58,7 @@ async def test_modules_are_there_before_they_are_asked_for(yard: Yard) -> None:
         ("large", "native.preload_mb is 96"),
         ("grows", ""),
         ("forges", "out of turn"),
-        ("babbles", "no JSON"),
+        ("babbles", "JSON"),
         ("claims", "nobody asked for"),
     ],
 )
@@ -173,3 +173,11 @@ def _with_argument(mark: bytes) -> list[str]:
             if mark in Path(f"/proc/{name}/cmdline").read_bytes():
                 found.append(name)
     return found
+
+
+async def test_descriptors_in_flight_stop_no_zygote(yard: Yard) -> None:
+    """The kernel counts them by user: all zygotes of a keeper are one, and an ordinary user's keeper is it too."""
+    made = await yard.warm("in_flight")
+    assert made.preloaded == ("in_flight",)
+    for modules in ((), ("good",), ("in_flight",), ("fine",)):
+        assert set(await yard.imported(*modules)) == set(modules) | ({"good"} if "fine" in modules else set())

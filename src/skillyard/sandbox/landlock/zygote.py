@@ -10,7 +10,7 @@ from typing import Any
 from skillyard.guest import main as guest
 from skillyard.sandbox.landlock import inside, walls
 from skillyard.sandbox.native import kernel, packets
-from skillyard.sandbox.native.zygote import be_plain, import_watched
+from skillyard.sandbox.native.zygote import be_plain, import_watched, tell_cloned
 
 
 def main(keeper: int, settings: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def _fork(sock: socket.socket, message: bytes, fds: list[int], reach: walls.Reac
     if pid == 0:
         os.close(sock.fileno())
         _become_init(message, fds, reach, closing)
-    packets.send(sock, {"pid": pid}, [pidfd])
+    tell_cloned(sock, pid, pidfd)
     _close([*fds, pidfd])
 
 

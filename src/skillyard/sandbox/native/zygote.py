@@ -7,6 +7,7 @@ spoil this process and its clones, and the keeper believes neither.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import site
@@ -113,8 +114,19 @@ def _fork(sock: socket.socket, message: bytes, fds: list[int], closing: bytes) -
     if pid == 0:
         os.close(sock.fileno())
         _become_init(message, fds, closing)
-    packets.send(sock, {"pid": pid}, [pidfd])
+    tell_cloned(sock, pid, pidfd)
     _close([*fds, pidfd] + ([into] if into >= 0 else []))
+
+
+def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:
+    """Tells the keeper, by the pid alone where the packages of another zygote have as many descriptors in flight as
+    our user may (unix(7), ETOOMANYREFS)."""
+    try:
+        packets.send(sock, {"pid": pid}, [pidfd])
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        packets.send(sock, {"pid": pid})
 
 
 def _close(fds: list[int]) -> None:

@@ -16,7 +16,7 @@ from skillyard.sandbox.landlock.keeper.python import Python
 from skillyard.sandbox.native import kernel, seccomp
 from skillyard.sandbox.native.keeper import namespaces
 from skillyard.sandbox.native.keeper.zygote_plan import Started
-from skillyard.sandbox.native.keeper.zygote_process import KEEPER_FD, environment, keep_only
+from skillyard.sandbox.native.keeper.zygote_process import KEEPER_FD, environment, keep_only, lessen_descriptors
 
 _OOM_SCORE = "500"
 _CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP = 6, 7, 8
@@ -117,6 +117,8 @@ def _be_somebody(uid: int) -> None:
 
 def _exec(plan: ZygotePlan, executable: str, settings: dict[str, object], sock: socket.socket, errors: int) -> None:
     keep_only(sock, errors)
+    if settings["preload"]:
+        lessen_descriptors()
     block = (plan.block.first, plan.block.count) if plan.own_ids else None
     kernel.install_filter(zygote_filter(block, plan.landlock))
     kernel.install_filter(seccomp.assemble(seccomp.large_filter()))

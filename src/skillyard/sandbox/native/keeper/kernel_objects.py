@@ -109,7 +109,7 @@ def _too_much(seen: Iterable[Seen], memory_bytes: int) -> str:
 
 
 def _list_locks(seen: Mapping[str, Seen]) -> None:
-    """Each is listed with the process that took it, and goes with that."""
+    """Counts the record locks of each process anew: a lock is listed with the process that took it."""
     with contextlib.suppress(OSError), open("/proc/locks", "rb") as file:
         holders = Counter(_LOCK.findall(file.read(_LISTED)))
         for place, one in seen.items():

@@ -210,17 +210,19 @@ class WarmProcess:
                 os.close(said.pidfd)
             raise BadWord("it spoke of a clone that nobody asked for")
         if said.word is Word.CLONED:
-            pid = said.pid
+            pid, pidfd = said.pid, said.pidfd
+            if pidfd < 0:
+                pidfd = zygote_words.opened(pid, self.pid)
             if self.modules:
                 try:
-                    pid = zygote_words.vouched(said.pidfd, self.pid)
+                    pid = zygote_words.vouched(pidfd, self.pid)
                     if pid in self._living or pid == self.pid:
                         raise BadWord("it spoke of one clone twice")
                 except (BadWord, OSError):
-                    os.close(said.pidfd)
+                    os.close(pidfd)
                     raise
             self._living.add(pid)
-            said = Said(said.word, pid=pid, pidfd=said.pidfd)
+            said = Said(said.word, pid=pid, pidfd=pidfd)
         self.asked -= 1
         self._hooks.cloned(self, said)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,6 +23,8 @@ _NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )
 KEEPER_FD, _ERRORS_FD = 3, 2
+_DESCRIPTORS = 2048
+"""Of a zygote that imports packages; half of it is what a sandbox has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,14 @@ def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
     kernel.set_file_ids(0, 0)
 
 
+def lessen_descriptors() -> None:
+    """Holds what packages are imported in below the keeper's limit, and above that of sandboxes: it is how many
+    descriptors may be in flight, which the kernel counts by user (unix(7), ETOOMANYREFS)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def keep_only(sock: socket.socket, errors: int) -> None:
     """Of all our descriptors: the keeper's socket as KEEPER_FD, and where errors are written, as standard error."""
     null = os.open("/dev/null", os.O_RDWR)
@@ -214,6 +225,8 @@ def keep_only(sock: socket.socket, errors: int) -> None:
 
 def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> None:
     keep_only(sock, errors)
+    if modules:
+        lessen_descriptors()
     packages = plan.python.packages if plan.packages else ""
     closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
     filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]

@@ -3,13 +3,15 @@ may say, and which process it speaks of against what the kernel knows."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from skillyard.sandbox.native import packets
+from skillyard.sandbox.native import kernel, packets
+from skillyard.sandbox.native.keeper.process_looks import children, status
 
 _MOST_TEXT = 500
 
@@ -31,7 +33,7 @@ class Word(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """``pid`` and ``pidfd`` with CLONED, ``text`` with FAULT and NOT_CLONED."""
+    """``pid`` with CLONED, and ``pidfd`` unless it could send none; ``text`` with FAULT and NOT_CLONED."""
 
     word: Word
     text: str = ""
@@ -71,13 +73,23 @@ def _read(raw: bytes, fds: list[int]) -> Said:
             return Said(Word.FAULT, _plain(text))
         case {"failed": str(text)} if not fds:
             return Said(Word.NOT_CLONED, _plain(text))
-        case {"pid": int(pid)} if len(fds) == 1:
-            return Said(Word.CLONED, pid=pid, pidfd=fds[0])
+        case {"pid": int(pid)} if len(fds) <= 1:
+            return Said(Word.CLONED, pid=pid, pidfd=fds[0] if fds else -1)
     raise BadWord("its message has no meaning")
 
 
 def _plain(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:_MOST_TEXT])
+
+
+def opened(told: int, group: int) -> int:
+    """Returns a pidfd of our child in the process group ``group`` that its zygote knows as ``told``: in its own pid
+    namespace or the one above (NSpid in proc_pid_status(5)). Raises BadWord, OSError."""
+    for pid in children(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            if str(told) in status(pid).get("NSpid", "").split()[-2:] and os.getpgid(pid) == group:
+                return kernel.pidfd_open(pid)
+    raise BadWord("it spoke of a process that is not there")
 
 
 def vouched(pidfd: int, group: int) -> int:
