@@ -415,7 +415,7 @@ def test_a_note_that_the_summary_tells_is_not_told_again(run: Cli, yard: YardSer
     assert run("run", "a").stderr.count("not kept: x") == 1
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "c:x", "a\\b", "", "a\nb"])
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "a\\b", "", "a\nb"])
 def test_a_server_cannot_save_elsewhere(run: Cli, yard: YardServer, tmp_path: Path, path: str) -> None:
     yard.blobs["blob:a"] = ("x/unknown", b"1")
     yard.methods["execute_skill"] = lambda params: completed({}, output_blobs=["blob:a"], files=left(a=path))
