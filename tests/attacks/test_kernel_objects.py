@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from skillyard import SyncRuntime
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.sandbox.native.keeper import kernel_memory
+from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.settings import load_settings
 from tests.attacks.programs import program
 
@@ -84,7 +88,7 @@ OUT_OF_SIGHT = {
             os.waitpid(pid, 0)
     """,
     "many processes work a little each": """
-        ready, go = os.pipe()
+        (ready, go), (done, tell) = os.pipe(), os.pipe()
         for _ in range(12):
             if os.fork() == 0:
                 os.close(go)
@@ -95,10 +99,13 @@ OUT_OF_SIGHT = {
                     for number in files:
                         fcntl.lockf(number, fcntl.LOCK_EX, 1, at)
                     at += 2
+                os.write(tell, b"x")
                 time.sleep(20)
                 os._exit(0)
         time.sleep(4)  # each was looked at, and has many descriptors
         os.close(go)
+        for _ in range(12):
+            os.read(done, 1)
     """,
 }
 FEW = """
@@ -171,6 +178,45 @@ def test_mappings_are_memory(runtime: SyncRuntime) -> None:
     run = runtime.run_code(program(_body(MAPPINGS)), limits={"timeout_ms": 30_000, "memory_mb": 64})
     assert run["outcome"] == "memory", dict(run)
     assert "mappings" in str(run.error), run.error
+
+
+MANY = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, ctypes.c_size_t(60_000 << 12), 0, 0x22, -1, ctypes.c_long(0))
+for page in range(0, 60_000, 2):
+    libc.mprotect(ctypes.c_void_p(at + (page << 12)), ctypes.c_size_t(4096), 1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+class Lent:
+    """As much of a sandbox as is looked at."""
+
+    forced = None
+    shape = Shape("", "", 512, 1.0, 64, 64)
+
+
+def test_looking_at_one_sandbox_keeps_the_keeper_from_no_other() -> None:
+    """A list of mappings takes tens of milliseconds: not those of all its processes at once."""
+    command = [sys.executable, "-c", MANY]
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(10)]
+    try:
+        assert [child.stdout.readline() for child in children if child.stdout] == [b"ready\n"] * 10
+        objects, box = Objects(), cast(Box, Lent())
+        took = []
+        for _ in range(11):
+            began = time.thread_time()
+            objects.check(box, [f"/proc/{child.pid}" for child in children], counted=False)
+            took.append(time.thread_time() - began)
+            objects.hurry()
+        assert max(took) < 0.12, took
+        assert sum(took) > 0.12, "each had its turn"
+    finally:
+        for child in children:
+            child.communicate()
 
 
 ENDED = """

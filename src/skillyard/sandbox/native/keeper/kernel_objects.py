@@ -26,9 +26,11 @@ _MAPPING, _MAPPINGS = 256, 1 << 16
 """Bytes that the kernel holds for one mapping, and the most of a process (max_map_count)."""
 _READ_MAPS = 2 << 20
 _PIECE = 1 << 16
-_WORKED_S, _WORKED_EACH_S = 0.1, 0.0002
-_PAUSE_S, _PAUSE_EACH_S = 2.0, 0.02
-"""Processor time and time until the next look; each descriptor makes a look take longer."""
+_WORKED_S, _WORKED_TIMES = 0.1, 10
+_PAUSE_S, _PAUSE_TIMES = 2.0, 1000
+"""Processor time and time until the next look; what the last one took counts so many times."""
+_AT_ONCE_S = 0.02
+"""For looking at one sandbox: others wait meanwhile."""
 _UNSEEN_S = 1.0
 """Processor time of all processes of a sandbox since they were looked at: enough for very many locks."""
 _LOCK = re.compile(rb"^\d+: POSIX +\S+ +\S+ +(\d+) ", re.MULTILINE)
@@ -45,7 +47,8 @@ class Seen:
     watches: int = 0
     in_flight: int = 0
     mappings: int = 0
-    descriptors: int = 0
+    cost_s: float = 0.0
+    """Our own processor time, for looking."""
     at: float = field(default_factory=time.monotonic)
     worked_s: float = 0.0
     listed_s: float = 0.0
@@ -53,8 +56,8 @@ class Seen:
 
     def due(self, now: float, worked_s: float) -> bool:
         since = worked_s - self.worked_s
-        return since >= _WORKED_S + self.descriptors * _WORKED_EACH_S or (
-            now - self.at >= _PAUSE_S + self.descriptors * _PAUSE_EACH_S
+        return since >= _WORKED_S + self.cost_s * _WORKED_TIMES or (
+            now - self.at >= _PAUSE_S + self.cost_s * _PAUSE_TIMES
         )
 
 
@@ -74,25 +77,31 @@ class Objects:
         (:func:`skillyard.sandbox.native.keeper.tree.place_of`); ``counted`` says whether a controller counts its
         memory."""
         before, seen = self._seen.get(box, {}), {}
-        unseen_s = 0.0
+        unseen_s = spent_s = 0.0
         for place in places:
-            worked_s = _worked_s(place)
-            seen[place] = self._look(place, before.get(place) or Seen(), worked_s, counted=counted)
-            unseen_s += max(0.0, worked_s - max(seen[place].worked_s, seen[place].listed_s))
+            worked_s, one = _worked_s(place), before.get(place) or Seen()
+            if spent_s < _AT_ONCE_S and self._is_due(one, worked_s):
+                one = _look(place, worked_s, counted=counted)
+                spent_s += one.cost_s
+            seen[place] = one
+            unseen_s += max(0.0, worked_s - max(one.worked_s, one.listed_s))
         self._seen[box] = seen
         if unseen_s >= _UNSEEN_S:
             _list_locks(seen)
         if box.forced is None and (why := _too_much(seen.values(), box.shape.memory_mb << 20)):
             box.end_for("memory", why)
 
-    def _look(self, place: str, last: Seen, worked_s: float, *, counted: bool) -> Seen:
-        now = time.monotonic()
-        if not last.due(now, worked_s) and last.at >= self._hurried_at:
-            return last
-        found = Seen(worked_s=worked_s)
-        _descriptors(place, found)
-        found.mappings = 0 if counted else _mappings(place)
-        return found
+    def _is_due(self, last: Seen, worked_s: float) -> bool:
+        return last.at < self._hurried_at or last.due(time.monotonic(), worked_s)
+
+
+def _look(place: str, worked_s: float, *, counted: bool) -> Seen:
+    began = time.thread_time()
+    found = Seen(worked_s=worked_s)
+    _descriptors(place, found)
+    found.mappings = 0 if counted else _mappings(place)
+    found.cost_s = time.thread_time() - began
+    return found
 
 
 def _too_much(seen: Iterable[Seen], memory_bytes: int) -> str:
@@ -136,7 +145,6 @@ def _descriptors(place: str, found: Seen) -> None:
         numbers = os.listdir(f"{place}/fdinfo")
     except OSError:
         return  # it has ended
-    found.descriptors = len(numbers)
     most = most_watches()
     for number in numbers:
         with contextlib.suppress(OSError):
