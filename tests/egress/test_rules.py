@@ -102,7 +102,7 @@ def test_ports(text: str, expected: object) -> None:
         ("!", "must be a host name"),
         ("!!x.org", "must be a host name"),
         ("10.0.0.1/8", "host bits"),
-        ("10.0.0.0/33", "no network"),
+        ("10.0.0.0/33", "not a valid network"),
         ("10.0.0.0/-1", "ADDRESS/BITS"),
         ("10.0.0.0/255.0.0.0", "ADDRESS/BITS"),
         ("[::1%lo]:80", "without a zone"),
