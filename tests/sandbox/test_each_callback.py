@@ -40,6 +40,7 @@ SELDOM = {
     "Service.disconnected:after": "four seconds after a server is lost",
     "WarmHouse._age_later:after": "ten seconds without use",
     "WarmProcess._give_time:after": "an import that takes too long",
+    "WarmProcess._look:after": "an import that takes a while",
     "Yard.__init__:when_idle": "when it begins",
     "Yard._bury:after": "control groups that the kernel still holds",
     "Yard._refill:after": "a run that is no longer short",
