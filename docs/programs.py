@@ -46,7 +46,7 @@ class Program:
 
 
 def gave(run: Any) -> str:
-    """What a run gave, as the table tells it."""
+    """Returns the outcome of a run in the words of the table."""
     if run.ok:
         text = json.dumps(run.output, ensure_ascii=False)
         said = run.summary.partition("; ")[2]

@@ -39,5 +39,5 @@ def sentences(notes: Notes, redaction: Redaction = NOTHING) -> Iterator[str]:
 
 
 def _name(text: str, redaction: Redaction) -> str:
-    """Of a file. Secrets go first: cut, or with another character in it, one would not be found."""
+    """Returns a file's name to show: secrets go before the cut, behind which they are not found."""
     return "".join(c if c.isprintable() else "\ufffd" for c in redaction.cut(text, _SHORT))
