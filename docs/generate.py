@@ -11,10 +11,10 @@ from typing import Any, Union, get_args, get_origin
 import click
 from pydantic import BaseModel
 
+from skillyard.config.settings import Settings
 from skillyard.engine.method import Method
 from skillyard.engine.methods import METHODS
 from skillyard.faces.cli.main import cli
-from skillyard.settings import Settings
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py from the program itself: change that, not this. -->\n"

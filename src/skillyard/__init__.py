@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from skillyard._version import __version__
 
 if TYPE_CHECKING:
-    from skillyard.assembly import Runtime, SyncRuntime
     from skillyard.client import Client, SyncClient
+    from skillyard.runtime import Runtime, SyncRuntime
 
 __all__ = ["Client", "Runtime", "SyncClient", "SyncRuntime", "__version__"]
 
 _HOMES = {
-    "Runtime": "skillyard.assembly",
-    "SyncRuntime": "skillyard.assembly",
+    "Runtime": "skillyard.runtime",
+    "SyncRuntime": "skillyard.runtime",
     "Client": "skillyard.client",
     "SyncClient": "skillyard.client",
 }

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from skillyard.config.secrets import SecretSettings
 from skillyard.ports.secrets import SecretReader
-from skillyard.secret_settings import SecretSettings
 from skillyard.stores.secret_keys import KEY_VARIABLE, key_source
 from skillyard.stores.secret_readers.environment import EnvironmentSecrets
 from skillyard.stores.secret_readers.files import FileSecrets

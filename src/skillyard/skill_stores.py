@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from skillyard.config.settings import Settings
 from skillyard.data_dir import DataDir
-from skillyard.settings import Settings
 from skillyard.stores.database import Database
 from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles

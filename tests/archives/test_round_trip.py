@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.skill import SkillFile
+from skillyard.domain.skill.skill import SkillFile
 from skillyard.stores.skills.archives import (
     Unpacked,
     packed_files,

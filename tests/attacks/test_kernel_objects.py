@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 
 from skillyard import SyncRuntime
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.sandbox.native.keeper import kernel_memory
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.kernel_objects import Objects
-from skillyard.settings import load_settings
 from tests.attacks.programs import program
 
 TAKES = {

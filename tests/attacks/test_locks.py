@@ -15,7 +15,7 @@ import pytest
 
 import skillyard
 from skillyard import SyncRuntime
-from skillyard.settings import load_settings
+from skillyard.config.settings import load_settings
 from skillyard.stores.blob_files import BlobFiles
 from tests.attacks.programs import program
 

@@ -21,24 +21,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skillyard
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import EgressLimits, EgressPlan
 from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.frames import FrameFault, FrameReader
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.sandbox import Stream as Output
-from skillyard.egress import http_proxy, name_service, proxy, socks
-from skillyard.egress.client_hello import HelloReader, Malformed
-from skillyard.egress.dial import Dialer
-from skillyard.egress.dns_message import read_question
-from skillyard.egress.host_port import parse_host_port
-from skillyard.egress.http_guard import HttpGuard
-from skillyard.egress.http_head import Heads, check_written
-from skillyard.egress.session import Session
-from skillyard.egress.sniff import FirstWords, sniff
-from skillyard.egress.stream import Stream
-from skillyard.egress.trouble import Refused, Trouble
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.domain.sandbox.frames import FrameFault, FrameReader
+from skillyard.domain.sandbox.spec import Stream as Output
+from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.gate import http_proxy, name_service, proxy, socks
+from skillyard.gate.client_hello import HelloReader, Malformed
+from skillyard.gate.dial import Dialer
+from skillyard.gate.dns_message import read_question
+from skillyard.gate.host_port import parse_host_port
+from skillyard.gate.http_guard import HttpGuard
+from skillyard.gate.http_head import Heads, check_written
+from skillyard.gate.session import Session
+from skillyard.gate.sniff import FirstWords, sniff
+from skillyard.gate.stream import Stream
+from skillyard.gate.trouble import Refused, Trouble
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
@@ -205,7 +205,7 @@ READERS = {
         "sandbox/native/keeper/connection.py",
         (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000),
     ),
-    "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/frames.py", (CHANNEL,)),
+    "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/sandbox/frames.py", (CHANNEL,)),
     "the server of foreign JSON": Reader(parse_json, (BadJson,), "domain/foreign_json.py", (ENDED,)),
     "the server of the files program": Reader(
         lambda data: asyncio.run(_listing(data)),
@@ -221,23 +221,23 @@ READERS = {
         lambda data: read_archive(io.BytesIO(data)), (), "stores/skills/archives/reading.py", tuple(ARCHIVES.values())
     ),
     "the gate of SOCKS": Reader(
-        _served(socks.serve), GATE, "egress/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
+        _served(socks.serve), GATE, "gate/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
     ),
-    "the gate of HTTP proxy requests": Reader(_served(http_proxy.serve), GATE, "egress/http_proxy.py", (REQUEST,)),
-    "the gate of what comes to the proxy": Reader(_served(proxy.serve), GATE, "egress/proxy.py", (REQUEST,)),
+    "the gate of HTTP proxy requests": Reader(_served(http_proxy.serve), GATE, "gate/http_proxy.py", (REQUEST,)),
+    "the gate of what comes to the proxy": Reader(_served(proxy.serve), GATE, "gate/proxy.py", (REQUEST,)),
     "the gate of DNS over TCP": Reader(
-        _served(name_service.serve), GATE, "egress/name_service.py", (len(QUERY).to_bytes(2) + QUERY,)
+        _served(name_service.serve), GATE, "gate/name_service.py", (len(QUERY).to_bytes(2) + QUERY,)
     ),
-    "the gate of DNS": Reader(read_question, (), "egress/dns_message.py", (QUERY,)),
+    "the gate of DNS": Reader(read_question, (), "gate/dns_message.py", (QUERY,)),
     "the gate of TLS": Reader(
-        lambda data: HelloReader().feed(data), (Malformed,), "egress/client_hello.py", (hello(b"api.example.com"),)
+        lambda data: HelloReader().feed(data), (Malformed,), "gate/client_hello.py", (hello(b"api.example.com"),)
     ),
-    "the gate of HTTP heads": Reader(_heads, (Refused,), "egress/http_head.py", (REQUEST,)),
-    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "egress/http_guard.py", (REQUEST,)),
-    "the gate of first words": Reader(_first_words, (Trouble,), "egress/sniff.py", (REQUEST,)),
-    "the gate of what it sniffs": Reader(sniff, (), "egress/sniff.py", (REQUEST,)),
+    "the gate of HTTP heads": Reader(_heads, (Refused,), "gate/http_head.py", (REQUEST,)),
+    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "gate/http_guard.py", (REQUEST,)),
+    "the gate of first words": Reader(_first_words, (Trouble,), "gate/sniff.py", (REQUEST,)),
+    "the gate of what it sniffs": Reader(sniff, (), "gate/sniff.py", (REQUEST,)),
     "the gate of hosts": Reader(
-        lambda data: parse_host_port(data.decode("latin-1")), (), "egress/host_port.py", (b"[::1]:80", b"a:99999")
+        lambda data: parse_host_port(data.decode("latin-1")), (), "gate/host_port.py", (b"[::1]:80", b"a:99999")
     ),
 }
 
@@ -252,9 +252,9 @@ OWN_WORDS = {
     "sandbox/landlock/walls.py": "the keeper's",
     "sandbox/landlock/keeper/zygote_process.py": "the keeper's",
     "sandbox/gvisor/bundle.py": "our own file",
-    "egress/launch.py": "the server's",
-    "egress/channel.py": "the gate's and the server's, held to be frames; test_each_callback.py",
-    "egress/own_addresses.py": "the kernel's",
+    "gate/launch.py": "the server's",
+    "gate/channel.py": "the gate's and the server's, held to be frames; test_each_callback.py",
+    "gate/own_addresses.py": "the kernel's",
 }
 _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
 

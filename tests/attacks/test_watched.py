@@ -10,8 +10,8 @@ import pytest
 
 from skillyard import SyncRuntime
 from skillyard.client.run import Run
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from skillyard.settings import load_settings
 from tests.attacks.programs import PRELUDE
 
 LIBRARY = """

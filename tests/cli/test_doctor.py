@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from click.testing import Result
 
-from skillyard.domain.protection import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
+from skillyard.config.settings import Settings, load_settings
+from skillyard.domain.sandbox.protection import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
 from skillyard.faces.cli.doctor import network_refused, report, shortfall
-from skillyard.settings import Settings, load_settings
 
 Cli = Callable[..., Result]
 

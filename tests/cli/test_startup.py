@@ -29,10 +29,10 @@ HEAVY = {
     "sqlite3",
     "ssl",
     "skillyard.engine",
-    "skillyard.assembly",
+    "skillyard.runtime",
     "skillyard.stores",
     "skillyard.sandbox",
-    "skillyard.settings",
+    "skillyard.config.settings",
 }
 
 _LIST = """

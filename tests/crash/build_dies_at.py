@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from skillyard.domain.environment import Wanted
+from skillyard.domain.package.environment import Wanted
 from skillyard.engine.environments import Building, Environments
 from skillyard.engine.observer import ignore
 from skillyard.engine.packages_config import PackagesConfig

@@ -19,13 +19,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.principal import LOCAL
 from skillyard.engine.catalogue.publishing import Published, publish
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.observer import ignore
 from skillyard.engine.tasks import Tasks
-from skillyard.settings import load_settings
 from skillyard.skill_stores import SkillStores, make_skill_stores
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.database import Database

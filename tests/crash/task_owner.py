@@ -10,7 +10,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from skillyard.domain.sandbox import Argv, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, Owner, SandboxSpec, Stream
 from skillyard.ports.sandbox import Process
 from skillyard.sandbox.native.backend import NativeBackend
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.client.run import Run
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import Footprint, gone, idle, until

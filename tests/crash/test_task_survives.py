@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import SandboxGone
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.sandbox import Owner, Stream
+from skillyard.domain.sandbox.spec import Owner, Stream
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.ports.sandbox import Process
 from skillyard.sandbox.native.backend import NativeBackend
 from tests.crash import task_owner

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import SandboxFault
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import KEEPER, Footprint, gone

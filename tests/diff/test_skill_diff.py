@@ -12,8 +12,8 @@ import pytest
 
 from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.diff.files import MAX_DIFF, MAX_FILE_DIFF, MAX_TEXT
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillFormat, SkillKind
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillFormat, SkillKind
 
 PLAIN = Skill(
     name="acme.report",

@@ -86,14 +86,14 @@ def test_architecture_names_every_import_rule() -> None:
 
 
 def test_security_names_every_wall_and_limit() -> None:
-    from skillyard.domain.protection import PROTECTIONS
+    from skillyard.domain.sandbox.protection import PROTECTIONS
 
     security = text_of(ROOT / "SECURITY.md")
     assert [name for name in PROTECTIONS if f"`{name}`" not in security] == []
 
 
 def test_readme_gives_the_limits_that_hold() -> None:
-    from skillyard.domain.limits import LimitFamily
+    from skillyard.domain.work.limits import LimitFamily
 
     family, readme = LimitFamily(), text_of(ROOT / "README.md")
     for name, default in family.defaults.as_dict().items():

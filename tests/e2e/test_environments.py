@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skillyard import SyncRuntime
+from skillyard.config.settings import load_settings
 from skillyard.faces.cli.main import cli
 from skillyard.faces.cli.wheels import write_wheels
 from skillyard.server_process import ServerProcess
-from skillyard.settings import load_settings
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs.authority import Authority
 from tests.engine.fake_builder import pack

@@ -109,5 +109,5 @@ def test_a_gate_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
 def gate(server: Server) -> int:
     """The child of the server that runs the gate's program."""
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    (found,) = [pid for pid in children if b"skillyard.egress.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (found,) = [pid for pid in children if b"skillyard.gate.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     return int(found)

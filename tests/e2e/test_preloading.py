@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from skillyard import Runtime
+from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
-from skillyard.settings import load_settings
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.packages import real_index
 from tests.packages.wheels import make_wheel, wheel_name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.egress.client import ProcessGate
+from skillyard.gate.client import ProcessGate
 from tests.egress.rooms import Rooms
 
 GATE_UID = 1_899_999_999

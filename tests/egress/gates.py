@@ -7,9 +7,9 @@ import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
-from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, NetworkLog
-from skillyard.egress.client import ProcessGate, ProcessSession
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
+from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, NetworkLog
+from skillyard.gate.client import ProcessGate, ProcessSession
 from tests.egress.rooms import Room
 
 BOUND_S = 20.0

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from skillyard.domain.egress.policy import Layer, Policy
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, GateSecret, new_placeholder
-from skillyard.egress.dial import Dialer
-from skillyard.egress.intercept import Interception
-from skillyard.egress.proxy import serve
-from skillyard.egress.session import Session
-from skillyard.egress.stream import Stream
-from skillyard.egress.trouble import Trouble
-from skillyard.egress.trust import upstream_context
+from skillyard.domain.network.policy import Layer, Policy
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, new_placeholder
+from skillyard.gate.dial import Dialer
+from skillyard.gate.intercept import Interception
+from skillyard.gate.proxy import serve
+from skillyard.gate.session import Session
+from skillyard.gate.stream import Stream
+from skillyard.gate.trouble import Trouble
+from skillyard.gate.trust import upstream_context
 from tests.egress.programs.authority import Authority
 from tests.egress.programs.web import Asked, Route, Web
 

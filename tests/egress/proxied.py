@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from skillyard.domain.egress.session import PROXY_PORT
+from skillyard.domain.network.session import PROXY_PORT
 from tests.egress.gates import Plugged, echo
 
 

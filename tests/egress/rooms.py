@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from skillyard.domain.egress.session import DNS_PORT, PROXY_PORT
+from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
 
 MOST_SOCKETS = 253
 

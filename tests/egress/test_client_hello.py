@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.egress.client_hello import MOST, Hello, HelloReader, Malformed
+from skillyard.gate.client_hello import MOST, Hello, HelloReader, Malformed
 from tests.egress import hellos
 from tests.egress.hellos import alpn, extension, hello, message, records, server_name, vector
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import EgressPlan
-from skillyard.egress.channel import Channel, Message
-from skillyard.egress.dial import Dialer
-from skillyard.egress.door import Door
-from skillyard.egress.room import Room
-from skillyard.egress.service import Service
-from skillyard.egress.session import Session
-from skillyard.egress.stream import Stream
-from skillyard.egress.wire import plan_out
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import EgressPlan
+from skillyard.gate.channel import Channel, Message
+from skillyard.gate.dial import Dialer
+from skillyard.gate.door import Door
+from skillyard.gate.room import Room
+from skillyard.gate.service import Service
+from skillyard.gate.session import Session
+from skillyard.gate.stream import Stream
+from skillyard.gate.wire import plan_out
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.explain import Target, explain
-from skillyard.domain.egress.policy import Layer, Policy, parse_rules
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.explain import Target, explain
+from skillyard.domain.network.policy import Layer, Policy, parse_rules
 
 
 def policy(**layers: list[str]) -> Policy:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.extent import Extent, left_of
-from skillyard.domain.egress.policy import Layer, Policy, parse_rules
-from skillyard.domain.egress.rule import parse_rule
+from skillyard.domain.network.extent import Extent, left_of
+from skillyard.domain.network.policy import Layer, Policy, parse_rules
+from skillyard.domain.network.rule import parse_rule
 
 NAMES = ("x.com", "a.x.com", "b.a.x.com", "y.com", "a.y.com")
 ADDRESSES = ("93.184.216.34", "93.184.217.1", "8.8.8.8")

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from skillyard.domain.egress.address import Address
-from skillyard.domain.egress.session import EgressPlan
-from skillyard.egress.client import ProcessGate
-from skillyard.egress.dial import Dialer
-from skillyard.egress.session import Session
-from skillyard.egress.trouble import Ended, Refused
+from skillyard.domain.network.address import Address
+from skillyard.domain.network.session import EgressPlan
+from skillyard.gate.client import ProcessGate
+from skillyard.gate.dial import Dialer
+from skillyard.gate.session import Session
+from skillyard.gate.trouble import Ended, Refused
 from tests.egress.gates import BOUND_S, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Rooms
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 
-from skillyard.domain.egress.session import EgressLimits, EgressPlan
-from skillyard.egress.client import ProcessGate
-from skillyard.egress.dial import Dialer
-from skillyard.egress.door import Door
-from skillyard.egress.own_addresses import OwnAddresses
-from skillyard.egress.room import Room
-from skillyard.egress.session import Session
-from skillyard.egress.stream import Stream
+from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.gate.client import ProcessGate
+from skillyard.gate.dial import Dialer
+from skillyard.gate.door import Door
+from skillyard.gate.own_addresses import OwnAddresses
+from skillyard.gate.room import Room
+from skillyard.gate.session import Session
+from skillyard.gate.stream import Stream
 from tests.egress.gates import Plugged, Server, cut_off, echo, plugged, policy, reaching, until
 from tests.egress.rooms import Rooms
 from tests.egress.test_gate_limits import blast

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from skillyard.domain.egress.session import EgressLimits, EgressPlan
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.gate.client import ProcessGate
 from tests.egress.gates import BOUND_S, Plugged, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Room, Rooms
 

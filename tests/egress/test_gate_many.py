@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skillyard.egress.client import ProcessGate
+from skillyard.gate.client import ProcessGate
 from tests.egress.gates import Server, echo, plugged, reaching
 from tests.egress.rooms import Rooms
 

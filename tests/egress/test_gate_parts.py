@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skillyard.domain.egress.policy import Layer, Policy, parse_rules
-from skillyard.domain.egress.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
-from skillyard.egress.channel import Channel, Message
-from skillyard.egress.dial import Dialer
-from skillyard.egress.log import MOST_KINDS, Log
-from skillyard.egress.own_addresses import OwnAddresses
-from skillyard.egress.synthetic import MOST_NAMES, OWN, POOL, Synthetic
-from skillyard.egress.trouble import Silent, Unreachable
-from skillyard.egress.usage import Usage
-from skillyard.egress.wire import log_in, plan_in, plan_out
+from skillyard.domain.network.policy import Layer, Policy, parse_rules
+from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
+from skillyard.gate.channel import Channel, Message
+from skillyard.gate.dial import Dialer
+from skillyard.gate.log import MOST_KINDS, Log
+from skillyard.gate.own_addresses import OwnAddresses
+from skillyard.gate.synthetic import MOST_NAMES, OWN, POOL, Synthetic
+from skillyard.gate.trouble import Silent, Unreachable
+from skillyard.gate.usage import Usage
+from skillyard.gate.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native import kernel
 
 connections = st.builds(

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.egress.session import EgressPlan
 from skillyard.domain.errors import GateFault
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.session import EgressPlan
+from skillyard.gate.client import ProcessGate
 from skillyard.sandbox.native.walls import core_limit
 from tests.egress.conftest import GATE_UID
 from tests.egress.gates import Server, cut_off, echo, plugged, policy, reaching, until
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 def process_of(gate: ProcessGate) -> int:
     """Its gate's process id: our child whose command line names it."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    found = [int(pid) for pid in children if b"skillyard.egress.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = [int(pid) for pid in children if b"skillyard.gate.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert gate is not None
     return max(found)
 
@@ -228,7 +228,7 @@ def sockets_of(pid: int) -> int:
 _SERVER = """
 import asyncio, sys
 from pathlib import Path
-from skillyard.egress.client import ProcessGate
+from skillyard.gate.client import ProcessGate
 
 async def main():
     gate = ProcessGate(Path(sys.argv[1]), uid=int(sys.argv[2]))

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from skillyard.domain.egress.session import Connection, EgressPlan
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.session import Connection, EgressPlan
+from skillyard.gate.client import ProcessGate
 from tests.egress.gates import Plugged, Server, echo, plugged, policy, reaching, turned_away, until
 from tests.egress.rooms import Room, Rooms
 

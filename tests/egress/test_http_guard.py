@@ -7,9 +7,9 @@ import ipaddress
 
 import pytest
 
-from skillyard.egress.host_port import Host
-from skillyard.egress.http_guard import HttpGuard
-from skillyard.egress.trouble import Refused
+from skillyard.gate.host_port import Host
+from skillyard.gate.http_guard import HttpGuard
+from skillyard.gate.trouble import Refused
 from tests.egress.guarded_http import NAME, OK, SWITCHED, UPGRADE, get, post, refused, say
 
 

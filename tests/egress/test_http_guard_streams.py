@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.egress.host_port import parse_host_port
-from skillyard.egress.http_guard import HttpGuard
-from skillyard.egress.http_head import MOST_HEAD
-from skillyard.egress.trouble import Refused, Trouble, Unreachable
+from skillyard.gate.host_port import parse_host_port
+from skillyard.gate.http_guard import HttpGuard
+from skillyard.gate.http_head import MOST_HEAD
+from skillyard.gate.trouble import Refused, Trouble, Unreachable
 from tests.egress.guarded_http import NAME, OK, SWITCHED, answer, get, post, say
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.egress.session import PROXY_PORT, EgressLimits, EgressPlan
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.session import PROXY_PORT, EgressLimits, EgressPlan
+from skillyard.gate.client import ProcessGate
 from tests.egress.gates import Server, echo, plugged, policy, reaching, until
 from tests.egress.hellos import hello
 from tests.egress.programs.authority import Authority

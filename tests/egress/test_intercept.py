@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from skillyard.egress.trouble import Ended
+from skillyard.gate.trouble import Ended
 from tests.egress.intercepted import BOUND_S, LOOPBACK, TOKEN, Gate, Outside, all_of, server
 from tests.egress.programs.web import Answer, Asked
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.egress.trust import TRUST_ENV
+from skillyard.gate.trust import TRUST_ENV
 from tests.egress.intercepted import BOUND_S, TOKEN, Gate, Outside
 from tests.egress.programs.git_server import PREFIX, git_repository, git_route
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import PLACEHOLDER_PREFIX, GateSecret, new_placeholder
-from skillyard.egress.mask import Masker, Masks
-from skillyard.egress.placeholder import Placeholders
-from skillyard.egress.trouble import Refused
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import PLACEHOLDER_PREFIX, GateSecret, new_placeholder
+from skillyard.gate.mask import Masker, Masks
+from skillyard.gate.placeholder import Placeholders
+from skillyard.gate.trouble import Refused
 
 VALUE = "s3cr3t/+value=with ~odd\\chars"
 SECRET = GateSecret("KEY", new_placeholder(), VALUE, (parse_rule("api.test"),))

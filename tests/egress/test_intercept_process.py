@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import TRUST_FILE, EgressLimits, EgressPlan, GateSecret, new_placeholder
 from skillyard.domain.errors import GateFault
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import TRUST_FILE, EgressLimits, EgressPlan, GateSecret, new_placeholder
+from skillyard.gate.client import ProcessGate
 from tests.egress.conftest import GATE_UID
 from tests.egress.gates import Plugged, plugged, policy
 from tests.egress.intercepted import BOUND_S, TOKEN, Outside, all_of

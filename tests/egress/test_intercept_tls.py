@@ -20,11 +20,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import TRUST_FILE, EgressLimits
-from skillyard.egress.authority import Authority, NotBound
-from skillyard.egress.tls import TlsEnd, TlsFault
-from skillyard.egress.trust import TRUST_ENV, TrustFiles, system_certificates
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import TRUST_FILE, EgressLimits
+from skillyard.gate.authority import Authority, NotBound
+from skillyard.gate.tls import TlsEnd, TlsFault
+from skillyard.gate.trust import TRUST_ENV, TrustFiles, system_certificates
 from tests.egress.intercepted import TOKEN, Gate, Outside, all_of, server
 from tests.egress.programs.authority import Authority as OtherAuthority
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.session import EgressPlan
-from skillyard.egress.client import ProcessGate
-from skillyard.egress.dns_message import (
+from skillyard.domain.network.session import EgressPlan
+from skillyard.gate.client import ProcessGate
+from skillyard.gate.dns_message import (
     AAAA,
     ANY,
     FORMERR,
@@ -28,8 +28,8 @@ from skillyard.egress.dns_message import (
     read_question,
     write_answer,
 )
-from skillyard.egress.names import Names
-from skillyard.egress.session import Session
+from skillyard.gate.names import Names
+from skillyard.gate.session import Session
 from tests.egress.gates import Plugged, plugged, policy
 from tests.egress.rooms import Rooms
 

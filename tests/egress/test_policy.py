@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.address import Address, embedded, nat64_prefixes
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
-from skillyard.domain.egress.session import USUAL_PORTS, ports_of
+from skillyard.domain.network.address import Address, embedded, nat64_prefixes
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
+from skillyard.domain.network.session import USUAL_PORTS, ports_of
 
 PUBLIC = ipaddress.ip_address("93.184.216.34")
 INSIDE = ipaddress.ip_address("10.0.0.7")

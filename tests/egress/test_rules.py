@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.egress.address import closed, looks_numeric, parse_address
-from skillyard.domain.egress.policy import is_open, parse_rules
-from skillyard.domain.egress.rule import ANY_PORT, WEB_PORTS, canonical_name, parse_rule
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.address import closed, looks_numeric, parse_address
+from skillyard.domain.network.policy import is_open, parse_rules
+from skillyard.domain.network.rule import ANY_PORT, WEB_PORTS, canonical_name, parse_rule
 
 labels = st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
 names = st.lists(labels, min_size=2, max_size=5).map(".".join)

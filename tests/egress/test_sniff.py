@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.egress.sniff import FirstWords, Kind, sniff
-from skillyard.egress.tls_guard import ACCESS_DENIED
-from skillyard.egress.trouble import Trouble
+from skillyard.gate.sniff import FirstWords, Kind, sniff
+from skillyard.gate.tls_guard import ACCESS_DENIED
+from skillyard.gate.trouble import Trouble
 from tests.egress.hellos import hello, message, records, server_name
 
 GET = b"GET / HTTP/1.1\r\nHost: a.x.com\r\n\r\n"

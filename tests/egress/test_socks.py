@@ -7,8 +7,8 @@ import ipaddress
 
 import pytest
 
-from skillyard.domain.egress.session import PROXY_PORT, EgressLimits, EgressPlan
-from skillyard.egress.client import ProcessGate
+from skillyard.domain.network.session import PROXY_PORT, EgressLimits, EgressPlan
+from skillyard.gate.client import ProcessGate
 from tests.egress.gates import Plugged, Server, echo, plugged, policy, reaching
 from tests.egress.hellos import hello
 from tests.egress.rooms import Rooms

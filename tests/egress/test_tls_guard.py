@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.egress.host_port import Host
-from skillyard.egress.tls_guard import ACCESS_DENIED, TlsGuard
-from skillyard.egress.trouble import Refused
+from skillyard.gate.host_port import Host
+from skillyard.gate.tls_guard import ACCESS_DENIED, TlsGuard
+from skillyard.gate.trouble import Refused
 from tests.egress.hellos import HELLO_RANDOM, extension, hello, message, records, server_name, vector
 from tests.egress.programs.authority import Authority
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from skillyard.domain.environment import Wanted
+from skillyard.domain.package.environment import Wanted
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.environments import Environment, Environments
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from skillyard.domain.principal import LOCAL, Principal
-from skillyard.domain.protection import Level, Protection
-from skillyard.domain.run import RunRecord
-from skillyard.domain.secret_entry import Secret
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.secret.entry import Secret
+from skillyard.domain.work.record import RunRecord
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.environments import Environments

@@ -8,9 +8,9 @@ import io
 import tarfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from skillyard.domain.environment import Lock, Wanted
-from skillyard.domain.lock_text import Pin, lock_text, parse_lock
-from skillyard.domain.package_names import normalized
+from skillyard.domain.package.environment import Lock, Wanted
+from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
+from skillyard.domain.package.names import normalized
 from skillyard.engine.asked_packages import required_name
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.interpreter import platform_name

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skillyard.domain.egress.address import parse_address
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import Connection, EgressPlan, NetworkLog
 from skillyard.domain.errors import GateFault
-from skillyard.domain.sandbox import Mount
+from skillyard.domain.network.address import parse_address
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import Connection, EgressPlan, NetworkLog
+from skillyard.domain.sandbox.spec import Mount
 
 PROXY = "http://127.0.0.1:3128"
 TRUST = Mount(Path("/nonexistent/ca.pem"), "/run/egress/ca.pem")

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.egress.session import Egress
 from skillyard.domain.errors import SandboxGone, SkillNotFound
-from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.protection import PROTECTIONS, Level, Probe, Protection
-from skillyard.domain.sandbox import (
+from skillyard.domain.network.session import Egress
+from skillyard.domain.sandbox.protection import PROTECTIONS, Level, Probe, Protection
+from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Entry,
     Guest,
@@ -25,7 +24,7 @@ from skillyard.domain.sandbox import (
     Stream,
     StreamLimits,
 )
-from skillyard.domain.skill import (
+from skillyard.domain.skill.skill import (
     Finding,
     Needs,
     RuntimeSpec,
@@ -36,6 +35,7 @@ from skillyard.domain.skill import (
     SkillLine,
     SkillSource,
 )
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
 
 ALL_WALLS = {name: Protection(Level.KERNEL) for name in PROTECTIONS}
 

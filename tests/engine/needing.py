@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.approval import Approval
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import EgressPlan
-from skillyard.domain.skill import Needs, SecretNeed, Skill, SkillSource
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import EgressPlan
+from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.skill import Needs, SecretNeed, Skill, SkillSource
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.principal import LOCAL, Principal, Scope
-from skillyard.domain.publication import PublicationLimits
+from skillyard.domain.skill.publication import PublicationLimits
 from skillyard.engine.catalogue.export import export, find_exported
 from skillyard.engine.catalogue.publishing import Published, publish
 from skillyard.ports.bundles import ArchiveForm

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from skillyard import SyncRuntime
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from skillyard.settings import load_settings
 from tests.packages.wheels import make_wheel, wheel_name
 from tests.skills.skilldirs import action, agent_skill, write
 

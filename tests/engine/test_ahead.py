@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
-from skillyard.egress.client import PROXY_ENV
-from skillyard.egress.trust import TRUST_ENV
+from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
 from skillyard.engine.config import EngineConfig, EnvironmentDefinition
 from skillyard.engine.curated import CURATED, curated, is_read
 from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages_config import PackagesConfig
+from skillyard.gate.client import PROXY_ENV
+from skillyard.gate.trust import TRUST_ENV
 from skillyard.guest.mounted import SKILL_DIR, SKILLS_DIR
 from tests.engine.conftest import Rig, make_engine, playing
 from tests.engine.fakes import FakeBackend, a_skill, result

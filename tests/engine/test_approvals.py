@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.approval import Approval
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Scope
-from skillyard.domain.trust import Trust, TrustRule
+from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.observer import ApprovalChanged
 from tests.bundles import skill_files, tar
 from tests.engine.conftest import Rig

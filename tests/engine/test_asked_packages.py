@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.run import RunKind
-from skillyard.domain.skill import Needs, SecretNeed
-from skillyard.domain.trust import Trust, parse_trust_rules
+from skillyard.domain.skill.skill import Needs, SecretNeed
+from skillyard.domain.skill.trust import Trust, parse_trust_rules
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.asked_packages import why_refused
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages_config import PackagesConfig

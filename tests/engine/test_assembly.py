@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from skillyard import Runtime, SyncRuntime
+from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir, DataDirInUse, DataDirUnusable
 from skillyard.domain.errors import BlobNotFound, Forbidden, InvalidInput
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.protection import Probe
-from skillyard.settings import load_settings
+from skillyard.domain.sandbox.protection import Probe
 from tests.engine.fakes import FakeBackend, FakeProcess, result
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import QuotaExceeded
-from skillyard.domain.frames import FrameLimits
+from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import INLINE, BlobSink, BlobTarget, Broken
 from skillyard.engine.tasks import Tasks

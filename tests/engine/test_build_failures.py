@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.policy import parse_rules
-from skillyard.domain.environment import Wanted
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput, SandboxFault
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.network.policy import parse_rules
+from skillyard.domain.package.environment import Wanted
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.environments import BuildFailed
 from skillyard.engine.environments.build_log import MOST_BYTES, BuildLog
 from skillyard.engine.environments.builder import SandboxBuilder
 from skillyard.engine.environments.explain import MOST, explained
 from skillyard.engine.environments.steps import Steps
 from skillyard.engine.packages_config import PYPI, PackagesConfig
-from skillyard.settings import load_settings
 from tests.engine.conftest import Rig
 
 CONFIG = PackagesConfig(memory_mb=100, disk_mb=200, timeout_s=30)

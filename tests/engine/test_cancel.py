@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from skillyard.domain.errors import Busy, RunNotFound
-from skillyard.domain.outcome import Ending, Outcome
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.collect import INLINE, BlobSink, BlobTarget
 from skillyard.engine.tasks import Tasks
 from tests.engine.conftest import CODE, Rig

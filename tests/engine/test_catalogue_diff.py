@@ -10,7 +10,7 @@ import pytest
 
 from skillyard.domain.errors import Forbidden, SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import SkillFile
+from skillyard.domain.skill.skill import SkillFile
 from skillyard.engine.catalogue.diff import Diffs
 from tests.bundles import skill_files, tar
 from tests.engine.conftest import Rig

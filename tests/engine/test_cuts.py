@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.session import MOST_REASON, Connection
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.skill import Needs, SecretNeed
-from skillyard.egress.log import Log
+from skillyard.domain.network.session import MOST_REASON, Connection
+from skillyard.domain.skill.skill import Needs, SecretNeed
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
 from skillyard.engine.redact import Redaction
+from skillyard.gate.log import Log
 from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable
 from skillyard.guest.left import send_left

@@ -11,7 +11,7 @@ import pytest
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Needs, SkillFile, SkillKind
+from skillyard.domain.skill.skill import Needs, SkillFile, SkillKind
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 

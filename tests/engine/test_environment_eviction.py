@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skillyard.domain.errors import Busy
-from skillyard.domain.sandbox import Held, Owner
+from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.environments import Environments
 from skillyard.engine.environments.environments import JUST_USED_S
 from skillyard.engine.packages_config import PackagesConfig

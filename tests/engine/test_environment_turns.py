@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.environment import Wanted
 from skillyard.domain.errors import Busy, Forbidden
+from skillyard.domain.package.environment import Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.environments import BuildFailed, Environments, building
 from skillyard.engine.environments.environments import JUST_USED_S

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.environment import Lock, Wanted
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
+from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.engine.environments import BuildFailed, Environments
 from skillyard.engine.environments.building import RETRY_S
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.run import RunStatus
-from skillyard.domain.skill import Needs, SecretNeed, SkillSource
+from skillyard.domain.skill.skill import Needs, SecretNeed, SkillSource
+from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import RunEnded, SecretsGiven
 from skillyard.engine.packages_config import PackagesConfig
 from tests.engine.conftest import Rig, playing

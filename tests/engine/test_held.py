@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skillyard.domain.errors import Busy
-from skillyard.domain.run import RunKind
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.held import HeldRequests, weight
 from skillyard.engine.request import RunRequest, from_params
 

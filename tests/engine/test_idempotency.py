@@ -9,7 +9,7 @@ import pytest
 
 from skillyard.domain.errors import Busy, IdempotencyConflict
 from skillyard.domain.principal import Principal
-from skillyard.domain.run import RunKind
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.methods import METHODS
 from skillyard.engine.request import from_params
 from tests.engine.conftest import CODE, Rig

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, ProtectionMissing
-from skillyard.domain.isolation import WAIVED
-from skillyard.domain.protection import Level, Protection
-from skillyard.domain.sandbox import Held, Owner
+from skillyard.domain.sandbox.isolation import WAIVED
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.engine import Engine
 from tests.engine.conftest import Rig, make_engine
 from tests.engine.fakes import FakeBackend

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.rule import parse_rule
 from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound
+from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
 from skillyard.engine import live_network
 from skillyard.engine.observer import Fault, NetworkChanged

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.skill import SecretNeed, SkillSource
-from skillyard.domain.trust import Trust, TrustRule
+from skillyard.domain.skill.skill import SecretNeed, SkillSource
+from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.needs import BUILT_IN, IN_DIRECTORY, NOBODY, standing_of
 from tests.engine.conftest import Rig
 from tests.engine.fakes import raises, result

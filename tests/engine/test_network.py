@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.rule import parse_rule
-from skillyard.domain.egress.session import Connection
 from skillyard.domain.errors import GateFault, IdempotencyConflict, InvalidInput
-from skillyard.domain.protection import Level, Protection
-from skillyard.domain.run import RunStatus
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.network.rule import parse_rule
+from skillyard.domain.network.session import Connection
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import Needs, SecretNeed
+from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import Fault, NetworkUsed
 from tests.engine.conftest import Rig
 from tests.engine.fake_gate import PROXY, TRUST, FakeGate

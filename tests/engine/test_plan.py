@@ -15,7 +15,7 @@ from skillyard.domain.errors import (
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Needs, SkillKind
+from skillyard.domain.skill.skill import Needs, SkillKind
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fakes import a_skill
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.egress.rule import parse_rule
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
+from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
-from skillyard.domain.skill import Needs
+from skillyard.domain.skill.skill import Needs
 from skillyard.engine import resolve
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill

@@ -17,8 +17,8 @@ from skillyard.domain.errors import (
     SkillNotFound,
     VersionTaken,
 )
-from skillyard.domain.manifest_name import GUIDE
 from skillyard.domain.principal import Scope
+from skillyard.domain.skill.manifest_name import GUIDE
 from skillyard.engine.catalogue.publishing import publish
 from skillyard.engine.observer import CatalogueChanged
 from skillyard.ports.bundles import ArchiveForm

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunKind, RunRecord, RunStatus
-from skillyard.domain.sandbox import Held, Owner
+from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Fault, Recovered

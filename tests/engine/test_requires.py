@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import LOCAL
-from skillyard.domain.publication import Pin
-from skillyard.domain.requirement import Requirement
-from skillyard.domain.semver import newest_first
-from skillyard.domain.skill import Needs, Skill, SkillSource
-from skillyard.domain.trust import Trust, TrustRule
+from skillyard.domain.skill.publication import Pin
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.semver import newest_first
+from skillyard.domain.skill.skill import Needs, Skill, SkillSource
+from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
 from tests.engine.conftest import Rig
 from tests.engine.fakes import FakeSkills, a_skill

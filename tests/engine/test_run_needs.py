@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from skillyard.domain.package_names import admits, parse_patterns
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.package.names import admits, parse_patterns
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.engine.need_rows import Row, declares, environment_rows, package_rows
 from skillyard.engine.needs import IN_DIRECTORY, NOBODY, packages_allowed
 from skillyard.engine.packages_config import PackagesConfig

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
-from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.protection import Level, Protection
-from skillyard.domain.run import RunStatus
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import RunStatus
 from skillyard.engine import execute
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
 from tests.engine.conftest import Rig, playing

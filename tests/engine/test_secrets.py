@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SecretNotFound, SkillyardError, StoreFault
 from skillyard.domain.principal import LOCAL, Principal, Scope
-from skillyard.domain.run import RunKind
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_entry import Secret
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import Needs, SecretNeed
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.methods import METHODS
 from skillyard.engine.plan import Plan, make_plan
 from skillyard.engine.refused import Refused

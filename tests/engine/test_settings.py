@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.settings import BOUNDED_BY_KERNEL, Settings, load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.engine.config import EngineConfig
-from skillyard.settings import BOUNDED_BY_KERNEL, Settings, load_settings
 
 
 @pytest.fixture(autouse=True)

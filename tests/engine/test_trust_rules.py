@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.trust import MOST_RULES, Trust, TrustRule, parse_trust_rules
-from skillyard.settings import load_settings
+from skillyard.domain.skill.trust import MOST_RULES, Trust, TrustRule, parse_trust_rules
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.observer import Fault, Recovered
 from skillyard.stores.records import SqliteRecords

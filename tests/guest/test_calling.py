@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.frames import Notes
+from skillyard.domain.sandbox.frames import Notes
 from tests.guest.conftest import GuestBox
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.foreign_json import MAX_DEPTH
-from skillyard.domain.frames import (
+from skillyard.domain.sandbox.frames import (
     PIECE,
     BlobAbandon,
     BlobBegin,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skillyard.domain.frames import FrameFault, FrameReader, Result
+from skillyard.domain.sandbox.frames import FrameFault, FrameReader, Result
 from tests.guest.conftest import PREFIX, GuestBox
 
 

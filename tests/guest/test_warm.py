@@ -10,8 +10,8 @@ from typing import Any
 import cryptography
 import pytest
 
-from skillyard.domain.frames import FrameReader, Result
-from skillyard.domain.guest_request import encode_request
+from skillyard.domain.sandbox.frames import FrameReader, Result
+from skillyard.domain.sandbox.guest_request import encode_request
 from tests.guest.conftest import GuestBox
 
 SERVE = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.isolation import waived
+from skillyard.domain.sandbox.isolation import waived
 from tests.hosts.docker_engine import ROOT, Docker, docker_daemon, import_here
 
 pytestmark = pytest.mark.timeout(300)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import look, python
 

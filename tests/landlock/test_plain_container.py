@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.isolation import WAIVED
-from skillyard.domain.protection import ADVISORY
+from skillyard.domain.sandbox.isolation import WAIVED
+from skillyard.domain.sandbox.protection import ADVISORY
 from tests.landlock.host import TOO_OLD
 
 BOUND_S = 60
@@ -22,7 +22,7 @@ RUNTIME = """
 import json, sys
 from skillyard import SyncRuntime
 from skillyard.domain.errors import SkillyardError
-from skillyard.settings import PolicySettings, Settings
+from skillyard.config.settings import PolicySettings, Settings
 
 def attempt(isolation):
     settings = Settings(data_dir=sys.argv[1] + "/" + isolation, policy=PolicySettings(isolation=isolation))

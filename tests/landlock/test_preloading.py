@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from skillyard.domain.isolation import waived
-from skillyard.domain.sandbox import Argv
+from skillyard.domain.sandbox.isolation import waived
+from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
 from tests.landlock.host import need

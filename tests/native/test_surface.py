@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.limits import Limits
-from skillyard.domain.protection import Level
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
+from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native import call_arguments, kernel, seccomp, system_calls
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions

@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from skillyard.domain.errors import FileNotFound
-from skillyard.domain.limits import Limits
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
+from skillyard.domain.work.limits import Limits
 from skillyard.ports.sandbox import Backend, Process, Sandbox
 from tests.regrtest.modules import IGNORED, RESOURCES
 from tests.regrtest.results import Results, parse

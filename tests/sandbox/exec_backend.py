@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
-from skillyard.domain.guest_request import encode_request
-from skillyard.domain.outcome import Usage
-from skillyard.domain.protection import Demand, Probe
-from skillyard.domain.sandbox import (
+from skillyard.domain.sandbox.guest_request import encode_request
+from skillyard.domain.sandbox.protection import Demand, Probe
+from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
     Entry,
@@ -32,6 +31,7 @@ from skillyard.domain.sandbox import (
     Stream,
     StreamLimits,
 )
+from skillyard.domain.work.outcome import Usage
 from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
 from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
 from tests.sandbox import exec_inside, exec_walls

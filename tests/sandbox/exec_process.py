@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import SandboxGone
-from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.sandbox import Stream, StreamLimits
+from skillyard.domain.sandbox.spec import Stream, StreamLimits
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
 
 CHUNK = 1 << 18
 

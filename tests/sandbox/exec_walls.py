@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec
 
 NOBODY = 65534
 INNER = 1000

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.frames import FrameReader, Result
-from skillyard.domain.sandbox import Argv, EnvironmentRef, Guest, Prepared, SandboxSpec, Stream
+from skillyard.domain.sandbox.frames import FrameReader, Result
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Guest, Prepared, SandboxSpec, Stream
 from skillyard.ports.sandbox import Backend
 
 SOURCES = {

@@ -15,8 +15,8 @@ import pytest
 
 import skillyard
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.sandbox import Argv, Mount, Owner, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
+from skillyard.domain.work.outcome import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.peers import peer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.sandbox import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 from tests.sandbox.escapes import MAPS, SOURCES, UNCOVERS
@@ -123,7 +123,7 @@ def test_a_certificate_file_that_is_mounted_over_the_hosts_is_seen(tmp_path: Pat
 
 _READ = """
 import asyncio, pathlib, sys
-from skillyard.domain.sandbox import Argv, SandboxSpec, Stream
+from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 async def main():

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.domain.isolation import waived
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.sandbox import Argv, Stream
+from skillyard.domain.sandbox.isolation import waived
+from skillyard.domain.sandbox.spec import Argv, Stream
+from skillyard.domain.work.outcome import Outcome
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.gvisor.backend import GvisorBackend
 from skillyard.testing.sandbox_suite import Ground

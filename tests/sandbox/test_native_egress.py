@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.egress.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
-from skillyard.domain.limits import Limits
-from skillyard.domain.protection import Level
-from skillyard.domain.sandbox import Mount
-from skillyard.egress import synthetic
+from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import Mount
+from skillyard.domain.work.limits import Limits
+from skillyard.gate import synthetic
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.native import rtnetlink, walls
 from skillyard.sandbox.native.backend import NativeBackend

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from skillyard.domain.sandbox import Argv
+from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 from tests.sandbox.preloading import Yard, write_packages

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.isolation import waived
+from skillyard.domain.sandbox.isolation import waived
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.protection import ABILITIES, PROTECTIONS, Level
-from skillyard.domain.sandbox import SandboxSpec, Stream
+from skillyard.domain.sandbox.protection import ABILITIES, PROTECTIONS, Level
+from skillyard.domain.sandbox.spec import SandboxSpec, Stream
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
 from skillyard.testing.sandbox_suite.check import SURVIVAL, expect
 from tests.sandbox import exec_walls

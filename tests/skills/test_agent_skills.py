@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.skill import Finding, Skill, SkillFormat, SkillKind
+from skillyard.domain.skill.skill import Finding, Skill, SkillFormat, SkillKind
 from skillyard.stores.skills import Caps, validate
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import read_tree

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.skill import Finding, Skill, SkillFormat, SkillKind
+from skillyard.domain.skill.skill import Finding, Skill, SkillFormat, SkillKind
 from skillyard.stores.skills import Caps, new_skill, validate
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.entrypoint import complaint

@@ -14,7 +14,7 @@ import pytest
 
 from skillyard.bundled import GUIDE
 from skillyard.domain.errors import InvalidInput, SkillNotFound, StoreFault
-from skillyard.domain.skill import SkillFormat
+from skillyard.domain.skill.skill import SkillFormat
 from skillyard.ports.skills import SkillStore
 from skillyard.stores.skills import Caps, Catalogue, ScanLimits
 from skillyard.stores.skills.tree import read_tree

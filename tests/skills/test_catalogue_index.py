@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import SkillNotFound, StoreFault
-from skillyard.domain.publication import Pin, Publication
-from skillyard.domain.skill import SkillSource
+from skillyard.domain.skill.publication import Pin, Publication
+from skillyard.domain.skill.skill import SkillSource
 from skillyard.stores.skills import Caps, Catalogue, ScanLimits
 from skillyard.stores.skills.catalogue.index import mark
 from skillyard.stores.skills.snapshots import Snapshots

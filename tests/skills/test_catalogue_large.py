@@ -14,7 +14,7 @@ import pytest
 
 from skillyard.bench.many_skills import name_of, write_skills, write_version
 from skillyard.domain.errors import SkillNotFound
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.stores.skills import Catalogue
 from skillyard.stores.skills.catalogue import upkeep as upkeeping
 from skillyard.stores.skills.catalogue.patrol import Patrol

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.domain.package.script_metadata import ScriptMetadata
 from skillyard.domain.rules import RULES
-from skillyard.domain.script_metadata import ScriptMetadata
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill.skill import Finding, Skill
 from skillyard.stores.skills import validate
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.dependencies import MAX_DEPENDENCIES, MAX_REQUIREMENTS_BYTES

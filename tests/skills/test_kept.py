@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.domain.skill import SkillFile
+from skillyard.domain.skill.skill import SkillFile
 from skillyard.stores.skills.catalogue.index.rows import Entry
 from skillyard.stores.skills.catalogue.kept import Kept, KeptSkills, weight
 from tests.engine.fakes import a_skill

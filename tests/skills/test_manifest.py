@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.domain.manifest import Manifest, check_manifest
-from skillyard.domain.manifest_report import Problem
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import RuntimeSpec, SecretNeed, SkillKind
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.manifest import Manifest, check_manifest
+from skillyard.domain.skill.manifest_report import Problem
+from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, SkillKind
 
 ACTION: dict[str, Any] = {
     "name": "sales.leads.sync",

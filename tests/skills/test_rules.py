@@ -14,7 +14,7 @@ import pytest
 
 import skillyard
 from skillyard.domain.rules import RULES, SECTIONS
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills import Catalogue, validate
 from skillyard.stores.skills.sources.git_index import read_index

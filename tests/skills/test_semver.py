@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.requirement import Requirement
-from skillyard.domain.semver import Precedence, Range, Version, is_version, latest, newest_first
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.semver import Precedence, Range, Version, is_version, latest, newest_first
 
 ORDERED = [
     *("0.0.1", "0.1.0", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2"),

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from skillyard.assembly import SyncRuntime
 from skillyard.bundled import EXAMPLES
 from skillyard.faces.cli.main import cli
+from skillyard.runtime import SyncRuntime
 from skillyard.server_process import ServerProcess
 from skillyard.skilltest.runner import Runner
 from skillyard.skilltest.subject import read_subject

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.skill_example import Example, Expectation, ExpectedBlob
+from skillyard.domain.skill.example import Example, Expectation, ExpectedBlob
 from skillyard.skilltest.subject import read_subject
 from skillyard.stores.skills import validate
 from tests.skills.skilldirs import action_files, agent_skill, write

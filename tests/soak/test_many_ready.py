@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.sandbox import Guest, SandboxSpec
+from skillyard.domain.sandbox.spec import Guest, SandboxSpec
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import Footprint, Snapshot, gone

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.sources import read_source
 from skillyard.stores.skills.sources.git_index import MAX_BYTES, read_index
 from tests.sources.indexes import LINK, checkout, entry, index

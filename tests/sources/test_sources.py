@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.archives import ArchiveLimits, Unpacked
 from skillyard.stores.skills.sources import read_source
 from skillyard.stores.skills.tree import Caps

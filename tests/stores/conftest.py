@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.publication import PublicationLimits
-from skillyard.domain.storage import BlobLimits
+from skillyard.domain.blob import BlobLimits
+from skillyard.domain.skill.publication import PublicationLimits
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.publications import PublicationStore

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, StoreFault
-from skillyard.domain.storage import BlobLimits
 from skillyard.stores import migrations
 from skillyard.stores.blob_files import BlobFiles
 from skillyard.stores.blob_rows import content_key

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, SkillyardError
-from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobStore
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.database import Database

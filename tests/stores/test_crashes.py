@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.run import RunStatus
+from skillyard.domain.work.record import RunStatus
 from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.approval import Approval
-from skillyard.domain.run import RunStatus
+from skillyard.domain.skill.approval import Approval
+from skillyard.domain.work.record import RunStatus
 from skillyard.stores import migrations
 from skillyard.stores.approvals import SqliteApprovals
 from skillyard.stores.blobs import LocalBlobs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.publication import Publication
+from skillyard.domain.skill.publication import Publication
 from skillyard.stores.publications import SqlitePublications
 from tests.stores.conftest import Opener
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
 from skillyard.stores.database import Database
 from skillyard.stores.records import SqliteRecords

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_entry import SecretScope
+from skillyard.domain.secret.entry import SecretScope
+from skillyard.domain.secret.secret import Delivery
 from skillyard.stores import secret_seal
 from skillyard.stores.secret_keys import GivenKeyFile, key_source
 from skillyard.stores.secrets import SealedSecrets

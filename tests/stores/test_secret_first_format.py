@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_entry import SecretScope
+from skillyard.domain.secret.entry import SecretScope
+from skillyard.domain.secret.secret import Delivery
 from skillyard.stores.secret_keys import GivenKeys
 from skillyard.stores.secrets import SealedSecrets
 from tests.stores.sealed import CRM, fresh_key, given, value

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.secrets import SecretSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret import Delivery
+from skillyard.domain.secret.secret import Delivery
 from skillyard.ports.secrets import SecretReader
-from skillyard.secret_settings import SecretSettings
 from skillyard.secret_sources import make_secret_readers
 from skillyard.stores.secret_readers.environment import EnvironmentSecrets
 from skillyard.stores.secret_readers.files import FileSecrets

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from tests.verify.mutants import Mutant
 
-ADDRESS, POLICY = "domain/egress/address.py", "domain/egress/policy.py"
-TLS, HEAD = "egress/tls_guard.py", "egress/http_head.py"
+ADDRESS, POLICY = "domain/network/address.py", "domain/network/policy.py"
+TLS, HEAD = "gate/tls_guard.py", "gate/http_head.py"
 WALLS = "sandbox/native/walls.py"
 
 MUTANTS = (
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "any_port", ("rule: a run reaches what its policy names",), "a rule is for every port of its host",
-        ("egress-ports",), {"domain/egress/rule.py": "Rule.has_port = lambda self, port: True"}, network=True,
+        ("egress-ports",), {"domain/network/rule.py": "Rule.has_port = lambda self, port: True"}, network=True,
     ),
     Mutant(
         "any_server_name", ("rule: what is said on a connection is held to its host",), "any server name passes",

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 import skillyard
-from skillyard import backends, own_process
-from skillyard.domain.protection import Probe, Protection
+from skillyard import own_process, wiring
+from skillyard.config.settings import Settings
+from skillyard.domain.sandbox.protection import Probe, Protection
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from skillyard.settings import Settings
 from skillyard.verify.canaries import planted, planted_file
 from skillyard.verify.home import own_runtime
 from skillyard.verify.yard import Yard
@@ -106,9 +106,7 @@ async def _yard(
         mutant.outside(monkeypatch)
     settings = Settings(data_dir=place / "unused")
     if mutant.network:
-        monkeypatch.setattr(
-            backends, "_MAKE", {"native": lambda _, run_dir, plug=None: Claiming(run_dir, claims, plug)}
-        )
+        monkeypatch.setattr(wiring, "_MAKE", {"native": lambda _, run_dir, plug=None: Claiming(run_dir, claims, plug)})
         async with own_runtime(settings, place) as runtime:
             yield Yard(runtime, None, runtime)
         return

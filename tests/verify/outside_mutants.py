@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain import foreign_json, frames
-from skillyard.domain.frames import FrameLimits, Result
+from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL
-from skillyard.domain.protection import Probe
+from skillyard.domain.sandbox import frames
+from skillyard.domain.sandbox.frames import FrameLimits, Result
+from skillyard.domain.sandbox.protection import Probe
 from skillyard.engine import execute, grant, methods, output, secrets_for_run
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
@@ -149,7 +150,7 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
 
 def approving(patch: pytest.MonkeyPatch) -> None:
     """Whatever is published is approved."""
-    from skillyard.domain.approval import Standing
+    from skillyard.domain.skill.approval import Standing
     from skillyard.engine import needs
 
     async def standing(engine: Any, skill: Any) -> Any:
@@ -176,7 +177,7 @@ def lax_archives(patch: pytest.MonkeyPatch) -> None:
 
 def schemas_at_hand(patch: pytest.MonkeyPatch) -> None:
     """Schemas are applied in the server's own loop."""
-    from skillyard.domain.schema_verdict import SchemaVerdict
+    from skillyard.domain.skill.schema_verdict import SchemaVerdict
     from skillyard.schemas import dialect
     from skillyard.schemas.pool import SchemaPool
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.isolation import waived
-from skillyard.domain.protection import PROTECTIONS
-from skillyard.settings import Isolation, load_settings
+from skillyard.config.settings import Isolation, load_settings
+from skillyard.domain.sandbox.isolation import waived
+from skillyard.domain.sandbox.protection import PROTECTIONS
 from skillyard.verify.attack import FAILURES, Attack, Verdict
 from skillyard.verify.battery import Finding, fight
 from skillyard.verify.canaries import PREFIX, Canaries, planted, planted_file

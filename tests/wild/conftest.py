@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.assembly import Runtime
-from skillyard.settings import load_settings
+from skillyard.config.settings import load_settings
+from skillyard.runtime import Runtime
 from tests.wild.skills import VARIABLE, checkouts, skills_of
 
 Open = Callable[..., AbstractAsyncContextManager[Runtime]]

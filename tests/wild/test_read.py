@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skillyard.assembly import Runtime
 from skillyard.bundled import EXAMPLES
-from skillyard.settings import load_settings
+from skillyard.config.settings import load_settings
+from skillyard.runtime import Runtime
 from skillyard.stores.skills import validate
 from skillyard.stores.skills.catalogue.forest import walk
 from skillyard.stores.skills.layout import ScanLimits

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from skillyard.assembly import Runtime
+from skillyard.runtime import Runtime
 from tests.packages import real_index
 from tests.wild.conftest import Open
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.assembly import Runtime
 from skillyard.bench.many_skills import name_of, write_skills, write_version
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.client.sync import SyncClient
-from skillyard.domain.manifest_name import GUIDE
+from skillyard.config.settings import load_settings
+from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.runtime import Runtime
 from skillyard.server_process import ServerProcess
-from skillyard.settings import load_settings
 
 PAGE = 50
 STARTS = 3

@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.backends import native_backend
 from skillyard.bench.processes import proc_text, sandboxed
+from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.settings import load_settings
+from skillyard.wiring import native_backend
 
 KIB = 1024
 _PATIENCE_S = 60.0

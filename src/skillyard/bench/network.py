@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.assembly import Runtime
 from skillyard.bench.certificates import certify
 from skillyard.bench.job import SUM, WrongResult
 from skillyard.bench.peers import interpreter
 from skillyard.bench.stats import Rounds
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import SkillyardError
 from skillyard.engine.environments import base_interpreter
-from skillyard.settings import load_settings
+from skillyard.runtime import Runtime
 
 HOST, SKILL, SECRET = "origin.bench", "bench.network", "BENCH_KEY"
 _BOUND_S = 60.0

@@ -10,15 +10,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.assembly import Runtime
 from skillyard.bench.job import DATA, NUMPY, SUM, Job
 from skillyard.bench.subject import Awaited, Blocking, Skipped, Subject
 from skillyard.client.sync import SyncClient
+from skillyard.config.settings import Settings, load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.errors import SkillyardError
+from skillyard.runtime import Runtime
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.server_process import ServerProcess
-from skillyard.settings import Settings, load_settings
 
 _SETTLE_S = 0.04
 """Longer than what the keeper leaves between a short run and the refilling of its pool."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from skillyard.client.errors import BadArgument
-from skillyard.domain.bundle import is_excluded
+from skillyard.domain.skill.bundle import is_excluded
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_ENTRIES = 4096

@@ -25,8 +25,8 @@ from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
 from skillyard.demo.screen import Screen
 from skillyard.demo.story import DemoFailed, Story
-from skillyard.domain.isolation import AUTO, STRONGEST_FIRST
-from skillyard.domain.protection import LIMITS, WALLS, Level
+from skillyard.domain.sandbox.isolation import AUTO, STRONGEST_FIRST
+from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.server_process import ServerFailed, ServerProcess
 from skillyard.stores.skills.snapshots import remove_tree

@@ -1,4 +1,4 @@
-"""Every error that crosses a face. A run that fails is no error: see :mod:`skillyard.domain.outcome`.
+"""Every error that crosses a face. A run that fails is no error: see :mod:`skillyard.domain.work.outcome`.
 
 ``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
 (skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019.

@@ -6,7 +6,7 @@ import re
 
 from skillyard.domain.errors import InvalidInput, shape
 from skillyard.domain.principal import Principal
-from skillyard.domain.secret_entry import check_project
+from skillyard.domain.secret.entry import check_project
 
 MIN_LENGTH = 24
 MAX_LENGTH = 512

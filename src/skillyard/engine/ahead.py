@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skillyard.domain.sandbox import EnvironmentRef, SandboxSpec
+from skillyard.domain.sandbox.spec import EnvironmentRef, SandboxSpec
 from skillyard.engine.curated import curated, is_read
 from skillyard.engine.observer import Fault, ModulesAhead, Observer
 from skillyard.engine.tasks import Tasks

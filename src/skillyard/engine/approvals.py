@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.approval import Approval, Standing
-from skillyard.domain.egress.policy import OPERATOR, Layer
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
+from skillyard.domain.network.policy import OPERATOR, Layer
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.approval import Approval, Standing
+from skillyard.domain.skill.skill import Skill
 from skillyard.domain.unicode import check_unicode
 from skillyard.engine import cursor as cursors
 from skillyard.engine import need_rows

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skillyard.domain.environment import Wanted
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.domain.manifest_needs import is_requirement
-from skillyard.domain.package_names import admits, normalized
-from skillyard.domain.script_metadata import read_script_metadata
+from skillyard.domain.package.environment import Wanted
+from skillyard.domain.package.names import admits, normalized
+from skillyard.domain.package.script_metadata import read_script_metadata
+from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.engine.packages_config import PackagesConfig
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

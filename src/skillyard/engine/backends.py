@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
-from skillyard.domain.isolation import AUTO, STRONGEST_FIRST, waived
-from skillyard.domain.protection import Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.isolation import AUTO, STRONGEST_FIRST, waived
+from skillyard.domain.sandbox.protection import Demand, Level, Probe, Protection
 from skillyard.engine.config import EngineConfig
 from skillyard.ports.sandbox import Backend
 

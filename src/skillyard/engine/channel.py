@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skillyard.domain.frames import (
+from skillyard.domain.sandbox.frames import (
     BlobAbandon,
     BlobBegin,
     BlobData,
@@ -17,8 +17,8 @@ from skillyard.domain.frames import (
     Result,
     ResultFault,
 )
-from skillyard.domain.frames import Failure as Raised
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.sandbox.frames import Failure as Raised
+from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.collect import BlobSink, Broken
 from skillyard.engine.failure import Failure
 from skillyard.engine.output import not_serializable

@@ -9,7 +9,7 @@ from mimetypes import MimeTypes
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.failure import Failure
 from skillyard.engine.preview import Preview
 from skillyard.engine.redact import Redaction

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from skillyard.domain.frames import Failure as Raised
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import ERROR_TYPES, Ending, Outcome
 from skillyard.domain.review.python_words import IMPORTED_AS
+from skillyard.domain.sandbox.frames import Failure as Raised
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import ERROR_TYPES, Ending, Outcome
 from skillyard.engine.asked_packages import required_name, why_refused
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.failure import Failure

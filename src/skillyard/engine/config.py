@@ -1,4 +1,4 @@
-"""The engine's settings as plain values; :mod:`skillyard.assembly` makes them from the user's settings."""
+"""The engine's settings as plain values; :mod:`skillyard.runtime` makes them from the user's settings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from ipaddress import IPv6Network
 from typing import Literal
 
-from skillyard.domain.egress.address import Address
-from skillyard.domain.egress.rule import Rule, parse_rule
-from skillyard.domain.egress.session import EgressLimits
-from skillyard.domain.frames import FrameLimits
-from skillyard.domain.limits import LimitFamily
-from skillyard.domain.trust import Trust
+from skillyard.domain.network.address import Address
+from skillyard.domain.network.rule import Rule, parse_rule
+from skillyard.domain.network.session import EgressLimits
+from skillyard.domain.sandbox.frames import FrameLimits
+from skillyard.domain.skill.trust import Trust
+from skillyard.domain.work.limits import LimitFamily
 from skillyard.engine.packages_config import PackagesConfig
 
 MIB = 1024 * 1024
@@ -68,8 +68,8 @@ class EngineConfig:
     """Everything the use cases need to know. Times are seconds unless the name says otherwise.
 
     ``isolation`` is what a run gets that names none, ``isolations`` what it may name
-    (:mod:`skillyard.domain.isolation`). ``kernel_only`` and ``allow_degraded`` are policy on protections (design §4);
-    ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare (skills-protocol §10).
+    (:mod:`skillyard.domain.sandbox.isolation`). ``kernel_only`` and ``allow_degraded`` are policy on protections
+    (design §4); ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare (skills-protocol §10).
     """
 
     limits: LimitFamily = field(default_factory=LimitFamily)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill, SkillLine
+from skillyard.domain.skill.skill import Skill, SkillLine
 from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
     BOOLEAN,

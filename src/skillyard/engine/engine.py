@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.outcome import Outcome
 from skillyard.domain.principal import Principal
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine import live_network, recovery
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.admission import Admission

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
-from skillyard.domain.frames import Result
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.run import RunRecord, RunStatus
-from skillyard.domain.sandbox import Guest, Stream, StreamLimits
+from skillyard.domain.sandbox.frames import Result
+from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log

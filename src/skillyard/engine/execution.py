@@ -14,9 +14,9 @@ from skillyard.domain.errors import (
     SkillNotFound,
     UnsupportedLanguage,
 )
-from skillyard.domain.isolation import CHOICES
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunKind
+from skillyard.domain.sandbox.isolation import CHOICES
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.method import (
     BLOB_ID,
     BOOLEAN,

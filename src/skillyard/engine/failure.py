@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skillyard.domain.frames import Failure as Raised
-from skillyard.domain.outcome import ERROR_TYPES, Outcome
+from skillyard.domain.sandbox.frames import Failure as Raised
+from skillyard.domain.work.outcome import ERROR_TYPES, Outcome
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.text import clean, first, lines, shorten
 

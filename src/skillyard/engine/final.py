@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.frames import Failure as Raised
-from skillyard.domain.frames import Notes, Result
-from skillyard.domain.outcome import Outcome, Usage
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.sandbox.frames import Failure as Raised
+from skillyard.domain.sandbox.frames import Notes, Result
+from skillyard.domain.work.outcome import Outcome, Usage
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.channel import value_of
 from skillyard.engine.collect import NO_LOG, BlobTarget, Log
 from skillyard.engine.failure import Failure

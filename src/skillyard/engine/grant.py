@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import EgressPlan, GateSecret
-from skillyard.domain.environment import SHOWN
-from skillyard.domain.frames import FrameLimits
-from skillyard.domain.guest_request import BlobMount, GuestCall, SkillMount
-from skillyard.domain.limits import Limits
-from skillyard.domain.sandbox import EnvironmentRef, Mount, SandboxSpec
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import Skill
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import EgressPlan, GateSecret
+from skillyard.domain.package.environment import SHOWN
+from skillyard.domain.sandbox.frames import FrameLimits
+from skillyard.domain.sandbox.guest_request import BlobMount, GuestCall, SkillMount
+from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, SandboxSpec
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import Skill
+from skillyard.domain.work.limits import Limits
 from skillyard.engine.ahead import Wish, consented
 from skillyard.engine.backends import Offer
 from skillyard.engine.config import EngineConfig

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from skillyard.domain.errors import IdempotencyConflict
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
 
 Key = tuple[str, str]

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.frames import Notes
-from skillyard.domain.sandbox import Guest, Stream, StreamLimits
+from skillyard.domain.sandbox.frames import Notes
+from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
 from skillyard.engine.channel import Channel
 from skillyard.engine.collect import BlobSink, BlobTarget, Broken
 from skillyard.engine.grant import Grant

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.egress.policy import is_open, parse_rules
 from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound, SandboxGone
+from skillyard.domain.network.policy import is_open, parse_rules
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.active import ActiveRun
 from skillyard.engine.execution import NETWORK
 from skillyard.engine.method import OBJECT, RUN_ID, Method, answer, obj

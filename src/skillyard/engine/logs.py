@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.run import RunRecord, RunStatus
-from skillyard.domain.sandbox import Stream
+from skillyard.domain.sandbox.spec import Stream
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.text import cut_head
 
 if TYPE_CHECKING:

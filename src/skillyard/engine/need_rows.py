@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.approval import Standing
-from skillyard.domain.egress.extent import Extent, Left, left_of
-from skillyard.domain.egress.policy import Layer, is_open, parse_rules
-from skillyard.domain.limits import Limits
-from skillyard.domain.package_names import admits
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import RuntimeSpec, SecretNeed, Skill
+from skillyard.domain.network.extent import Extent, Left, left_of
+from skillyard.domain.network.policy import Layer, is_open, parse_rules
+from skillyard.domain.package.names import admits
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.approval import Standing
+from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, Skill
+from skillyard.domain.work.limits import Limits
 from skillyard.engine.asked_packages import required_name
 from skillyard.engine.needs import packages_allowed
 from skillyard.engine.packages_config import PackagesConfig

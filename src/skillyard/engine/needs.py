@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skillyard.domain.approval import Standing
-from skillyard.domain.package_names import admits
+from skillyard.domain.package.names import admits
 from skillyard.domain.paging import MAX_PAGE
-from skillyard.domain.skill import Skill, SkillSource
+from skillyard.domain.skill.approval import Standing
+from skillyard.domain.skill.skill import Skill, SkillSource
 from skillyard.engine.packages_config import PackagesConfig
 
 if TYPE_CHECKING:

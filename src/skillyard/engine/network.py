@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, is_open, parse_rules
-from skillyard.domain.egress.rule import Rule
-from skillyard.domain.protection import Level, Protection
-from skillyard.domain.skill import Skill
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, is_open, parse_rules
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.config import NetworkConfig
 from skillyard.engine.refused import Refused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from skillyard.domain.frames import Notes
+from skillyard.domain.sandbox.frames import Notes
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.text import ends
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.run import RunRecord
+from skillyard.domain.work.record import RunRecord
 
 
 @dataclass(frozen=True, slots=True)

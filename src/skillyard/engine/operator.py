@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import RunNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.blobs import continuing, whose
 from skillyard.engine.logs import read_logs
 from skillyard.engine.method import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.collect import BlobTarget
 from skillyard.engine.failure import SUMMARY_CHARACTERS, Failure
 from skillyard.engine.redact import Redaction

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from skillyard.domain.egress.rule import Rule, parse_rule
 from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.network.rule import Rule, parse_rule
 
 _PYPI_HOST = "pypi.org"
 PYPI = f"https://{_PYPI_HOST}/simple"

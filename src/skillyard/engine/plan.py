@@ -17,11 +17,11 @@ from skillyard.domain.errors import (
     NotExecutable,
     UnsupportedLanguage,
 )
-from skillyard.domain.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.principal import Principal
-from skillyard.domain.run import RunKind
-from skillyard.domain.sandbox import Mount
-from skillyard.domain.skill import Skill, SkillKind
+from skillyard.domain.sandbox.spec import Mount
+from skillyard.domain.skill.skill import Skill, SkillKind
+from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.backends import Offer
 from skillyard.engine.blobs import owned_blob
 from skillyard.engine.discovery import find_skill

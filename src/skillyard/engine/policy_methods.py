@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.egress.address import Address
-from skillyard.domain.egress.explain import Target, explain
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy, parse_rules
-from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, SkillNotFound
+from skillyard.domain.network.address import Address
+from skillyard.domain.network.explain import Target, explain
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
+from skillyard.domain.network.rule import Rule
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.execution import NETWORK
 from skillyard.engine.method import (

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.run import RunRecord, RunStatus
-from skillyard.domain.sandbox import Held, Owner
+from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.clock_watch import ClockWatch
 from skillyard.engine.failure import Failure
 from skillyard.engine.observer import Fault, Recovered, Swept

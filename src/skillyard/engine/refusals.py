@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.egress.session import host_and_port
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.network.session import host_and_port
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.failure import MAX_MESSAGE, SUMMARY_CHARACTERS
 from skillyard.engine.observer import NetworkUsed
 from skillyard.engine.text import shorten

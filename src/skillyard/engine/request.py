@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.egress.policy import parse_rules
-from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
-from skillyard.domain.run import RunKind
+from skillyard.domain.network.policy import parse_rules
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.work.record import RunKind
 from skillyard.engine.asked_packages import asked_packages
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.domain.requirement import Requirement
-from skillyard.domain.semver import Version, is_version, newest_first
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.semver import Version, is_version, newest_first
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.needs import approved_versions, standing_of, trust_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from skillyard.domain.egress.address import Address, parse_address
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.address import Address, parse_address
 
 PATIENCE_S = 5.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.refusals import counted
 
 

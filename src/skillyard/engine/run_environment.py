@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from skillyard.domain.environment import SHOWN, Wanted
-from skillyard.domain.manifest_needs import is_requirement
-from skillyard.domain.package_names import denies
+from skillyard.domain.package.environment import SHOWN, Wanted
+from skillyard.domain.package.names import denies
+from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.engine.asked_packages import required_name, why_refused
 from skillyard.engine.environments import BuildFailed, Environment
 from skillyard.engine.environments.wants import Asked, asked_by, union

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
-from skillyard.domain.skill import Skill
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine import need_rows
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.need_rows import Row

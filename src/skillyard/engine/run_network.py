@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
-from skillyard.domain.egress.rule import Rule
-from skillyard.domain.egress.session import MOST_REASON, Egress, EgressPlan, NetworkLog, ports_of
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.network.session import MOST_REASON, Egress, EgressPlan, NetworkLog, ports_of
+from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.engine.network import layers_of
 from skillyard.engine.redact import Redaction
 from skillyard.engine.tasks import Tasks

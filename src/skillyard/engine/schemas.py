@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skillyard.domain.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.schema_verdict import SchemaVerdict
 from skillyard.engine.redact import NOTHING, Redaction
 from skillyard.engine.text import ends, first
 

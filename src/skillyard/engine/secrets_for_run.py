@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skillyard.domain.egress.rule import Rule
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.secret import Delivery, bound_hosts
-from skillyard.domain.secret_entry import Secret
-from skillyard.domain.secret_event import SecretAct, SecretEvent
-from skillyard.domain.skill import SecretNeed
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret.event import SecretAct, SecretEvent
+from skillyard.domain.secret.secret import Delivery, bound_hosts
+from skillyard.domain.skill.skill import SecretNeed
 from skillyard.engine.plan import Plan
 from skillyard.engine.refused import Refused
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from skillyard.assembly import Runtime
+from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
-from skillyard.domain.isolation import STRONGEST_FIRST
 from skillyard.domain.principal import Principal
-from skillyard.domain.protection import Level
-from skillyard.domain.skill import Finding
+from skillyard.domain.sandbox.isolation import STRONGEST_FIRST
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.skill.skill import Finding
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.methods import METHODS, invoke
@@ -29,7 +29,7 @@ from skillyard.faces.observability.logs import logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
 from skillyard.faces.rpc import Dispatcher
-from skillyard.settings import Settings
+from skillyard.runtime import Runtime
 
 logger = logging.getLogger("skillyard.server")
 _TOLD = 10

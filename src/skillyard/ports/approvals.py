@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.approval import Approval
+from skillyard.domain.skill.approval import Approval
 
 
 class ApprovalStore(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 
 
 class ArchiveForm(StrEnum):

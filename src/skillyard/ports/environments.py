@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 
 
 class BadEnvironment(SkillyardError):

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import EgressPlan, NetworkLog
-from skillyard.domain.sandbox import Mount
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import EgressPlan, NetworkLog
+from skillyard.domain.sandbox.spec import Mount
 
 
 class GateSession(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from skillyard.domain.egress.session import Egress
+from skillyard.domain.network.session import Egress
 
 
 @runtime_checkable

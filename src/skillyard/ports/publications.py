@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.domain.publication import Pin, Publication, PublicationEvent
+from skillyard.domain.skill.publication import Pin, Publication, PublicationEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.run import RunRecord
+from skillyard.domain.work.record import RunRecord
 
 
 class RecordStore(Protocol):

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from skillyard.domain.outcome import Ending, Usage
-from skillyard.domain.protection import Probe
-from skillyard.domain.sandbox import DEFAULT_STREAMS, Entry, Held, Prepared, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.spec import (
+    DEFAULT_STREAMS,
+    Entry,
+    Held,
+    Prepared,
+    Program,
+    SandboxSpec,
+    Stream,
+    StreamLimits,
+)
+from skillyard.domain.work.outcome import Ending, Usage
 
 
 class Process(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_entry import EVERYBODY, Secret, SecretEntry, SecretScope
-from skillyard.domain.secret_event import SecretEvent
+from skillyard.domain.secret.entry import EVERYBODY, Secret, SecretEntry, SecretScope
+from skillyard.domain.secret.event import SecretEvent
+from skillyard.domain.secret.secret import Delivery
 
 
 class SecretReader(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.skill import Finding, Skill, SkillLine
+from skillyard.domain.skill.skill import Finding, Skill, SkillLine
 
 
 class SkillStore(Protocol):

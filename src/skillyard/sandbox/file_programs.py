@@ -16,8 +16,8 @@ from skillyard.domain.errors import (
     SandboxGone,
     SkillyardError,
 )
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.sandbox import Entry, Stream
+from skillyard.domain.sandbox.spec import Entry, Stream
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.guest.files import DONE, MAX_ENTRIES, MISSING, NO_SPACE, NOT_REGULAR, REFUSED
 from skillyard.ports.sandbox import Process
 

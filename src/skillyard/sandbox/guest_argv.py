@@ -1,4 +1,4 @@
-"""How a backend that only starts programs runs a :class:`~skillyard.domain.sandbox.Guest`: as files and a command.
+"""How a backend that only starts programs runs a :class:`~skillyard.domain.sandbox.spec.Guest`: as files and a command.
 
 Put :func:`guest_bundle` into the sandbox as a file that foreign code cannot write, the request as another that only
 its user can read (it holds secrets; the guest removes it), and start :func:`guest_argv`. What the guest writes to
@@ -18,7 +18,7 @@ import zipfile
 from functools import cache
 from importlib import resources
 
-from skillyard.domain.sandbox import Argv
+from skillyard.domain.sandbox.spec import Argv
 
 PACKAGE = "skillyard_guest"
 _MAIN = f"from {PACKAGE}.command import main\n\nmain()\n"
@@ -46,7 +46,7 @@ def descriptor(number: int) -> str:
 
 
 def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: str) -> Argv:
-    """The command for a request in the form of :func:`~skillyard.domain.guest_request.encode_request`.
+    """The command for a request in the form of :func:`~skillyard.domain.sandbox.guest_request.encode_request`.
 
     It ends with status 0 when the last frame was written, whether the code succeeded or not.
     """

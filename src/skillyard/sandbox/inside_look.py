@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox import Argv, Stream
+from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.ports.sandbox import Sandbox
 
 _SHOWN = 300

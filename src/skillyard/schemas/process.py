@@ -14,8 +14,8 @@ import signal
 import socket
 from typing import Any
 
-from skillyard.domain import schema_bounds
-from skillyard.domain.schema_verdict import MOST_ERRORS
+from skillyard.domain.skill import schema_bounds
+from skillyard.domain.skill.schema_verdict import MOST_ERRORS
 from skillyard.sandbox.native import bpf, jail, kernel, seccomp
 from skillyard.sandbox.native.syscall_numbers import numbers
 from skillyard.schemas import dialect

@@ -12,9 +12,9 @@ from mimetypes import guess_type
 from typing import Any, Protocol
 
 from skillyard.client.client import FetchedBlob, StoredBlob
-from skillyard.domain.schema_verdict import SchemaVerdict
-from skillyard.domain.skill_difference import Difference, Given, GivenBlob, differences
-from skillyard.domain.skill_example import Example
+from skillyard.domain.skill.example import Example
+from skillyard.domain.skill.example_difference import Difference, Given, GivenBlob, differences
+from skillyard.domain.skill.schema_verdict import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.skilltest.script import CODE, script_args
 from skillyard.skilltest.subject import Subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skillyard.domain.skill_example import Example
+from skillyard.domain.skill.example import Example
 
 CODE = '''\
 import os

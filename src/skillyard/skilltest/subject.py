@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.skill import Finding, Skill, SkillKind
-from skillyard.domain.skill_example import Example
+from skillyard.domain.skill.example import Example
+from skillyard.domain.skill.skill import Finding, Skill, SkillKind
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.examples import read_examples
 from skillyard.stores.skills.findings import Findings

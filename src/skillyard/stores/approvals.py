@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 
-from skillyard.domain.approval import Approval
 from skillyard.domain.paging import check_page
+from skillyard.domain.skill.approval import Approval
 from skillyard.domain.unicode import check_unicode
 from skillyard.stores.database import Database
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, StoreFault
-from skillyard.domain.storage import BlobLimits
 from skillyard.stores.blob_files import BlobFiles, StagedFile
 
 T = TypeVar("T")

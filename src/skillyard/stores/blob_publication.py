@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass, field
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobInfo
 from skillyard.stores import blob_rows as rows
 from skillyard.stores.blob_files import BlobFiles

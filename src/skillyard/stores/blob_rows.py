@@ -10,8 +10,8 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, shown
-from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobInfo
 
 INFO = "blob_id, kind, size, sha256, owner, created_at, expires_at, run_id"

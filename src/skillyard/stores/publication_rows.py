@@ -11,7 +11,7 @@ from dataclasses import astuple, fields, replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError
-from skillyard.domain.publication import (
+from skillyard.domain.skill.publication import (
     Pin,
     Publication,
     PublicationAct,
@@ -19,7 +19,7 @@ from skillyard.domain.publication import (
     PublicationLimits,
     place_of,
 )
-from skillyard.domain.publication_rules import claim_refusal, pin_refusal, version_refusal
+from skillyard.domain.skill.publication_rules import claim_refusal, pin_refusal, version_refusal
 from skillyard.ports.publications import Inserted, Withdrawn
 
 COLUMNS = ", ".join(field.name for field in fields(Publication))

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.paging import check_page
-from skillyard.domain.publication import Pin, Publication, PublicationEvent, PublicationLimits, place_of
-from skillyard.domain.semver import newest_first
+from skillyard.domain.skill.publication import Pin, Publication, PublicationEvent, PublicationLimits, place_of
+from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.unicode import check_unicode
 from skillyard.ports.publications import Inserted, Withdrawn
 from skillyard.stores import publication_rows as rows

@@ -10,10 +10,10 @@ from dataclasses import fields
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
-from skillyard.domain.outcome import Outcome
 from skillyard.domain.paging import check_page
-from skillyard.domain.run import RunKind, RunRecord, RunStatus, check_status
 from skillyard.domain.unicode import check_unicode
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunKind, RunRecord, RunStatus, check_status
 from skillyard.stores.database import Database
 
 SWEEP_BATCH = 500

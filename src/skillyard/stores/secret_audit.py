@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 
 from skillyard.domain.paging import check_page
-from skillyard.domain.secret_event import SecretAct, SecretEvent
+from skillyard.domain.secret.event import SecretAct, SecretEvent
 from skillyard.stores.database import Database
 
 SWEEP_BATCH = 500

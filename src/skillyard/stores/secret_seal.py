@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_entry import EVERYBODY, SecretEntry, SecretScope, SecretVersion
+from skillyard.domain.secret.entry import EVERYBODY, SecretEntry, SecretScope, SecretVersion
+from skillyard.domain.secret.secret import Delivery
 from skillyard.stores.secret_keys import Key
 
 FORMAT = 2

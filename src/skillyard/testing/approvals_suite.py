@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from skillyard.domain.approval import Approval
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.skill.approval import Approval
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.testing.store_check import Checks, expect, refused
 

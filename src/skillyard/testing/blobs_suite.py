@@ -8,8 +8,8 @@ import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
+from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded
-from skillyard.domain.storage import BlobLimits
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.testing.memory import ManualClock
 from skillyard.testing.store_check import Checks, expect, refused

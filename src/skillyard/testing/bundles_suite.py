@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import BundleRefused, QuotaExceeded
-from skillyard.domain.skill import Skill, SkillFormat, SkillSource
+from skillyard.domain.skill.skill import Skill, SkillFormat, SkillSource
 from skillyard.ports.bundles import ArchiveForm, BundleStore
 from skillyard.testing.store_check import Checks, expect, refused
 

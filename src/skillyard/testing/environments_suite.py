@@ -10,8 +10,8 @@ import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
-from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
-from skillyard.domain.lock_text import Pin, lock_text
+from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
+from skillyard.domain.package.lock_text import Pin, lock_text
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.testing.memory import ManualClock
 from skillyard.testing.store_check import Checks, expect, refused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skillyard.domain.approval import Approval
 from skillyard.domain.paging import check_page
+from skillyard.domain.skill.approval import Approval
 from skillyard.domain.unicode import check_unicode
 
 

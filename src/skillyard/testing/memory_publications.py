@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skillyard.domain.paging import check_page
-from skillyard.domain.publication import (
+from skillyard.domain.skill.publication import (
     Pin,
     Publication,
     PublicationAct,
@@ -14,8 +14,8 @@ from skillyard.domain.publication import (
     PublicationLimits,
     place_of,
 )
-from skillyard.domain.publication_rules import claim_refusal, pin_refusal, version_refusal
-from skillyard.domain.semver import newest_first
+from skillyard.domain.skill.publication_rules import claim_refusal, pin_refusal, version_refusal
+from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.unicode import check_unicode
 from skillyard.ports.publications import Inserted, Withdrawn
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from skillyard.domain.errors import SecretNotFound
 from skillyard.domain.paging import check_page
-from skillyard.domain.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
-from skillyard.domain.secret_entry import EVERYBODY, Secret, SecretEntry, SecretScope, choose
-from skillyard.domain.secret_event import SecretAct, SecretEvent
+from skillyard.domain.secret.entry import EVERYBODY, Secret, SecretEntry, SecretScope, choose
+from skillyard.domain.secret.event import SecretAct, SecretEvent
+from skillyard.domain.secret.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
 from skillyard.ports.clock import Clock
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SkillyardError, VersionTaken
-from skillyard.domain.publication import Pin, Publication, PublicationAct, PublicationLimits
+from skillyard.domain.skill.publication import Pin, Publication, PublicationAct, PublicationLimits
 from skillyard.ports.publications import Inserted, PublicationStore
 from skillyard.testing.store_check import Checks, expect, refused
 

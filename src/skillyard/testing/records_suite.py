@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.run import RunKind, RunRecord, RunStatus
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
 from skillyard.testing.store_check import Checks, expect, refused
 

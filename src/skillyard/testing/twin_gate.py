@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skillyard.domain.egress.policy import Policy
-from skillyard.domain.egress.session import DNS_PORT, Connection, EgressPlan, NetworkLog
 from skillyard.domain.errors import GateFault
-from skillyard.domain.sandbox import Mount
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.session import DNS_PORT, Connection, EgressPlan, NetworkLog
+from skillyard.domain.sandbox.spec import Mount
 
 KNOWN_NAME, KNOWN_ADDRESS = "known.test", "198.18.0.2"
 """The one name that a twin's name server answers."""

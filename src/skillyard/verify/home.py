@@ -10,14 +10,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from skillyard.assembly import Runtime
-from skillyard.settings import EnvironmentSettings
+from skillyard.config.settings import EnvironmentSettings
+from skillyard.runtime import Runtime
 from skillyard.stores.skills.snapshots import remove_tree
 from skillyard.verify.outside import Outside, opened, outside
 
 if TYPE_CHECKING:
+    from skillyard.config.settings import Settings
     from skillyard.ports.sandbox import Backend
-    from skillyard.settings import Settings
     from skillyard.verify.yard import Yard
 
 SKILL, SECRET = "verify.keeper", "VERIFY_SECRET"

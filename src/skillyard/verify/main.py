@@ -18,10 +18,10 @@ from typing import Any
 import click
 
 from skillyard._version import __version__
+from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import emit_json, emit_table
-from skillyard.settings import load_settings
 from skillyard.verify import report
 from skillyard.verify.attack import FAILURES, Attack, Verdict
 from skillyard.verify.battery import Finding, chosen, fight

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from skillyard.network_settings import NetworkSettings
+from skillyard.config.network import NetworkSettings
 
 ALLOWED, OTHER, DOMAIN = "allowed.verify.test", "other.verify.test", "verify.test"
 PROOF = b"reached"

@@ -11,11 +11,11 @@ from skillyard.client.errors import RpcError
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import Busy
-from skillyard.domain.protection import Level
+from skillyard.domain.sandbox.protection import Level
 from skillyard.verify.prelude import program
 
 if TYPE_CHECKING:
-    from skillyard.assembly import Runtime
+    from skillyard.runtime import Runtime
     from skillyard.verify.canaries import Canaries
 
 TIMEOUT_MS = 30_000

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-GATE = "skillyard.egress"
+GATE = "skillyard.gate"
 
 
 def children() -> list[int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from skillyard import SyncRuntime
 from skillyard.client.run import Run
+from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
-from skillyard.settings import load_settings
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.egress.programs.clients import PACKAGES
 from tests.packages import real_index

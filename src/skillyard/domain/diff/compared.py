@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from skillyard.domain.diff.facts import FactChange, diff_facts
 from skillyard.domain.diff.files import FileChange, FileSide, diff_files
 from skillyard.domain.diff.needs import NeedChange, diff_needs
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 
 MAX_FACT = 2000
 """Characters of a value that are shown."""

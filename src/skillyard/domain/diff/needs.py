@@ -9,10 +9,10 @@ from typing import Any
 
 from skillyard.domain.diff.change import Change
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.package_names import normalized
-from skillyard.domain.requirement import Requirement
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import Needs, SecretNeed
+from skillyard.domain.package.names import normalized
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.skill import Needs, SecretNeed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

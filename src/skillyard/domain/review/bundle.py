@@ -18,7 +18,7 @@ from skillyard.domain.review.needs import check_front_matter, check_needs, decla
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.python_code import Ground, Imports, check_python, is_python, own_modules
 from skillyard.domain.review.secrets import check_secrets
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill.skill import Finding, Skill
 
 MOST_TEXT = 4 * 1024 * 1024
 """Characters of a whole bundle that are read as text."""

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.domain.egress.policy import is_open
-from skillyard.domain.egress.rule import parse_rule
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.policy import is_open
+from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.words import quoted
-from skillyard.domain.secret import Delivery
-from skillyard.domain.skill import SecretNeed, Skill, SkillFormat
+from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.skill.skill import SecretNeed, Skill, SkillFormat
 
 MANIFEST = "skill.toml"
 SKILL_MD = "SKILL.md"

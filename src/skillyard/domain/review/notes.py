@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 
 EACH = 5
 """Findings of one rule in one file that are told one by one."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.domain.publication import Pin, PublicationAct
+from skillyard.domain.skill.publication import Pin, PublicationAct
 from skillyard.domain.unicode import check_unicode
 from skillyard.engine.approvals import end_approvals
 from skillyard.engine.catalogue.ownership import check_claim

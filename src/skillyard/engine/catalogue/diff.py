@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.method import (
     BOOLEAN,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.ports.bundles import ArchiveForm, Exported
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Scope
-from skillyard.domain.publication import MAX_REASON
+from skillyard.domain.skill.publication import MAX_REASON
 from skillyard.engine.catalogue import changes, versions
 from skillyard.engine.method import (
     ARRAY,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from skillyard.domain.errors import Forbidden
-from skillyard.domain.manifest_name import GUIDE
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.publication_rules import claim_refusal
+from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.publication_rules import claim_refusal
 from skillyard.engine.catalogue.registry import Registry
 
 

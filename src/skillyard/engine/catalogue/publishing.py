@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.publication import Publication, PublicationAct, place_of
-from skillyard.domain.publication_rules import served_refusal
-from skillyard.domain.skill import Finding, Skill, SkillSource
+from skillyard.domain.skill.publication import Publication, PublicationAct, place_of
+from skillyard.domain.skill.publication_rules import served_refusal
+from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.engine.catalogue.ownership import check_claim, is_admin
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.ports.bundles import Arrived

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from skillyard.domain.principal import Principal
-from skillyard.domain.publication import PublicationAct
+from skillyard.domain.skill.publication import PublicationAct
 from skillyard.engine.catalogue.transfers import downloads, uploads
 from skillyard.engine.observer import CatalogueChanged, Observer
 from skillyard.engine.tasks import Tasks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.review import File, Review, review
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.method import OBJECT, SKILL_NAME, STRING, VERSION, Method, answer, described, list_of, obj
 from skillyard.engine.threads import to_its_end

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.domain.publication import Pin
-from skillyard.domain.semver import newest_first
-from skillyard.domain.skill import Skill, SkillSource
+from skillyard.domain.skill.publication import Pin
+from skillyard.domain.skill.semver import newest_first
+from skillyard.domain.skill.skill import Skill, SkillSource
 from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.catalogue.views import event_view, publication_view, served_view
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skillyard.domain.publication import Publication, PublicationEvent
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.publication import Publication, PublicationEvent
+from skillyard.domain.skill.skill import Skill
 
 
 def publication_view(told: Publication) -> dict[str, Any]:

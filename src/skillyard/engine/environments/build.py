@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from skillyard.domain.environment import BuildState, BuiltEnvironment, Wanted
+from skillyard.domain.package.environment import BuildState, BuiltEnvironment, Wanted
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed
 

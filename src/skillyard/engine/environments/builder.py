@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from skillyard.domain.environment import Lock, Wanted
-from skillyard.domain.lock_text import MAX_TEXT, Pin, lock_text, parse_lock
-from skillyard.domain.package_names import normalized
+from skillyard.domain.package.environment import Lock, Wanted
+from skillyard.domain.package.lock_text import MAX_TEXT, Pin, lock_text, parse_lock
+from skillyard.domain.package.names import normalized
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed
 from skillyard.engine.environments.interpreter import platform_name

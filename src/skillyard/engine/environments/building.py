@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
-from skillyard.domain.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import Busy, SkillyardError
+from skillyard.domain.package.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
 from skillyard.engine.environments.build import Build
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.builder import Builder

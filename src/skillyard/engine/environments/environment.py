@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from skillyard.domain.environment import BuiltEnvironment
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox import EnvironmentRef
+from skillyard.domain.package.environment import BuiltEnvironment
+from skillyard.domain.sandbox.spec import EnvironmentRef
 
 
 class BuildFailed(SkillyardError):

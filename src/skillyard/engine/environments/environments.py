@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from skillyard.domain.environment import BuiltEnvironment, Wanted
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
-from skillyard.domain.sandbox import EnvironmentRef
+from skillyard.domain.package.environment import BuiltEnvironment, Wanted
+from skillyard.domain.sandbox.spec import EnvironmentRef
 from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.dependencies import missing
 from skillyard.engine.environments.build import Build

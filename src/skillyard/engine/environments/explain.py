@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skillyard.domain.egress.session import host_and_port
-from skillyard.domain.outcome import Ending, Outcome
+from skillyard.domain.network.session import host_and_port
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.environments.build_log import calm
 from skillyard.engine.packages_config import PackagesConfig
 from skillyard.engine.text import shorten

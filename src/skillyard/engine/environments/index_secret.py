@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from skillyard.domain.egress.session import GateSecret, new_placeholder
+from skillyard.domain.network.session import GateSecret, new_placeholder
 from skillyard.domain.principal import DEFAULT_PROJECT
-from skillyard.domain.secret import Delivery
-from skillyard.domain.secret_event import SecretAct, SecretEvent
+from skillyard.domain.secret.event import SecretAct, SecretEvent
+from skillyard.domain.secret.secret import Delivery
 from skillyard.engine.environments.environment import BuildFailed
 from skillyard.engine.packages_config import index_rule
 

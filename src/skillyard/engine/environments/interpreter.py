@@ -9,8 +9,8 @@ import sysconfig
 from functools import lru_cache
 from pathlib import Path
 
-from skillyard.domain.environment import Lock
-from skillyard.domain.sandbox import EnvironmentRef
+from skillyard.domain.package.environment import Lock
+from skillyard.domain.sandbox.spec import EnvironmentRef
 from skillyard.engine.environments.environment import BuildFailed
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.environment import BuildState, BuiltEnvironment
 from skillyard.domain.errors import Busy, EnvironmentNotFound, InvalidInput, QuotaExceeded, SkillNotFound
+from skillyard.domain.package.environment import BuildState, BuiltEnvironment
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed

@@ -10,13 +10,13 @@ from importlib.resources import files
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.egress.policy import OPERATOR, Layer, Policy
-from skillyard.domain.egress.session import EgressLimits, EgressPlan
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.protection import Level
-from skillyard.domain.sandbox import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy
+from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.backends import Offer
 from skillyard.engine.environments.build_log import BuildLog
 from skillyard.engine.environments.environment import BuildFailed

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.environment import SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
-from skillyard.domain.manifest_needs import is_requirement
+from skillyard.domain.package.environment import SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.engine.asked_packages import required_name, why_refused
 from skillyard.engine.discovery import find_skill
 from skillyard.engine.environments.wants import Asked, union

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skillyard.domain.environment import Wanted
-from skillyard.domain.skill import Skill
+from skillyard.domain.package.environment import Wanted
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.config import EnvironmentDefinition
 
 if TYPE_CHECKING:

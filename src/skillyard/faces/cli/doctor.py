@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.domain.errors import GateFault, ProtectionMissing
-from skillyard.domain.isolation import WITHOUT_NETWORK
-from skillyard.domain.protection import ABILITIES, ADVISORY, Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.isolation import WITHOUT_NETWORK
+from skillyard.domain.sandbox.protection import ABILITIES, ADVISORY, Demand, Level, Probe, Protection
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
 
 if TYPE_CHECKING:
-    from skillyard.egress.client import ProcessGate
+    from skillyard.config.settings import Settings
     from skillyard.engine.backends import Offer
-    from skillyard.settings import Settings
+    from skillyard.gate.client import ProcessGate
 
 _COLOURS = {"kernel": "green", "supervised": "yellow", "missing": "red"}
 
@@ -37,7 +37,7 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
     shows the strongest isolation that stands here.
     """
-    from skillyard.settings import load_settings
+    from skillyard.config.settings import load_settings
 
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
@@ -106,8 +106,8 @@ def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
 
 async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
     """What runs would get, and the stronger isolations that they would not, each with why."""
-    from skillyard.backends import make_backends, make_gate
     from skillyard.engine.backends import Backends
+    from skillyard.wiring import make_backends, make_gate
 
     gate = make_gate(settings, directory)
     backends = Backends(make_backends(settings, directory, gate), settings.engine_config())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.domain.environment import SHOWN
+from skillyard.domain.package.environment import SHOWN
 from skillyard.faces.cli.building import Progress, said
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.named_version import maybe

@@ -54,9 +54,9 @@ class LocalSecrets:
 @contextmanager
 def secrets(data_dir: Path | None) -> Iterator[LocalSecrets]:
     """Of the data directory and as its settings say. Raises InvalidInput, StoreFault."""
+    from skillyard.config.settings import load_settings
     from skillyard.engine.secret_book import SecretBook
     from skillyard.secret_sources import make_secret_store
-    from skillyard.settings import load_settings
     from skillyard.stores.database import Database
     from skillyard.stores.secret_audit import SqliteSecretAudit
 

@@ -61,7 +61,7 @@ def _why(explained: Mapping[str, Any]) -> str:
 
 
 def _row(connection: Mapping[str, Any]) -> tuple[object, ...]:
-    from skillyard.domain.egress.session import host_and_port
+    from skillyard.domain.network.session import host_and_port
 
     return (
         decision(connection["allowed"]),

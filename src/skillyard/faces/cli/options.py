@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from skillyard.domain.isolation import CHOICES
+from skillyard.domain.sandbox.isolation import CHOICES
 from skillyard.faces.cli.target import Where
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -51,8 +51,8 @@ def serve(
     from skillyard.watches import new_event_loop, raise_descriptors
 
     raise_descriptors()  # before what counts on them is imported
+    from skillyard.config.settings import load_settings
     from skillyard.faces.serve import serve as run_server
-    from skillyard.settings import load_settings
 
     if config is not None:
         os.environ["SKILLYARD_CONFIG"] = str(config)

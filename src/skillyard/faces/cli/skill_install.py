@@ -26,7 +26,7 @@ from skillyard.faces.cli.render import emit_json
 from skillyard.faces.cli.skill_trust import approve_seen
 
 if TYPE_CHECKING:
-    from skillyard.domain.skill import Finding
+    from skillyard.domain.skill.skill import Finding
     from skillyard.faces.cli.target import Where
     from skillyard.stores.skills.tree import Tree
 

@@ -20,7 +20,7 @@ MOST = 5000
 @server_options
 def problems(as_json: bool, where: Where) -> None:
     """Why a skill in a served directory cannot be used: what is wrong with it, or what comes before it."""
-    from skillyard.domain.skill import Finding
+    from skillyard.domain.skill.skill import Finding
 
     with where.open() as target:
         found = target.call("catalogue.problems", {"limit": MOST})

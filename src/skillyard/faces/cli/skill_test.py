@@ -19,7 +19,7 @@ from skillyard.faces.cli.skill_validate import print_findings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skillyard.domain.skill_example import Example
+    from skillyard.domain.skill.example import Example
     from skillyard.skilltest.runner import Result, Runner, Target
     from skillyard.skilltest.subject import Subject
 

@@ -14,7 +14,7 @@ from skillyard.faces.cli.render import calm, emit_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skillyard.domain.skill import Finding
+    from skillyard.domain.skill.skill import Finding
 
 _MARKS = ("skill.toml", "SKILL.md")
 

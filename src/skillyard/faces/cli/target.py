@@ -85,8 +85,8 @@ class Where:
         home = self.data_dir or default_data_dir()
         if self.url or (not self.skills_dirs and _running(home)):
             return self._client(stack)
-        from skillyard.assembly import SyncRuntime
         from skillyard.data_dir import DataDirInUse
+        from skillyard.runtime import SyncRuntime
 
         patience = _Patience()
         while True:
@@ -109,9 +109,9 @@ class Where:
 
     def _beside(self, stack: ExitStack, home: Path, patience: _Patience) -> Target:
         """Has the settings and the skills of ``home``, and runs, blobs, approvals and secrets of its own."""
-        from skillyard.assembly import SyncRuntime
+        from skillyard.config.settings import load_settings
         from skillyard.data_dir import DataDir, DataDirInUse
-        from skillyard.settings import load_settings
+        from skillyard.runtime import SyncRuntime
 
         place = DataDir(home)
         known = load_settings(data_dir=home, skills_dirs=(*self.skills_dirs, place.skills))

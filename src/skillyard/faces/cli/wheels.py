@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skillyard.domain.lock_text import BadLock, parse_lock
+from skillyard.domain.package.lock_text import BadLock, parse_lock
 from skillyard.faces.cli.failures import Exit, Failure
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill.skill import Finding, Skill
 from skillyard.engine.catalogue.export import export, find_exported
 from skillyard.engine.catalogue.publishing import Published, publish
 from skillyard.engine.catalogue.views import publication_view

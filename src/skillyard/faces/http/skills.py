@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill import Finding, Skill
+from skillyard.domain.skill.skill import Finding, Skill
 from skillyard.faces.http import body, ranges
 from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.blobs import Traffic

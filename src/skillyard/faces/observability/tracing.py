@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skillyard._version import __version__
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.run import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.observer import Event, RunEnded
 
 Invoke = Callable[[Principal, str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]

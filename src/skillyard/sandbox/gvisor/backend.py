@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.protection import Probe
-from skillyard.domain.sandbox import Prepared, SandboxSpec
+from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.gvisor import runsc
 from skillyard.sandbox.gvisor.options import GvisorOptions
 from skillyard.sandbox.gvisor.probe import absent, probe

@@ -11,9 +11,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.limits import Limits
-from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.gvisor.runsc import MEND
 

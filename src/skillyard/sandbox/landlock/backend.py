@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skillyard.domain.protection import Probe
-from skillyard.domain.sandbox import Prepared, SandboxSpec
+from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.landlock.probe import probe
 from skillyard.sandbox.landlock.sandbox import LandlockSandbox

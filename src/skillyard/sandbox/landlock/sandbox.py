@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skillyard.domain.sandbox import Guest, Program
+from skillyard.domain.sandbox.spec import Guest, Program
 from skillyard.sandbox.landlock.places import real, root_of
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.sandbox import NativeSandbox

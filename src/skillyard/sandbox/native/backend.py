@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.egress.session import Egress
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
-from skillyard.domain.outcome import Usage
-from skillyard.domain.protection import Demand, Probe
-from skillyard.domain.sandbox import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
+from skillyard.domain.network.session import Egress
+from skillyard.domain.sandbox.protection import Demand, Probe
+from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
+from skillyard.domain.work.outcome import Usage
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives

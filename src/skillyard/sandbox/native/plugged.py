@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from skillyard.domain.egress.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.domain.errors import GateFault
+from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.link import Link

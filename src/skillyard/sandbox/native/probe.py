@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.limits import Limits
-from skillyard.domain.protection import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox import Mount, SandboxSpec
+from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox.spec import Mount, SandboxSpec
+from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.native import egress_probe, kernel
 from skillyard.sandbox.native.mend import filter_mend, look, mend

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from skillyard.domain.errors import SandboxGone
-from skillyard.domain.outcome import Ending, Outcome, Usage
-from skillyard.domain.sandbox import Stream
+from skillyard.domain.sandbox.spec import Stream
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.sandbox.native.link import Link
 
 _PIECE = 1 << 18

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Entry, Guest, Program, StreamLimits
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, StreamLimits
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.process import NativeProcess

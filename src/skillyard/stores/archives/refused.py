@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 
 SHOWN = 200
 """Characters of a name that stand in a message."""

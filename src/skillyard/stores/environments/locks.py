@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from skillyard.domain.environment import Lock, Wanted
 from skillyard.domain.errors import StoreFault
+from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.ports.environments import Origin, StoredLock
 from skillyard.stores.environments.small_file import read_json, write_json
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skillyard.domain.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.errors import StoreFault
+from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.manifest import Manifest, check_manifest
-from skillyard.domain.manifest_agent import AgentSkill, check_agent_skill, check_companion
-from skillyard.domain.manifest_name import namespace_of
-from skillyard.domain.semver import is_version
-from skillyard.domain.skill import Needs, Skill, SkillFile, SkillFormat, SkillKind
+from skillyard.domain.skill.manifest import Manifest, check_manifest
+from skillyard.domain.skill.manifest_agent import AgentSkill, check_agent_skill, check_companion
+from skillyard.domain.skill.manifest_name import namespace_of
+from skillyard.domain.skill.semver import is_version
+from skillyard.domain.skill.skill import Needs, Skill, SkillFile, SkillFormat, SkillKind
 from skillyard.stores.skills import skill_md
 from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_schema
 from skillyard.stores.skills.dependencies import read_needs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from skillyard.domain.errors import BundleRefused, QuotaExceeded, StoreFault
-from skillyard.domain.skill import Finding, Skill, SkillSource
+from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.ports.bundles import ArchiveForm, Exported
 from skillyard.stores.skills.archives import ArchiveLimits, packed_files, read_archive, tar_gz, write_zip
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle

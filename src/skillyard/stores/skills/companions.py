@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.domain.manifest import Manifest, SchemaSource
-from skillyard.domain.manifest_report import Path
+from skillyard.domain.skill.manifest import Manifest, SchemaSource
+from skillyard.domain.skill.manifest_report import Path
 from skillyard.stores.skills import entrypoint, schema
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.json_lines import json_lines

@@ -7,9 +7,9 @@ import platform
 from collections.abc import Iterator
 from dataclasses import replace
 
-from skillyard.domain.manifest_needs import is_requirement, requirement_lines
-from skillyard.domain.script_metadata import ScriptMetadata, read_script_metadata
-from skillyard.domain.skill import Needs
+from skillyard.domain.package.script_metadata import ScriptMetadata, read_script_metadata
+from skillyard.domain.skill.manifest_needs import is_requirement, requirement_lines
+from skillyard.domain.skill.skill import Needs
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.tree import Tree
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skillyard.domain.manifest_report import Path
-from skillyard.domain.skill_example import PATH, Example, check_examples
+from skillyard.domain.skill.example import PATH, Example, check_examples
+from skillyard.domain.skill.manifest_report import Path
 from skillyard.stores.skills import schema
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.toml_file import TomlRefused, line_at, read_toml

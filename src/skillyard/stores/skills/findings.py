@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from skillyard.domain.manifest_report import Path, Problem
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.manifest_report import Path, Problem
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.toml_file import line_at
 
 

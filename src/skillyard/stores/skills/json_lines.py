@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from skillyard.domain.manifest_report import Path
+from skillyard.domain.skill.manifest_report import Path
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.review import File, Review, review
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.domain.manifest_agent import FrontMatter, check_agent_skill
-from skillyard.domain.manifest_name import GUIDE, check_name
-from skillyard.domain.manifest_report import Problem, Report
-from skillyard.domain.skill import SkillFormat, SkillKind
+from skillyard.domain.skill.manifest_agent import FrontMatter, check_agent_skill
+from skillyard.domain.skill.manifest_name import GUIDE, check_name
+from skillyard.domain.skill.manifest_report import Problem, Report
+from skillyard.domain.skill.skill import SkillFormat, SkillKind
 from skillyard.stores.skills import scaffold_texts as texts
 
 Kind = SkillKind | Literal["action", "instruction"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from skillyard.domain import schema_bounds
-from skillyard.domain.manifest_report import Path
+from skillyard.domain.skill import schema_bounds
+from skillyard.domain.skill.manifest_report import Path
 
 MAX_BYTES = 256 * 1024
 REMEMBERED_CHARACTERS = 4096

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from skillyard.domain.manifest_agent import FrontMatter
-from skillyard.domain.manifest_report import Path
+from skillyard.domain.skill.manifest_agent import FrontMatter
+from skillyard.domain.skill.manifest_report import Path
 from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.frontmatter import NoFrontMatter, Split, split
 from skillyard.stores.skills.invisible import hidden_characters

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.manifest_report import Path
-from skillyard.domain.toml_keys import MOST_PARTS, long_key
+from skillyard.domain.skill.manifest_report import Path
+from skillyard.domain.skill.toml_keys import MOST_PARTS, long_key
 from skillyard.stores.skills.toml_lines import toml_lines
 
 MAX_BYTES = 256 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from skillyard.domain.manifest_report import Path
+from skillyard.domain.skill.manifest_report import Path
 
 _BLANK = re.compile(r"[ \t]*")
 _BETWEEN = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")

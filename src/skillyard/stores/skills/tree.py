@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skillyard.domain.bundle import is_excluded
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.bundle import is_excluded
+from skillyard.domain.skill.skill import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.archives.portable import check_names
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import Caps, read_tree

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.egress.session import DNS_PORT, PROXY_PORT, TRUST_FILE, Egress
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
-from skillyard.domain.protection import Level
-from skillyard.domain.sandbox import Mount, Owner
+from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, TRUST_FILE, Egress
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import Mount, Owner
 from skillyard.ports.networked import Networked
 from skillyard.ports.sandbox import Sandbox
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect

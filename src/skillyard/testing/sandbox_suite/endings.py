@@ -6,8 +6,8 @@ import asyncio
 import time
 
 from skillyard.domain.errors import SandboxGone
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Ending, Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.ports.sandbox import Process
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, collect, done, eventually, fresh, python, run, start, until

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import AsyncIterator
 
 from skillyard.domain.errors import FileNotFound, QuotaExceeded, SkillyardError
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, contents, look, pieces, python, run

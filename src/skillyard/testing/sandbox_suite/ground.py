@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.guest_request import GuestCall
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Ending, Outcome
-from skillyard.domain.protection import Level
-from skillyard.domain.sandbox import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.sandbox.guest_request import GuestCall
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.ports.sandbox import Backend, Process, Sandbox
 from skillyard.testing.twin_gate import TwinGate
 

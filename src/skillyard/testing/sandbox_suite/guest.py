@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.domain.guest_request import BlobMount, SkillMount
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.sandbox import Mount, Stream, StreamLimits
+from skillyard.domain.sandbox.guest_request import BlobMount, SkillMount
+from skillyard.domain.sandbox.spec import Mount, Stream, StreamLimits
+from skillyard.domain.work.outcome import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.frames import blobs, frames, last
 from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, fresh, run, start

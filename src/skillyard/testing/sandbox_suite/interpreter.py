@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from skillyard.domain.sandbox import Argv
+from skillyard.domain.sandbox.spec import Argv
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.frames import last
 from skillyard.testing.sandbox_suite.ground import Ground, code, look, run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from skillyard.domain.errors import ProtectionMissing, SandboxGone
-from skillyard.domain.outcome import Outcome
-from skillyard.domain.protection import ADVISORY, Level
-from skillyard.domain.sandbox import Owner, SandboxSpec
+from skillyard.domain.sandbox.protection import ADVISORY, Level
+from skillyard.domain.sandbox.spec import Owner, SandboxSpec
+from skillyard.domain.work.outcome import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run, start
 

@@ -6,8 +6,8 @@ import asyncio
 import json
 import time
 
-from skillyard.domain.limits import Limits
-from skillyard.domain.outcome import Ending, Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, fresh, look, python, run, start
 from skillyard.testing.sandbox_suite.observe import expect_gone

@@ -117,7 +117,7 @@ FAMILY.program(
     "Import the server's own packages and find its source through the interpreter's search paths.",
     """
     import importlib
-    for name in ("skillyard.settings", "skillyard.engine", "uvicorn", "starlette", "structlog", "pip"):
+    for name in ("skillyard.config.settings", "skillyard.engine", "uvicorn", "starlette", "structlog", "pip"):
         tried.append(name)
         try:
             module = importlib.import_module(name)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from skillyard.assembly import Runtime
-from skillyard.backends import make_backends
 from skillyard.domain.errors import ProtectionMissing, SkillyardError
-from skillyard.domain.isolation import waived
-from skillyard.domain.protection import ADVISORY, LIMITS, WALLS, Level, Probe
-from skillyard.domain.sandbox import SandboxSpec
+from skillyard.domain.sandbox.isolation import waived
+from skillyard.domain.sandbox.protection import ADVISORY, LIMITS, WALLS, Level, Probe
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.runtime import Runtime
 from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.home import workplace
 from skillyard.verify.make import Family
 from skillyard.verify.yard import HEARTBEAT, Yard
+from skillyard.wiring import make_backends
 
 FAMILY = Family("policy", invariants=(10,))
 

@@ -455,7 +455,7 @@ class Box:
         return forced(*known) if known is not None else self.account.unexplained(self._broken)
 
     def usage(self) -> dict[str, Any]:
-        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.outcome.Usage`."""
+        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.outcome.Usage`."""
         end = time.monotonic()
         return self.account.used() | {
             "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from skillyard.domain.bundle import EXCLUDED, is_excluded
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.bundle import EXCLUDED, is_excluded
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.archives.names import check_portable, folded, parts_of
 from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives.collected import Collected, Enough
 from skillyard.stores.skills.archives.limits import ArchiveLimits

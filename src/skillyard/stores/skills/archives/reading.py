@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_header import BLOCK, is_tar
 from skillyard.stores.skills.archives.collected import Collected, Enough

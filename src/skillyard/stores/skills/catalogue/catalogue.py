@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from skillyard.bundled import GUIDE
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.skill import Finding, Skill, SkillLine
+from skillyard.domain.skill.skill import Finding, Skill, SkillLine
 from skillyard.ports.publications import PublicationStore
 from skillyard.stores.skills.catalogue.feed import Feed
 from skillyard.stores.skills.catalogue.finder import Finder

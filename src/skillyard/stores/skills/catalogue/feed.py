@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from skillyard.domain.publication import Publication
+from skillyard.domain.skill.publication import Publication
 from skillyard.ports.publications import PublicationStore
 from skillyard.stores.skills.catalogue.index.rows import Entry
 from skillyard.stores.skills.catalogue.published import Said

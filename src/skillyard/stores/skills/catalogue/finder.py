@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from weakref import WeakValueDictionary
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.skill import Skill
+from skillyard.domain.skill.skill import Skill
 from skillyard.stores.skills.catalogue.feed import Feed
 from skillyard.stores.skills.catalogue.index.rows import FIRST_ROOT, PUBLISHED, Entry, Name
 from skillyard.stores.skills.catalogue.kept import Kept, KeptSkills

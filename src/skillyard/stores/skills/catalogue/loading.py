@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.publication import Publication
-from skillyard.domain.skill import Finding, Skill, SkillSource
+from skillyard.domain.skill.publication import Publication
+from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.catalogue.index.rows import GUIDE_RANK, PUBLISHED, Entry, findings_text, key_of, line_text
 from skillyard.stores.skills.catalogue.watch import Watch, watch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from time import gmtime, strftime
 
 from skillyard.domain.errors import SkillNotFound
-from skillyard.domain.publication import place_of
-from skillyard.domain.semver import is_version, newest_first
+from skillyard.domain.skill.publication import place_of
+from skillyard.domain.skill.semver import is_version, newest_first
 from skillyard.stores.skills.catalogue.index.reads import Reads, Withdrawal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from skillyard.domain.publication import Publication, place_of
+from skillyard.domain.skill.publication import Publication, place_of
 from skillyard.stores.skills.catalogue.arrangement import Arrangement
 from skillyard.stores.skills.catalogue.index.index import Index
 from skillyard.stores.skills.catalogue.index.reads import Withdrawal

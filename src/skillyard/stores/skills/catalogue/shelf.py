@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skillyard.domain.manifest_name import GUIDE
-from skillyard.domain.publication import place_of
-from skillyard.domain.semver import latest, newest_first
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.publication import place_of
+from skillyard.domain.skill.semver import latest, newest_first
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.index.reads import Withdrawal
 from skillyard.stores.skills.catalogue.index.rows import GUIDE_RANK, PUBLISHED, Entry, Name, Variant, findings_text
 from skillyard.stores.skills.tree import shown

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.arrangement import Arrangement
 from skillyard.stores.skills.catalogue.forest import Tree, walk
 from skillyard.stores.skills.catalogue.forest_change import difference, notes_of

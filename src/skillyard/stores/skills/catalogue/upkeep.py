@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.arrangement import Arrangement, Tell
 from skillyard.stores.skills.catalogue.forest import Tree
 from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage

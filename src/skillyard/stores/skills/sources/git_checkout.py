@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.skills.archives.collected import Collected, Enough
 from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 
-from skillyard.domain.skill import Finding
+from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
 from skillyard.stores.skills.archives import ArchiveLimits, Unpacked, read_archive
 from skillyard.stores.skills.archives.collected import MARKS, Collected, Enough

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 
-from skillyard.domain.skill import Finding, SkillLine
+from skillyard.domain.skill.skill import Finding, SkillLine
 from skillyard.stores.skills.catalogue.index.rows import PUBLISHED, Entry, Name, findings_of, folder_of, line_of
 from skillyard.stores.skills.catalogue.index.seal import Damaged, opened
 from skillyard.stores.skills.layout import Folder

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import cast
 
-from skillyard.domain.publication import place_of
-from skillyard.domain.skill import Finding, SkillFormat, SkillKind, SkillLine
+from skillyard.domain.skill.publication import place_of
+from skillyard.domain.skill.skill import Finding, SkillFormat, SkillKind, SkillLine
 from skillyard.stores.skills.catalogue.index.seal import Damaged, opened, sealed
 from skillyard.stores.skills.layout import Folder
 

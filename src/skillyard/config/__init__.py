@@ -1,0 +1,1 @@
+"""The operator's settings, one module a section."""

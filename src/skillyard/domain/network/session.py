@@ -1,0 +1,123 @@
+"""One run's way out: what the gate is told, what it gives back, and what it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from secrets import token_hex
+from typing import Any
+
+from skillyard.domain.network.policy import Policy
+from skillyard.domain.network.rule import Rule
+
+DNS_PORT = 53
+PROXY_PORT = 3128
+"""Where HTTP and SOCKS5 proxy clients find the gate, at 127.0.0.1 inside."""
+TRUST_FILE = "/run/egress/ca.pem"
+"""Where a sandbox finds the certificates to trust, among them its session's authority."""
+PLACEHOLDER_PREFIX = "skillyard-secret-"
+MOST_REASON = 300
+"""Characters that a session's log keeps of the reason for which a connection failed."""
+MOST_PORTS = 256
+"""Ports that one sandbox listens on for programs that know no proxy."""
+USUAL_PORTS = (
+    21, 22, 25, 80, 110, 143, 389, 443, 465, 587, 636, 993, 995, 1433, 1521, 1883, 2181, 3306, 3389, 4222, 5432, 5671,
+    5672, 6379, 6443, 7687, 8443, 8883, 9042, 9092, 9200, 9418, 9443, 11211, 27017,
+)  # fmt: skip
+"""Ports listened on where a policy allows every port: others are reached through the proxy. None on which programs
+usually serve others in the same sandbox while they are written (3000, 5000, 8000, 8080, …): a program cannot serve on
+a port that is listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressLimits:
+    """Of one run: connections at once and in all, bytes each way in all, seconds to connect, to say the first words,
+    and without a byte either way."""
+
+    connections: int = 128
+    connections_total: int = 10_000
+    sent_bytes: int = 4 << 30
+    received_bytes: int = 16 << 30
+    connect_s: float = 10.0
+    header_s: float = 30.0
+    idle_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateSecret:
+    """A value that the gate puts in the place of ``placeholder``, in header fields of requests to ``hosts`` alone."""
+
+    name: str
+    placeholder: str
+    value: str = field(repr=False)
+    hosts: tuple[Rule, ...] = ()
+
+
+def new_placeholder() -> str:
+    """What a sandbox holds in a secret's place: 128 random bits, of characters that no URL, JSON text, shell or header
+    has to quote."""
+    return PLACEHOLDER_PREFIX + token_hex(16)
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPlan:
+    policy: Policy
+    limits: EgressLimits = EgressLimits()
+    secrets: tuple[GateSecret, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Egress:
+    """In a :class:`~skillyard.domain.sandbox.spec.SandboxSpec`: plug the sandbox into this session of the gate, with
+    these TCP ports for programs that know no proxy."""
+
+    session: str
+    ports: tuple[int, ...] = ()
+
+
+def ports_of(policy: Policy) -> tuple[int, ...]:
+    """What a sandbox with ``policy`` listens on beside :data:`PROXY_PORT` and :data:`DNS_PORT`."""
+    named = policy.ports(MOST_PORTS)
+    found = {*named, *USUAL_PORTS} if policy.every_port else set(named)
+    return tuple(sorted(found - {DNS_PORT, PROXY_PORT})[:MOST_PORTS])
+
+
+def host_and_port(host: str, port: int) -> str:
+    """``api.x.com:443``, ``[2001:db8::1]:443``; a name that was only asked for has no port."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}" if port else shown
+
+
+@dataclass(slots=True)
+class Connection:
+    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns or gate
+    (what befell the gate itself). ``host`` is a name or an address; bytes are of
+    bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the session's start."""
+
+    via: str
+    host: str
+    port: int
+    allowed: bool
+    layer: str = ""
+    rule: str = ""
+    reason: str = ""
+    count: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    secrets: tuple[str, ...] = ()
+    first_ms: float = 0.0
+    last_ms: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"secrets": list(self.secrets)}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkLog:
+    """``dropped`` connections fell into kinds beyond what a log holds."""
+
+    connections: tuple[Connection, ...] = ()
+    dropped: int = 0
+
+    def as_dict(self) -> Mapping[str, Any]:
+        return {"connections": [c.as_dict() for c in self.connections], "dropped": self.dropped}

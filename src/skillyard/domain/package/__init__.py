@@ -1,0 +1,1 @@
+"""Values of Python packages: requirements, locks and environments."""

@@ -1,0 +1,73 @@
+"""The text of a lock: a requirements file in pip's hash-checking mode, and nothing else that such a file may hold.
+
+It is written inside a sandbox, so it is read strictly and written anew::
+
+    name==1.2.3 \\
+        --hash=sha256:<64 hexadecimal digits> \\
+        --hash=sha256:…
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.package.names import normalized
+
+MAX_TEXT = 16 * 1024 * 1024
+MAX_PACKAGES = 2000
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9])?"
+_VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]{0,98}[A-Za-z0-9])?"
+_PIN = re.compile(rf"({_NAME})==({_VERSION})((?: --hash=sha256:[0-9a-f]{{64}})+)")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+class BadLock(SkillyardError):
+    """What was resolved is no list of exact versions with digests."""
+
+    type = "SandboxError"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """``name`` is normalized (PEP 503), ``hashes`` are SHA-256 in hexadecimal."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+
+def parse_lock(text: str) -> tuple[Pin, ...]:
+    """Sorted by name. Raises BadLock."""
+    if len(text) > MAX_TEXT:
+        raise BadLock("the resolved lock is too large")
+    pins: dict[str, Pin] = {}
+    for line in _logical_lines(text):
+        match = _PIN.fullmatch(line)
+        if match is None:
+            raise BadLock(f"the resolved lock has a line that is no exact version with digests: {line[:100]!r}")
+        pin = Pin(normalized(match[1]), match[2], tuple(dict.fromkeys(_HASH.findall(match[3]))))
+        if pin.name in pins:
+            raise BadLock(f"the resolved lock names {pin.name} twice")
+        pins[pin.name] = pin
+    if len(pins) > MAX_PACKAGES:
+        raise BadLock(f"the resolved lock has more than {MAX_PACKAGES} packages")
+    return tuple(pins[name] for name in sorted(pins))
+
+
+def lock_text(pins: Iterable[Pin]) -> str:
+    """The one way to write them, so that equal locks are equal texts."""
+    return "".join(
+        f"{pin.name}=={pin.version}" + "".join(f" \\\n    --hash=sha256:{found}" for found in sorted(pin.hashes)) + "\n"
+        for pin in sorted(pins, key=lambda pin: pin.name)
+    )
+
+
+def _logical_lines(text: str) -> Iterable[str]:
+    joined = text.replace("\\\n", " ")
+    for line in joined.split("\n"):
+        plain = " ".join(line.split())
+        if plain and not plain.startswith("#"):
+            yield plain

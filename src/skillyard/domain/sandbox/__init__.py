@@ -1,0 +1,1 @@
+"""Values of a sandbox: its specification, protections and frames."""

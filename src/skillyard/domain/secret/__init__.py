@@ -1,0 +1,1 @@
+"""Values of secrets: names, delivery and audit events."""

@@ -1,0 +1,1 @@
+"""Values of a skill: its manifest, versions, publication and approval."""

@@ -1,0 +1,239 @@
+"""``tests/examples.toml`` of a bundle: runs of the skill with what they must give. The rules over a parsed document.
+
+.. code-block:: toml
+
+    [[example]]
+    name = "counts words"
+    args = { text = "one two" }
+
+    [example.expect]
+    output = { words = 2 }
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.skill.manifest_report import Path, Problem, Report
+from skillyard.domain.skill.manifest_runtime import check_relative
+from skillyard.domain.work.limits import LimitFamily, Limits
+
+PATH = "tests/examples.toml"
+MOST = 100
+
+_KEYS = frozenset({"name", "args", "blobs", "secrets", "limits", "code", "script", "argv", "stdin", "expect"})
+_EXPECT = frozenset({"output", "schema", "error", "message", "log", "blobs", "exit", "stdout", "stderr"})
+_BLOB = frozenset({"kind", "contains", "json", "bytes"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_ASKED = LimitFamily(
+    maxima=Limits(**dict.fromkeys(("timeout_ms", "memory_mb", "pids", "disk_mb"), 2**53), cpus=2.0**53)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedBlob:
+    """Of one output blob: its media type, a text in it, a part of its JSON, its first bytes (hexadecimal). None of them
+    is looked at when it is None."""
+
+    kind: str | None = None
+    contains: str | None = None
+    json: Any = None
+    bytes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """``output`` is a part of what is returned, ``schema`` a JSON Schema of it. With ``error``, the type, the run must
+    fail; else it must complete. ``message``, ``log``, ``stdout`` and ``stderr`` are texts that must stand there.
+    ``blobs`` in their order; None when nothing is said of them."""
+
+    output: Any = None
+    schema: Mapping[str, Any] | None = None
+    error: str | None = None
+    message: str | None = None
+    log: tuple[str, ...] = ()
+    blobs: tuple[ExpectedBlob, ...] | None = None
+    exit: int | None = None
+    stdout: tuple[str, ...] = ()
+    stderr: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One run. ``blobs`` are files of the bundle by the key of ``args`` that gets the blob's id. ``code`` is run by
+    run_code with the skill mounted, ``script`` a file of the bundle that is executed with ``argv`` and ``stdin``;
+    with neither the skill itself is executed. ``secrets`` are values for this run alone."""
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    blobs: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    script: str | None = None
+    argv: tuple[str, ...] = ()
+    stdin: str = ""
+    expect: Expectation = Expectation()
+
+
+def check_examples(
+    document: Mapping[str, Any], files: Collection[str], *, executable: bool, lenient: bool = False
+) -> tuple[list[Example], list[Problem]]:
+    """The examples that can be run. ``files`` are those of the bundle; ``executable`` whether the skill is an action.
+    A skill whose examples are wrong is still a skill: lenient only warns."""
+    report = Report(lenient)
+    report.unknown_keys(document, (), frozenset({"example"}))
+    entries = document.get("example", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        report.error(("example",), "type", "must be tables [[example]]", entries)
+        entries = []
+    if len(entries) > MOST:
+        report.error(("example",), "example-many", f"must be at most {MOST}", entries)
+        entries = entries[:MOST]
+    examples = [_Reader(report, ("example", i), entry, files, executable).example() for i, entry in enumerate(entries)]
+    _check_names(report, examples)
+    problems = [replace(problem, level="warning") if lenient else problem for problem in report.problems]
+    return [] if report.failed else examples, problems
+
+
+def _check_names(report: Report, examples: list[Example]) -> None:
+    names = [example.name for example in examples]
+    for index, name in enumerate(names):
+        if name and name in names[:index]:
+            report.error(("example", index, "name"), "example-duplicate", "another example has this name")
+
+
+class _Reader:
+    """One entry at ``path``."""
+
+    def __init__(
+        self, report: Report, path: Path, entry: Mapping[str, Any], files: Collection[str], executable: bool
+    ) -> None:
+        self._report, self._path, self._entry, self._files, self._executable = report, path, entry, files, executable
+
+    def example(self) -> Example:
+        self._report.unknown_keys(self._entry, self._path, _KEYS)
+        made = Example(
+            name=self._report.text(self._entry, self._at("name"), required=True) or "",
+            args=self._report.table(self._entry, self._at("args")),
+            blobs=self._blobs(),
+            secrets=self._secrets(),
+            limits=self._limits(),
+            code=self._report.text(self._entry, self._at("code")),
+            script=self._script(),
+            argv=self._report.texts(self._entry, self._at("argv")),
+            stdin=self._report.text(self._entry, self._at("stdin")) or "",
+            expect=self._expectation(),
+        )
+        self._check_way(made)
+        return made
+
+    def _at(self, *keys: str | int) -> Path:
+        return (*self._path, *keys)
+
+    def _check_way(self, made: Example) -> None:
+        if made.code is not None and made.script is not None:
+            self._report.error(self._at("script"), "example-way", "stands beside 'code'; use one of them")
+        elif made.code is None and made.script is None and not self._executable:
+            rule = "must have 'code' or 'script': an instruction skill is not executed"
+            self._report.error(self._path, "example-way", rule)
+        if made.script is None and (made.argv or made.stdin):
+            self._report.error(self._path, "example-way", "'argv' and 'stdin' are for a 'script'")
+        clash = sorted(set(made.blobs) & set(made.args))
+        if clash:
+            self._report.error(self._at("blobs", clash[0]), "example-way", "args has this key already")
+
+    def _blobs(self) -> dict[str, str]:
+        table = self._report.table(self._entry, self._at("blobs"))
+        found = {key: self._report.text(table, self._at("blobs", key)) for key in table}
+        return {key: path for key, path in found.items() if path and self._is_file(self._at("blobs", key), path)}
+
+    def _script(self) -> str | None:
+        path = self._report.text(self._entry, self._at("script"))
+        if path is not None:
+            self._is_file(self._at("script"), path)
+        return path
+
+    def _is_file(self, path: Path, value: str) -> bool:
+        if not check_relative(self._report, path, value):
+            return False
+        if value not in self._files:
+            self._report.error(path, "example-file", "must be a file of the skill, from its root", value)
+            return False
+        return True
+
+    def _secrets(self) -> dict[str, str]:
+        table = self._report.table(self._entry, self._at("secrets"))
+        for key in table:
+            if _VARIABLE.fullmatch(key) is None:
+                self._report.error(self._at("secrets", key), "secret-name", "must be an environment variable's name")
+        return {key: text for key in table if (text := self._report.text(table, self._at("secrets", key))) is not None}
+
+    def _limits(self) -> dict[str, Any]:
+        table = self._report.table(self._entry, self._at("limits"))
+        for name, value in table.items():
+            try:
+                _ASKED.resolve({name: value}, where="limits")
+            except InvalidInput as error:
+                self._report.error(self._at("limits", name), "limit", error.rule)
+        return dict(table)
+
+    def _expectation(self) -> Expectation:
+        report, path = self._report, self._at("expect")
+        table = report.table(self._entry, path)
+        report.unknown_keys(table, path, _EXPECT)
+        error = report.text(table, (*path, "error"))
+        for key in ("output", "schema", "exit", "stdout", "stderr"):
+            if error is not None and key in table:
+                report.error((*path, key), "example-way", "a run that fails gives none; expect 'error' or this")
+        code = table.get("exit")
+        if code is not None and (not isinstance(code, int) or isinstance(code, bool)):
+            report.error((*path, "exit"), "type", "must be an exit code", code)
+        for key in ("exit", "stdout", "stderr"):
+            if key in table and "script" not in self._entry:
+                report.error((*path, key), "example-way", "is of a 'script'")
+        return Expectation(
+            output=table.get("output"),
+            schema=report.table(table, (*path, "schema")) if "schema" in table else None,
+            error=error,
+            message=report.text(table, (*path, "message")),
+            log=self._strings(table, "log"),
+            blobs=self._expected_blobs(table),
+            exit=code,
+            stdout=self._strings(table, "stdout"),
+            stderr=self._strings(table, "stderr"),
+        )
+
+    def _strings(self, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        """One text or a list of them."""
+        value = table.get(key)
+        return self._report.texts({key: [value] if isinstance(value, str) else value}, self._at("expect", key))
+
+    def _expected_blobs(self, table: Mapping[str, Any]) -> tuple[ExpectedBlob, ...] | None:
+        value, path = table.get("blobs"), self._at("expect", "blobs")
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            self._report.error(path, "type", "must be a list of media types, or of tables", value)
+            return None
+        return tuple(self._expected_blob(item, (*path, index)) for index, item in enumerate(value))
+
+    def _expected_blob(self, item: Any, path: Path) -> ExpectedBlob:
+        entry = {"kind": item} if isinstance(item, str) else item
+        if not isinstance(entry, Mapping):
+            self._report.error(path, "type", "must be a media type, or a table", item)
+            return ExpectedBlob()
+        self._report.unknown_keys(entry, path, _BLOB)
+        start = self._report.text(entry, (*path, "bytes"))
+        if start is not None and not re.fullmatch(r"(?:[0-9a-fA-F]{2})+", start):
+            self._report.error((*path, "bytes"), "example-bytes", "must be pairs of hexadecimal digits", start)
+        return ExpectedBlob(
+            kind=self._report.text(entry, (*path, "kind")),
+            contains=self._report.text(entry, (*path, "contains")),
+            json=entry.get("json"),
+            bytes=start,
+        )

@@ -1,0 +1,161 @@
+"""A skill as the catalogue holds it: one immutable version of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from skillyard.domain.rules import mend_of
+from skillyard.domain.secret.secret import Delivery
+
+
+class SkillKind(StrEnum):
+    ACTION = "action"
+    INSTRUCTION = "instruction"
+
+
+class SkillFormat(StrEnum):
+    PROTOCOL = "skills-protocol"
+    AGENT_SKILLS = "agent-skills"
+
+
+class SkillSource(StrEnum):
+    """Where the catalogue has a version from: shipped with skillyard, a directory of the operator's, published."""
+
+    BUILT_IN = "built-in"
+    DIRECTORY = "directory"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSpec:
+    """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it; ``preload`` is
+    whether packages may be imported ahead of its runs."""
+
+    language: str
+    entrypoint: str
+    export: str
+    environment: str = "base"
+    preload: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SecretNeed:
+    """``delivery`` and ``hosts`` (``api.x.com``, ``*.x.com:8443``) are what the author asks for; the operator's own
+    choice goes before them."""
+
+    name: str
+    optional: bool = False
+    delivery: Delivery = Delivery.ENV
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the manifest declares that it needs from outside its own files. ``network`` are rules of
+    :mod:`skillyard.domain.network.rule`, as they are written."""
+
+    network: tuple[str, ...] = ()
+    secrets: tuple[SecretNeed, ...] = ()
+    dependencies: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class SkillLine:
+    """A skill as a list shows it: its latest version."""
+
+    name: str
+    version: str
+    kind: SkillKind
+    format: SkillFormat
+    namespace: str
+    description: str
+    short_description: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that validation or a review has to say. ``line`` counts from 1, 0 when the whole file is meant.
+
+    ``level`` is ``error`` (the skill is not valid), ``danger``, ``warning`` or ``note``; ``rule`` one of
+    :data:`skillyard.domain.rules.RULES`; ``mend`` what to do about it, the rule's own unless another is given.
+    """
+
+    level: str
+    file: str
+    line: int
+    rule: str
+    message: str
+    mend: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.mend:
+            object.__setattr__(self, "mend", mend_of(self.rule))
+
+    def __str__(self) -> str:
+        """One line, and an indented one with the mend."""
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        mend = f"\n    mend: {self.mend}" if self.mend else ""
+        return f"{where}: {self.level}: {self.message} [{self.rule}]{mend}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """``root`` is an immutable snapshot (files 0444 or 0555, directories 0555), ready to be mounted.
+
+    ``digest`` is over every file's path, mode and bytes. ``manifest`` and ``frontmatter`` are verbatim JSON
+    values; ``body`` is the Markdown after the front matter.
+    """
+
+    name: str
+    version: str
+    kind: SkillKind
+    format: SkillFormat
+    description: str
+    namespace: str
+    root: Path
+    digest: str
+    manifest: Mapping[str, Any]
+    frontmatter: Mapping[str, Any]
+    body: str
+    files: tuple[SkillFile, ...]
+    runtime: RuntimeSpec | None = None
+    needs: Needs = Needs()
+    tags: tuple[str, ...] = ()
+    short_description: str = ""
+    inputs_schema: Mapping[str, Any] | None = None
+    outputs_schema: Mapping[str, Any] | None = None
+    findings: tuple[Finding, ...] = ()
+    source: SkillSource = SkillSource.PUBLISHED
+    """The one that is trusted least, unless somebody knows better."""
+
+    @property
+    def import_name(self) -> str:
+        """The dotted name below ``skills`` by which Python imports it: ``-`` becomes ``_``."""
+        return self.name.replace("-", "_")
+
+    @property
+    def line(self) -> SkillLine:
+        return SkillLine(
+            self.name,
+            self.version,
+            self.kind,
+            self.format,
+            self.namespace,
+            self.description,
+            self.short_description,
+            self.tags,
+        )

@@ -1,0 +1,75 @@
+"""Which skills an operator approves by rule: ``NAMES [RANGE]``.
+
+====================  ================================================================
+``pdf``               every version of this skill
+``pdf >=1,<2``        those within the range (:class:`skillyard.domain.skill.semver.Range`)
+``acme.*``            every skill below ``acme``, at any depth; not ``acme`` itself
+``*``                 every skill that has a plain name
+====================  ================================================================
+
+``*`` stands for whole segments and only at the end, so that no rule reaches a name that merely begins alike
+(``acme.*`` is not ``acmecorp.x``). A rule matches plain names only, of ASCII letters in lower case, digits, hyphens and
+dots: what looks like an approved name in another alphabet is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.skill.semver import Range
+
+MOST_RULES = 1000
+_LONGEST = 512
+_SEGMENT = "[a-z0-9]+(?:-[a-z0-9]+)*"
+_PLAIN = re.compile(rf"{_SEGMENT}(?:\.{_SEGMENT})*")
+_RULE = re.compile(rf"(?:({_SEGMENT}(?:\.{_SEGMENT})*)(\.\*)?|\*)(?: +(\S.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRule:
+    """``prefix`` ends with a dot and is empty for ``*``; ``name`` is given instead for one skill."""
+
+    text: str
+    name: str = ""
+    prefix: str = ""
+    range: Range = field(default_factory=Range)
+
+    @classmethod
+    def parse(cls, text: object, where: str = "trust.approve") -> TrustRule:
+        """Raises InvalidInput naming ``where``."""
+        match = _RULE.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
+        if match is None:
+            rule = "must be a skill's name, 'name.*' or '*', each with an optional range: 'pdf >=1,<2'"
+            raise InvalidInput(where, rule, shown(text))
+        name, below, bounds = match.groups()
+        versions = Range.parse(bounds, where) if bounds else Range()
+        if name is None:
+            return cls(match[0], range=versions)
+        return cls(match[0], prefix=f"{name}.", range=versions) if below else cls(match[0], name, range=versions)
+
+    def covers(self, name: str, version: str) -> bool:
+        if self.name:
+            return name == self.name and self.range.admits(version)
+        return name.startswith(self.prefix) and _PLAIN.fullmatch(name) is not None and self.range.admits(version)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """``directories``: a skill in a directory of the operator's is approved by being there. What is shipped with
+    skillyard always is."""
+
+    directories: bool = True
+    approve: tuple[TrustRule, ...] = ()
+
+    def rule_for(self, name: str, version: str) -> TrustRule | None:
+        return next((rule for rule in self.approve if rule.covers(name, version)), None)
+
+
+def parse_trust_rules(value: object, where: str = "trust.approve") -> tuple[TrustRule, ...]:
+    """Raises InvalidInput naming the rule that is wrong."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > MOST_RULES:
+        raise InvalidInput(where, f"must be a list of at most {MOST_RULES} rules", shown(value))
+    return tuple(TrustRule.parse(text, f"{where}[{index}]") for index, text in enumerate(value))

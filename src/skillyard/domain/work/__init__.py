@@ -1,0 +1,1 @@
+"""Values of one run: its record, limits and outcome."""

@@ -1,0 +1,82 @@
+"""The record of a run: written before its sandbox exists, and again when it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.work.outcome import Outcome
+
+
+class RunKind(StrEnum):
+    SKILL = "execute_skill"
+    CODE = "run_code"
+
+
+class RunStatus(StrEnum):
+    """RUNNING becomes exactly one of the other two, once; terminal is terminal."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+def check_status(status: str | None) -> None:
+    """Raises InvalidInput for a status that does not exist; None stands for any."""
+    if status is not None and status not in tuple(RunStatus):
+        raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shown(status))
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Times are UTC seconds since the epoch. ``output`` is at most 4,096 bytes of compact JSON.
+
+    ``environment`` is a name of the operator's settings, followed by ``+`` and the beginning of the digest of the
+    environment that was used when skills or code asked for more packages. ``isolation`` is the backend that ran it.
+    ``digests`` name what ran (``code``, ``skill``, ``environment``, ``blobs``), so that it can be repeated.
+    """
+
+    run_id: str
+    kind: RunKind
+    principal: str
+    status: RunStatus
+    created_at: float
+    project: str = ""
+    skill: str | None = None
+    version: str | None = None
+    environment: str = "base"
+    isolation: str = ""
+    outcome: Outcome | None = None
+    reason: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    summary: str = ""
+    limits: dict[str, Any] = field(default_factory=dict)
+    enforced: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, Any] = field(default_factory=dict)
+    output: Any = None
+    output_blobs: tuple[str, ...] = ()
+    files: tuple[dict[str, Any], ...] = ()
+    """The files left in ``/workspace/out``: ``path`` below it, ``blob_id``, ``size``, ``mime``."""
+    notes: tuple[str, ...] = ()
+    """Sentences about the run beside its result."""
+    logs_preview: str = ""
+    logs_blob: str | None = None
+    error: dict[str, Any] | None = None
+    network: dict[str, Any] | None = None
+    """What it might reach and what it tried (:mod:`skillyard.engine.network`); None without a network."""
+    needs: dict[str, Any] | None = None
+    """What its skills declare that they need, and what of it was granted (:mod:`skillyard.engine.run_needs`); None when
+    they declare nothing."""
+    idempotency_key: str | None = None
+    request_digest: str = ""
+    sandbox: str | None = None
+    """The backend's handle while it runs: how a restart finds it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""
+        lists = {name: list(getattr(self, name)) for name in ("output_blobs", "files", "notes")}
+        return asdict(self) | lists

@@ -1,0 +1,149 @@
+"""HTTP/1 on a relayed connection: every request on it must be for the host and port that the connection is for."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import h11
+
+from skillyard.gate.guard import ROOM, Outbox
+from skillyard.gate.host_port import Host, write_host_port
+from skillyard.gate.http_exchange import ClientSide, Exchange
+from skillyard.gate.http_head import check_connection, check_host, split_target
+from skillyard.gate.trouble import Refused, Trouble
+from skillyard.gate.words import ANY, Words
+
+HTTP = 80
+
+
+def refusal(reason: str, status: int = 403) -> bytes:
+    """What an HTTP client is told before its connection ends: one line."""
+    title = {403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}[status]
+    body = " ".join(reason.split()).encode("ascii", "backslashreplace") + b"\n"
+    return b"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (
+        status,
+        title,
+        len(body),
+        body,
+    )
+
+
+class HttpGuard(Outbox):
+    """See :class:`~skillyard.gate.guard.Guard`. One exchange at a time: a request that was sent ahead is judged when
+    the answer before it is complete, so that each answer belongs to the request that was judged. ``default_port`` is
+    meant by a Host field without one; ``words`` judge what is said beyond its form."""
+
+    def __init__(self, host: Host, port: int, *, default_port: int = HTTP, words: Words = ANY) -> None:
+        super().__init__()
+        self._host = host
+        self._port = port
+        self._default_port = default_port
+        self._words = words
+        self._client = ClientSide()
+        self._exchange: Exchange | None = None
+        self._client_ended = False
+        self._server_ended = False
+        self.raw = False
+        self.over = False
+
+    @property
+    def wants_client(self) -> bool:
+        return self._client.held < ROOM
+
+    @property
+    def asked(self) -> bool:
+        """Whether a request is under way."""
+        return self._exchange is not None
+
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None and self._exchange.busy and not self.over
+
+    def client_says(self, data: bytes) -> None:
+        if self.raw:
+            self._to_server += data
+            return
+        if data:
+            self._client.feed(data)
+        self._client_ended = not data
+        self.go_on()
+
+    def server_says(self, data: bytes) -> None:
+        if self.raw:
+            self._to_client += data
+            return
+        self._server_ended = not data
+        if self._exchange is None:
+            self.over = True  # its end, or words that nobody asked for
+        else:
+            self._exchange.server_says(data)
+            self.go_on()
+
+    @property
+    def holding(self) -> bool:
+        return self._exchange is not None and self._exchange.holding and not self.over and not self.raw
+
+    def server_pauses(self) -> None:
+        if self._exchange is not None and self.holding:
+            self._exchange.pause()
+            self._take(self._exchange)
+
+    def go_on(self) -> None:
+        try:
+            while not self.over and not self.raw and self._next_step():
+                pass
+        except Trouble as trouble:
+            self.fail(trouble)
+
+    def _next_step(self) -> bool:
+        """Whether there is another one."""
+        exchange = self._exchange
+        if exchange is None:
+            request = self._client.request()
+            if request is None:
+                self.over = self._client_ended
+                return False
+            exchange = self._exchange = self._begun(request)
+        exchange.go_on()
+        self._take(exchange)
+        if exchange.switched:
+            self.raw = True
+        elif exchange.over:
+            self._exchange = None
+            self.over = self._server_ended or not (exchange.server_may_go_on and self._client.may_go_on)
+            self._client.next()
+            return True
+        elif not exchange.busy:
+            cut_off = self._client_ended and self._client.in_body
+            self.over = self._server_ended or exchange.rest_unwanted or cut_off
+        return False
+
+    def _begun(self, request: h11.Request) -> Exchange:
+        return Exchange(self._client, self._judged(request), hop=False, words=self._words)
+
+    def _judged(self, request: h11.Request) -> h11.Request:
+        """The request as it is sent. Raises Refused."""
+        named, path = split_target(request)
+        if named is not None and named != (self._host, self._port):
+            raise Refused(f"HTTP for {write_host_port(*named)}, not {write_host_port(self._host, self._port)}")
+        check_host(request, self._host, self._port, self._default_port)
+        check_connection(request)
+        return h11.Request(method=request.method, target=path, headers=list(request.headers.raw_items()))
+
+    def _take(self, exchange: Exchange) -> None:
+        self._to_server += exchange.for_server()
+        self._to_client += exchange.for_client()
+
+    def fail(self, trouble: Trouble) -> NoReturn:
+        """End the connection; the client is told unless it was told some of an answer."""
+        self.over = True
+        answering = False
+        if self._exchange is not None:
+            if self._exchange.holding:
+                self._exchange.pause()
+            self._take(self._exchange)
+            answering = self._exchange.answering
+        self._to_server.clear()
+        if not answering:
+            self._to_client += refusal(trouble.reason, 403 if isinstance(trouble, Refused) else 502)
+        raise trouble

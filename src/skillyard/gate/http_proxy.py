@@ -1,0 +1,292 @@
+"""The HTTP proxy (RFC 9112 §3.2.2, RFC 9110 §9.3.6): requests for ``http://`` addresses, each judged and dialled on its
+own, and CONNECT, after which the connection is held to the host that was named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import h11
+
+from skillyard.gate.farewell import farewell
+from skillyard.gate.guard import ROOM, Outbox
+from skillyard.gate.host_port import Host, parse_host_port, write_host_port
+from skillyard.gate.http_exchange import ClientSide, Exchange
+from skillyard.gate.http_guard import refusal
+from skillyard.gate.http_head import Fields, check_connection, check_host, end_to_end, split_target
+from skillyard.gate.meant import meant
+from skillyard.gate.parked import Parked
+from skillyard.gate.relay import confer, relay
+from skillyard.gate.session import Session
+from skillyard.gate.sniff import HTTP_PORT, TLS_PORT
+from skillyard.gate.stream import Stream
+from skillyard.gate.trouble import Refused, Silent, Trouble, Unreachable
+from skillyard.gate.tunnel import carry
+from skillyard.gate.upstream import Upstream
+from skillyard.gate.words import ANY, Words
+
+VIA, VIA_CONNECT = "http", "connect"
+_ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+async def serve(session: Session, client: Stream) -> None:
+    """Returns when the connection is over; raises what streams raise, and Trouble once the client was told."""
+    connection = _Connection(session, client)
+    try:
+        while await connection.exchange():
+            pass
+    finally:
+        connection.close()
+
+
+class _Connection:
+    """A client's, with the servers' connections that its next requests may use."""
+
+    def __init__(self, session: Session, client: Stream) -> None:
+        self._session = session
+        self._client = client
+        self._side = ClientSide()
+        self._parked = Parked()
+
+    def close(self) -> None:
+        self._parked.close()
+
+    async def exchange(self) -> bool:
+        """Serve one request; whether there may be another. Raises Trouble once the client was told."""
+        try:
+            request = await self._next_request()
+        except Refused as refused:
+            self._session.refuse(VIA, "", 0, refused.reason)
+            await self._tell(refused)
+            raise
+        if request is None:
+            await farewell(self._client)
+            return False
+        if request.method == b"CONNECT":
+            await self._connect(request)
+            return False
+        return await self._forward(request)
+
+    async def _next_request(self) -> h11.Request | None:
+        """None at the end of what the client says. Raises Refused, TimeoutError."""
+        limits, now = self._session.limits, asyncio.get_running_loop().time
+        async with asyncio.timeout(limits.idle_s) as bound:
+            begun = False
+            while (request := self._side.request()) is None:
+                if self._side.held and not begun:
+                    begun = True
+                    bound.reschedule(now() + limits.header_s)
+                data = await self._client.read()
+                if not data:
+                    return None
+                self._side.feed(data)
+        return request
+
+    async def _tell(self, trouble: Trouble) -> None:
+        status = 403 if isinstance(trouble, Refused) else 504 if isinstance(trouble, Silent) else 502
+        with contextlib.suppress(OSError):
+            await self._client.write(refusal(trouble.reason, status))
+        await farewell(self._client)
+
+    async def _reach(self, via: str, host: Host, port: int) -> Upstream:
+        """Raises Trouble once the client was told."""
+        try:
+            return await self._session.reach(via, meant(self._session, via, host, port), port)
+        except Trouble as trouble:
+            await self._tell(trouble)
+            raise
+
+    async def _connect(self, request: h11.Request) -> None:
+        try:
+            host, port = _connect_target(request)
+            ahead = self._said_ahead()
+        except Refused as refused:
+            self._session.refuse(VIA_CONNECT, "", 0, refused.reason)
+            await self._tell(refused)
+            raise
+        upstream = await self._reach(VIA_CONNECT, host, port)
+        try:
+            await self._client.write(_ESTABLISHED)
+        except BaseException:
+            upstream.close()
+            raise
+        self._client.unread(ahead)
+        await carry(self._client, upstream)
+
+    def _said_ahead(self) -> bytes:
+        """What the client said for the other side before it was told that it may. Raises Refused."""
+        if not isinstance(self._side.body(), h11.EndOfMessage):
+            raise Refused("CONNECT with a body")
+        return self._side.rest()
+
+    async def _forward(self, request: h11.Request) -> bool:
+        """Whether there may be another request. Raises Trouble once the client was told."""
+        host, port, target = await self._judged(request)
+        reused = self._parked.take((host, port))
+        upstream = reused or await self._reach(VIA, host, port)
+        guard = _OneExchange(self._side)
+        try:
+            guard.begin(_passed_on(request, target), self._words())
+            await confer(self._client, upstream, guard)
+        except (Refused, Unreachable) as trouble:
+            if isinstance(trouble, Refused):
+                upstream.refuse(trouble.reason)
+            upstream.close()
+            if guard.answering:
+                self._client.reset()
+            else:
+                await self._tell(trouble)
+            raise
+        except OSError:
+            upstream.close()
+            if guard.answering or reused is not None:
+                raise
+            await self._tell(Unreachable(f"{write_host_port(host, port)} ended without an answer"))
+            return False
+        except BaseException:
+            upstream.close()
+            raise
+        if guard.raw:
+            await relay(self._client, upstream)
+            return False
+        return await self._after(guard, upstream, (host, port), reused is not None)
+
+    async def _judged(self, request: h11.Request) -> tuple[Host, int, bytes]:
+        """Whom it is for and its origin form. Raises Refused once the client was told."""
+        host: Host = ""
+        port = 0
+        try:
+            named, target = split_target(request)
+            if named is None:
+                raise Refused("HTTP to a proxy needs an http:// address in its request line, or CONNECT")
+            host, port = named
+            check_host(request, host, port, HTTP_PORT)
+            check_connection(request)
+            if port == TLS_PORT:
+                raise Refused(f"port {TLS_PORT} is for TLS, and what comes is HTTP")
+        except Refused as refused:
+            self._session.refuse(VIA, str(host), port, refused.reason)
+            await self._tell(refused)
+            raise
+        return host, port, target
+
+    def _words(self) -> Words:
+        interception = self._session.interception
+        return ANY if interception is None else interception.unsealed()
+
+    async def _after(self, guard: _OneExchange, upstream: Upstream, key: tuple[Host, int], reused: bool) -> bool:
+        """Keep what may be used again, close what may not. Whether the client may go on."""
+        if not guard.complete:
+            upstream.close()
+            if guard.answered:  # before all was asked
+                await farewell(self._client)
+                return False
+            if guard.client_ended or guard.answering or reused:
+                # What was cut off must not look whole; and a client asks again when a connection that it kept ends.
+                self._client.reset()
+                return False
+            await self._tell(Unreachable(f"{write_host_port(*key)} ended without an answer"))
+            return False
+        if guard.server_may_go_on:
+            self._parked.put(key, upstream)
+        else:
+            upstream.close()
+        if not self._side.may_go_on:
+            await farewell(self._client)
+            return False
+        self._side.next()
+        return True
+
+
+class _OneExchange(Outbox):
+    """See :class:`~skillyard.gate.guard.Guard`: one request, which was judged, and its answer."""
+
+    def __init__(self, side: ClientSide) -> None:
+        super().__init__()
+        self._side = side
+        self._exchange: Exchange | None = None
+        self.client_ended = False
+        self._server_ended = False
+
+    def begin(self, request: h11.Request, words: Words) -> None:
+        """Raises Refused."""
+        self._exchange = Exchange(self._side, request, hop=True, words=words)
+        self.go_on()
+
+    @property
+    def raw(self) -> bool:
+        return self._exchange is not None and self._exchange.switched
+
+    @property
+    def wants_client(self) -> bool:
+        return self._side.held < ROOM
+
+    @property
+    def answering(self) -> bool:
+        return self._exchange is not None and self._exchange.answering
+
+    @property
+    def answered(self) -> bool:
+        return self._exchange is not None and self._exchange.answered
+
+    @property
+    def complete(self) -> bool:
+        return self._exchange is not None and self._exchange.over
+
+    @property
+    def server_may_go_on(self) -> bool:
+        return self._exchange is not None and self._exchange.server_may_go_on and not self._server_ended
+
+    @property
+    def busy(self) -> bool:
+        return self._exchange is not None and self._exchange.busy
+
+    @property
+    def over(self) -> bool:
+        if self.busy:
+            return False
+        return self.complete or self._server_ended or (self.client_ended and self._side.in_body)
+
+    def client_says(self, data: bytes) -> None:
+        if data:
+            self._side.feed(data)
+        self.client_ended = not data
+        self.go_on()
+
+    def server_says(self, data: bytes) -> None:
+        self._server_ended = not data
+        if self._exchange is not None:
+            self._exchange.server_says(data)
+        self.go_on()
+
+    def go_on(self) -> None:
+        exchange = self._exchange
+        if exchange is None:
+            return
+        try:
+            exchange.go_on()
+        finally:
+            self._to_server += exchange.for_server()
+            self._to_client += exchange.for_client()
+
+
+def _connect_target(request: h11.Request) -> tuple[Host, int]:
+    """Raises Refused."""
+    named = parse_host_port(request.target.decode("latin-1"))
+    if named is None:
+        raise Refused("CONNECT to what is no HOST:PORT")
+    if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
+        raise Refused("CONNECT with a body")
+    return named
+
+
+def _passed_on(request: h11.Request, target: bytes) -> h11.Request:
+    """As the server gets it: in origin form, without what was for the proxy."""
+    fields: Fields = [(name, value) for name, value in end_to_end(request.headers) if not _for_proxy(name)]
+    if check_connection(request):
+        fields += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]
+    return h11.Request(method=request.method, target=target, headers=fields)
+
+
+def _for_proxy(name: bytes) -> bool:
+    return name.lower().startswith(b"proxy-")

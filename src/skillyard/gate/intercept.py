@@ -1,0 +1,244 @@
+"""Connections to the hosts that a session's secrets are bound to: TLS ends here on both sides, so that what a program
+wrote as a placeholder arrives as the value, and a value comes back as the placeholder."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from skillyard.domain.network.session import GateSecret
+from skillyard.gate.authority import Authority
+from skillyard.gate.client_hello import HelloReader, Malformed
+from skillyard.gate.guard import ROOM
+from skillyard.gate.http_guard import HttpGuard
+from skillyard.gate.mask import Masker, Masks
+from skillyard.gate.placeholder import Placeholders, Scanner
+from skillyard.gate.tls import TlsEnd, TlsFault
+from skillyard.gate.tls_guard import ACCESS_DENIED, why_not
+from skillyard.gate.trouble import Ended, Refused, Trouble, Unreachable
+from skillyard.gate.words import Sealed, Unsealed, Words, check_body
+
+HTTPS = 443
+
+
+class Interception:
+    """A session's. ``verify`` gives what real servers are verified with. Raises ValueError for a secret that is bound
+    to what is no name."""
+
+    def __init__(self, secrets: Sequence[GateSecret], verify: Callable[[], ssl.SSLContext]) -> None:
+        self._placeholders = Placeholders(secrets)
+        self._masks = Masks(secrets)
+        self._verify = verify
+        self._sent: set[str] = set()
+        hosts = [rule for secret in secrets for rule in secret.hosts]
+        self._authority = Authority(hosts) if hosts else None
+
+    @property
+    def trust(self) -> bytes:
+        """The authority's certificate (PEM) for programs to trust; empty when no host is bound."""
+        return b"" if self._authority is None else self._authority.pem
+
+    def has(self, name: str, port: int) -> bool:
+        """Whether TLS connections to ``name`` end here."""
+        return bool(self._placeholders.bound(name, port))
+
+    def unsealed(self) -> Words:
+        """What the messages of one connection in plain text are held to."""
+        return Unsealed(self._placeholders)
+
+    def guard(self, name: str, port: int, used: Callable[[str], None]) -> InterceptGuard:
+        """For one TLS connection to a host that :meth:`has` said yes to; ``used`` is told the name of each secret that
+        is put in. Raises NotBound for other hosts, and Ended once all is forgotten."""
+        if self._authority is None:
+            raise Ended("the session is over")
+        words = Sealed(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
+        http = HttpGuard(name, port, default_port=HTTPS, words=words)
+        ours, theirs = TlsEnd(self._authority.context(name)), TlsEnd(self._verify(), name)
+        return InterceptGuard(name, ours, theirs, http, Masker(self._masks, fit=True), self._placeholders.scanner())
+
+    def forget(self) -> None:
+        """Every value and every key."""
+        self._placeholders.forget()
+        self._masks = Masks(())
+        self._authority = None
+
+
+class InterceptGuard:
+    """See :class:`~skillyard.gate.guard.Guard`."""
+
+    raw = False
+
+    def __init__(
+        self,
+        name: str,
+        client: TlsEnd,
+        server: TlsEnd,
+        http: HttpGuard,
+        masker: Masker,
+        scanner: Scanner,
+    ) -> None:
+        self._name = name
+        self._reader: HelloReader | None = HelloReader()
+        self._hello = bytearray()
+        self._client = client
+        self._server = server
+        self._http = http
+        self._masker = masker
+        self._scanner = scanner
+        self._early = bytearray()
+        """What the client said before the server showed who it is: nothing is made of it until then."""
+        self._denied = b""
+        self._trouble: Unreachable | None = None
+        """Of the server; the client is told when it asks for something."""
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        return self._over or self._http.over
+
+    @property
+    def busy(self) -> bool:
+        return self._http.busy and not self._over
+
+    @property
+    def wants_client(self) -> bool:
+        return self._http.wants_client and len(self._early) < ROOM
+
+    def client_says(self, data: bytes) -> None:
+        """See Guard."""
+        if self._reader is not None:
+            self._greeted(self._reader, data)
+            return
+        said = self._heard_client(data)
+        if said and self._trouble is not None:
+            self._fail(self._trouble)
+        self._early += said
+        if self._server.ready:
+            self._hear_early()
+        else:
+            self._over = self._over or (self._client.ended and not self._early)
+
+    def server_says(self, data: bytes) -> None:
+        """See Guard."""
+        if self._trouble is not None:
+            return
+        try:
+            said = self._server.hear(data)
+        except TlsFault as fault:
+            self._trouble = Unreachable(f"TLS with {self._name}: {fault.reason}")
+            if self._early or self._http.asked:
+                self._fail(self._trouble)
+            return
+        if self._server.ready:
+            self._hear_early()
+        if said:
+            self._tell(self._http.server_says, said)
+        if self._server.ended and not self.over:
+            self._over = self._http.raw
+            self._tell(self._http.server_says, b"")
+
+    def go_on(self) -> None:
+        """See Guard."""
+        self._tell(lambda _: self._http.go_on(), b"")
+
+    @property
+    def holding(self) -> bool:
+        return not self._over and (self._masker.holding if self._http.raw else self._http.holding)
+
+    def server_pauses(self) -> None:
+        """See Guard."""
+        if not self._http.raw:
+            self._tell(lambda _: self._http.server_pauses(), b"")
+        elif shown := self._masker.pause():
+            self._client.say(shown)
+
+    def for_server(self) -> bytes:
+        """See Guard."""
+        if self._reader is not None:
+            return b""
+        if self.over:
+            self._server.end()
+        return self._server.take()
+
+    def for_client(self) -> bytes:
+        """See Guard."""
+        if self.over:
+            self._client.end()
+        denied, self._denied = self._denied, b""
+        return self._client.take() + denied
+
+    def _greeted(self, reader: HelloReader, data: bytes) -> None:
+        """The client's first words, which must be for this host before anything answers them."""
+        if not data:
+            self._over = True
+            return
+        self._hello += data
+        try:
+            hello = reader.feed(data)
+        except Malformed as error:
+            self._deny(f"the connection {error.reason}")
+        if hello is None:
+            return
+        if why := why_not(hello, self._name):
+            self._deny(why)
+        self._reader = None
+        first = bytes(self._hello)
+        self._hello.clear()
+        self.client_says(first)
+
+    def _heard_client(self, data: bytes) -> bytes:
+        try:
+            return self._client.hear(data)
+        except TlsFault as fault:
+            self._over = True
+            if not data:
+                return b""
+            raise Refused(f"TLS with the program failed, which may not trust the gate: {fault.reason}") from None
+
+    def _hear_early(self) -> None:
+        said = bytes(self._early)
+        self._early.clear()
+        if said:
+            self._tell(self._client_said, said)
+        if self._client.ended and not self.over:
+            self._tell(self._client_said, b"")
+
+    def _client_said(self, said: bytes) -> None:
+        if not self._http.raw:
+            self._http.client_says(said)
+        elif said:
+            check_body(self._scanner, said)
+            self._http.client_says(said)
+        else:
+            self._server.end()
+
+    def _tell(self, says: Callable[[bytes], None], said: bytes) -> None:
+        """Let HTTP hear what was said; what comes of it is encrypted, also when it raises."""
+        try:
+            says(said)
+        except Trouble:
+            self._over = True
+            raise
+        finally:
+            if to_server := self._http.for_server():
+                self._server.say(to_server)
+            if to_client := self._shown(self._http.for_client()):
+                self._client.say(to_client)
+
+    def _shown(self, data: bytes) -> bytes:
+        """What a WebSocket's server says is masked here, all else was where it was understood."""
+        if not self._http.raw:
+            return data
+        return self._masker.feed(data) + (self._masker.flush() if self._over else b"")
+
+    def _fail(self, trouble: Trouble) -> None:
+        def fail(_: bytes) -> None:
+            self._http.fail(trouble)
+
+        self._tell(fail, b"")
+
+    def _deny(self, why: str) -> NoReturn:
+        self._over = True
+        self._denied = ACCESS_DENIED
+        raise Refused(why)

@@ -1,0 +1,127 @@
+"""SOCKS5 (RFC 1928): connections by name or address, without authentication. Nothing else of it, and no SOCKS4."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+from skillyard.domain.network.address import parse_address
+from skillyard.domain.network.rule import canonical_name
+from skillyard.gate.farewell import farewell
+from skillyard.gate.host_port import Host
+from skillyard.gate.meant import meant
+from skillyard.gate.session import Session
+from skillyard.gate.stream import Stream
+from skillyard.gate.trouble import Refused, Trouble, Unreachable
+from skillyard.gate.tunnel import carry
+
+VIA = "socks5"
+VERSIONS = (4, 5)
+"""The first byte of what a client of SOCKS says."""
+_NO_AUTHENTICATION, _NONE_OF_THEM = b"\x05\x00", b"\x05\xff"
+_CONNECT = 1
+_COMMANDS = {2: "BIND", 3: "UDP ASSOCIATE"}
+_IPV4, _NAME, _IPV6 = 1, 3, 4
+_DONE, _FAILED, _NOT_ALLOWED, _UNREACHABLE, _NO_SUCH_COMMAND, _NO_SUCH_ADDRESS = 0, 1, 2, 4, 7, 8
+_SOCKS4_REJECTED = b"\x00\x5b" + bytes(6)
+
+
+class _Gone(Exception):
+    """The client ended before it had said what it wants."""
+
+
+class _Denied(Refused):
+    """``code`` is the reply's (RFC 1928 §6); ``host`` and ``port`` as far as they are known."""
+
+    def __init__(self, code: int, reason: str, host: str = "", port: int = 0) -> None:
+        super().__init__(reason)
+        self.code, self.host, self.port = code, host, port
+
+
+async def serve(session: Session, client: Stream) -> None:
+    """Returns when the connection is over; raises what streams raise, and Trouble once the client was told."""
+    try:
+        async with asyncio.timeout(session.limits.header_s):
+            host, port = await _asked(client)
+    except _Gone:
+        client.close()
+        return
+    except _Denied as denied:
+        session.refuse(VIA, denied.host, denied.port, denied.reason)
+        await client.write(_SOCKS4_REJECTED if denied.code < 0 else _reply(denied.code))
+        await farewell(client)
+        return
+    try:
+        upstream = await session.reach(VIA, meant(session, VIA, host, port), port)
+    except Trouble as trouble:
+        await client.write(_reply(_code_of(trouble)))
+        await farewell(client)
+        raise
+    try:
+        await client.write(_reply(_DONE))
+    except BaseException:
+        upstream.close()
+        raise
+    await carry(client, upstream)
+
+
+async def _asked(client: Stream) -> tuple[Host, int]:
+    """What the client wants to reach. Raises _Gone and _Denied."""
+    version = (await _exactly(client, 1))[0]
+    if version != 5:
+        raise _Denied(-1, "SOCKS4, which is not spoken here: use SOCKS5 (socks5h)")
+    methods = await _exactly(client, (await _exactly(client, 1))[0])
+    if 0 not in methods:
+        await client.write(_NONE_OF_THEM)
+        await farewell(client)
+        raise _Gone
+    await client.write(_NO_AUTHENTICATION)
+    version, command, reserved, kind = await _exactly(client, 4)
+    if version != 5 or reserved:
+        raise _Denied(_FAILED, "a malformed SOCKS5 request")
+    text, host = await _host(client, kind)
+    port = int.from_bytes(await _exactly(client, 2))
+    if command != _CONNECT:
+        raise _Denied(_NO_SUCH_COMMAND, f"SOCKS5 {_COMMANDS.get(command, 'command')}: only CONNECT is", text, port)
+    if host is None:
+        raise _Denied(_NOT_ALLOWED, "SOCKS5 to what is neither a host name nor an address", "", port)
+    if not port:
+        raise _Denied(_NOT_ALLOWED, "SOCKS5 to port 0", text, port)
+    return host, port
+
+
+async def _host(client: Stream, kind: int) -> tuple[str, Host | None]:
+    """As it may be logged, and as it is meant."""
+    if kind == _IPV4:
+        address: Host = ipaddress.IPv4Address(await _exactly(client, 4))
+        return str(address), address
+    if kind == _IPV6:
+        address = ipaddress.IPv6Address(await _exactly(client, 16))
+        return str(address), address
+    if kind != _NAME:
+        raise _Denied(_NO_SUCH_ADDRESS, "SOCKS5 to an unknown kind of address")
+    written = await _exactly(client, (await _exactly(client, 1))[0])
+    text = written.decode("latin-1")
+    host = parse_address(text) or canonical_name(text)
+    return "" if host is None else str(host), host
+
+
+async def _exactly(client: Stream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = await client.read(count - len(data))
+        if not piece:
+            raise _Gone
+        data += piece
+    return data
+
+
+def _reply(code: int) -> bytes:
+    """The bound address is nobody's business (RFC 1928 §6 wants one in its place)."""
+    return bytes([5, code, 0, _IPV4]) + bytes(6)
+
+
+def _code_of(trouble: Trouble) -> int:
+    if isinstance(trouble, Refused):
+        return _NOT_ALLOWED
+    return _UNREACHABLE if isinstance(trouble, Unreachable) else _FAILED

@@ -1,0 +1,50 @@
+"""Programs that know no proxy: whatever address they dial, the sandbox's kernel brings them here, and the accepted
+socket's own name is the address that they meant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from skillyard.gate.farewell import farewell
+from skillyard.gate.meant import meant
+from skillyard.gate.session import Session
+from skillyard.gate.sniff import HTTP_PORT, TLS_PORT, sniff, told
+from skillyard.gate.stream import Stream
+from skillyard.gate.trouble import Refused, Trouble, Unreachable
+from skillyard.gate.tunnel import carry
+
+VIA = "direct"
+_MOST_WORDS = 1 << 16
+_GRACE_S = 0.5
+"""For the first words of a client that is refused: most speak at once, and one that waits for the server to speak is
+not kept waiting."""
+
+
+async def serve(session: Session, client: Stream) -> None:
+    address, port = client.local
+    try:
+        upstream = await session.reach(VIA, meant(session, VIA, address, port), port)
+    except (Refused, Unreachable) as trouble:
+        await _tell(session, client, port, trouble)
+        raise
+    except BaseException:
+        client.reset()
+        raise
+    await carry(client, upstream)
+
+
+async def _tell(session: Session, client: Stream, port: int, trouble: Trouble) -> None:
+    """On the ports of the web in the client's own protocol, once it has said something; else by a reset at once."""
+    if port not in (TLS_PORT, HTTP_PORT):
+        client.reset()
+        return
+    said = b""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(min(_GRACE_S, session.limits.header_s)):
+            while len(said) < _MOST_WORDS and (data := await client.read()):
+                said += data
+                if (kind := sniff(said)) is not None:
+                    await client.write(told(kind, trouble.reason))
+                    break
+    await farewell(client)

@@ -1,0 +1,102 @@
+"""The certificates that programs in a sandbox trust: the host's, the operator's, and their session's authority, in one
+file that the server writes, a sandbox has read-only, and goes with the session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from secrets import token_hex
+
+from skillyard.domain.network.session import TRUST_FILE
+from skillyard.domain.sandbox.spec import Mount
+
+_SUFFIX = ".pem"
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora and its kin
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",
+)
+_NAMED_BY = (
+    "SSL_CERT_FILE",  # OpenSSL, Python, Go, Ruby, rustls-native-certs, uv
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+    "PIP_CERT",
+    "AWS_CA_BUNDLE",
+    "DENO_CERT",
+    "CARGO_HTTP_CAINFO",
+    "HTTPLIB2_CA_CERTS",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
+    "NIX_SSL_CERT_FILE",
+    "NPM_CONFIG_CAFILE",
+    "BUNDLE_SSL_CA_CERT",
+)
+
+TRUST_ENV: Mapping[str, str] = dict.fromkeys(_NAMED_BY, TRUST_FILE)
+"""Variables by which programs find the file inside."""
+
+
+class TrustFiles:
+    """``directory`` becomes this server's alone (0700); what a crashed one left in it is removed. ``ca_file`` are
+    further certificates that the operator trusts (PEM)."""
+
+    def __init__(self, directory: Path, ca_file: Path | None = None) -> None:
+        self._directory = directory
+        self._ca_file = ca_file
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        for left in directory.glob(f"*{_SUFFIX}"):
+            left.unlink(missing_ok=True)
+
+    def write(self, authority: bytes) -> Mount:
+        """A file with ``authority`` (PEM) in it, which never changes. Raises OSError."""
+        path = self._directory / f"{token_hex(16)}{_SUFFIX}"
+        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o400)
+        try:
+            with os.fdopen(file, "wb") as out:
+                out.write(b"\n".join((authority, operators(self._ca_file), system_certificates())))
+                os.fchmod(out.fileno(), 0o444)
+        except BaseException:
+            path.unlink()
+            raise
+        return Mount(path, TRUST_FILE)
+
+    def remove(self, mount: Mount) -> None:
+        """Idempotent. A sandbox that still has it keeps it."""
+        with contextlib.suppress(OSError):
+            mount.source.unlink()
+
+
+def system_certificates() -> bytes:
+    """The host's, in PEM; empty where it keeps none in a usual place."""
+    for path in (ssl.get_default_verify_paths().cafile, *_BUNDLES):
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return Path(path).read_bytes()
+    return b""
+
+
+def operators(ca_file: Path | None) -> bytes:
+    """The operator's, read each time: a file that is replaced counts for the next session. Raises OSError."""
+    return b"" if ca_file is None else ca_file.read_bytes()
+
+
+def upstream_context(ca_pem: str = "") -> ssl.SSLContext:
+    """What real servers are verified with: their name, against the host's certificates and ``ca_pem``; TLS 1.2 or
+    later, HTTP/1.1 only. Raises ssl.SSLError for what is no PEM."""
+    context = ssl.create_default_context()
+    context.hostname_checks_common_name = False
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.set_alpn_protocols(["http/1.1"])
+    if not context.cert_store_stats()["x509_ca"] and (found := system_certificates()):
+        context.load_verify_locations(cadata=found.decode("ascii", "ignore"))  # a Python with paths of its own
+    if ca_pem:
+        context.load_verify_locations(cadata=ca_pem)
+    return context

@@ -1,0 +1,50 @@
+"""Plans, policies and logs as what a message holds. Rules go as they were written."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+from skillyard.domain.network.policy import Layer, Policy
+from skillyard.domain.network.rule import Rule, parse_rule
+from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
+
+_rule = lru_cache(4096)(parse_rule)
+
+
+def policy_out(policy: Policy) -> dict[str, Any]:
+    return {
+        "layers": [[layer.name, layer.texts()] for layer in policy.layers],
+        "hosts": {name: [str(address) for address in addresses] for name, addresses in policy.hosts.items()},
+        "nat64": list(map(str, policy.nat64)),
+    }
+
+
+def policy_in(told: dict[str, Any]) -> Policy:
+    """Raises InvalidInput."""
+    hosts = {name: tuple(map(ipaddress.ip_address, addresses)) for name, addresses in told["hosts"].items()}
+    nat64 = tuple(map(ipaddress.IPv6Network, told["nat64"]))
+    return Policy(tuple(Layer(name, _rules(texts)) for name, texts in told["layers"]), hosts, nat64)
+
+
+def plan_out(plan: EgressPlan) -> dict[str, Any]:
+    secrets = [[s.name, s.placeholder, s.value, [rule.text for rule in s.hosts]] for s in plan.secrets]
+    return {"policy": policy_out(plan.policy), "limits": asdict(plan.limits), "secrets": secrets}
+
+
+def plan_in(told: dict[str, Any]) -> EgressPlan:
+    """Raises InvalidInput."""
+    secrets = tuple(GateSecret(name, holder, value, _rules(hosts)) for name, holder, value, hosts in told["secrets"])
+    return EgressPlan(policy_in(told["policy"]), EgressLimits(**told["limits"]), secrets)
+
+
+def log_in(told: dict[str, Any]) -> NetworkLog:
+    rows = (row | {"secrets": tuple(row["secrets"])} for row in told["connections"])
+    return NetworkLog(tuple(Connection(**row) for row in rows), told["dropped"])
+
+
+def _rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+    return tuple(_rule(text) for text in texts)

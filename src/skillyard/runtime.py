@@ -1,0 +1,342 @@
+"""The composition root: settings in, a working runtime out. Only this file knows stores, and
+:mod:`skillyard.wiring` beside it backends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from skillyard.client.calling import blocking
+from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
+from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
+from skillyard.client.sources import Download, Upload
+from skillyard.config.settings import Settings, load_settings
+from skillyard.data_dir import DataDir
+from skillyard.domain.blob import BlobLimits
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.principal import LOCAL, Principal, Scope
+from skillyard.engine.blobs import owned_blob
+from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.methods import invoke
+from skillyard.engine.observer import Observer, ignore
+from skillyard.local_bundles import export_to, publish_source
+from skillyard.loop_thread import LoopThread
+from skillyard.secret_sources import make_secret_readers, make_secret_store
+from skillyard.skill_stores import make_skill_stores
+from skillyard.stores.approvals import SqliteApprovals
+from skillyard.stores.blobs import LocalBlobs
+from skillyard.stores.clock import SystemClock, SystemIds
+from skillyard.stores.database import Database
+from skillyard.stores.environments import LocalEnvironments
+from skillyard.stores.records import SqliteRecords
+from skillyard.stores.secret_audit import SqliteSecretAudit
+from skillyard.stores.tokens import FileTokens
+from skillyard.wiring import make_backends, make_gate, make_schema_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skillyard.client.bundles import ArchiveFormat, ExportedSkill, PublishedSkill
+    from skillyard.client.exchange import Transport
+    from skillyard.client.sources import Progress, Sink, Source
+    from skillyard.ports.sandbox import Backend
+
+T = TypeVar("T")
+
+
+class Runtime(ProtocolMethods):
+    """A runtime in this process, over a data directory that it owns while it is open::
+
+        async with Runtime(skills_dirs=["skills"]) as runtime:
+            run = await runtime.run_code("def main(args): return {'sum': sum(args['n'])}", {"n": [1, 2]})
+
+    The methods of the protocol and the operator's are those of the client, and ``call`` takes any of them by
+    name. ``settings`` are the operator's, or are loaded with ``data_dir`` and ``skills_dirs`` over them;
+    ``backend`` replaces those that they name; ``principal`` is who asks; ``observer`` gets the engine's events.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        skills_dirs: Iterable[str | os.PathLike[str]] = (),
+        settings: Settings | None = None,
+        backend: Backend | None = None,
+        principal: Principal = LOCAL,
+        observer: Observer = ignore,
+    ) -> None:
+        """Raises InvalidInput for settings that contradict each other or a call that gives both."""
+        self.settings = _settings(data_dir, tuple(map(Path, skills_dirs)), settings)
+        self.data_dir = DataDir(self.settings.data_dir)
+        self.principal = principal
+        self.clock = SystemClock()
+        self.tokens = FileTokens(self.data_dir.tokens, self.clock)
+        self.secrets = make_secret_store(self.settings.secrets, self.data_dir.home)
+        self._backend = backend
+        self._observer = observer
+        self._engine: Engine | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind it. Raises RuntimeError unless the runtime is open."""
+        if self._engine is None:
+            raise RuntimeError("the runtime is not open: use 'async with Runtime(...)'")
+        return self._engine
+
+    async def __aenter__(self) -> Runtime:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Own the data directory, probe the backend, settle what a dead process left.
+
+        Raises DataDirInUse, DataDirUnusable, StoreFault, SandboxFault.
+        """
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self.data_dir.owned())
+            self._engine = engine = await self._assemble(stack)
+            stack.callback(self._forget)
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            self._stack = stack.pop_all()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Let runs end for ``grace_s`` seconds, cancel the rest, and leave nothing behind. Idempotent."""
+        if self._engine is not None:
+            await self._engine.close(grace_s)
+        await self._stack.aclose()
+
+    def _forget(self) -> None:
+        self._engine = None
+
+    async def _assemble(self, stack: AsyncExitStack) -> Engine:
+        settings, places, ids = self.settings, self.data_dir, SystemIds()
+        database = await Database.open(places.database, durable=settings.records.durable)
+        stack.push_async_callback(database.close)
+        limits = BlobLimits(settings.blobs.max_bytes, settings.blobs.owner_bytes, settings.blobs.owner_count)
+        blobs = LocalBlobs(database, places.blobs, self.clock, ids, limits=limits, sync=settings.records.durable)
+        await blobs.prepare()
+        stores = await make_skill_stores(settings, places, database)
+        stack.push_async_callback(stores.skills.close)
+        config = settings.engine_config()
+        gate = make_gate(settings, places.run)
+        schemas = make_schema_pool(settings)
+        stack.push_async_callback(schemas.close)
+        stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
+        if self._backend is None:
+            backends = make_backends(settings, places.run, gate)
+        else:
+            backends = {self._backend.name: self._backend}
+            config = replace(config, isolation=self._backend.name, isolations=frozenset())
+        for backend in backends.values():
+            stack.push_async_callback(backend.close)
+        readers = make_secret_readers(settings.secrets)
+        for reader in readers:
+            stack.push_async_callback(reader.close)
+        ports = Ports(
+            backends=backends,
+            blobs=blobs,
+            skills=stores.skills,
+            records=SqliteRecords(database),
+            secrets=self.secrets,
+            secret_audit=SqliteSecretAudit(database),
+            approvals=SqliteApprovals(database),
+            publications=stores.publications,
+            bundles=stores.bundles,
+            clock=self.clock,
+            ids=ids,
+            environments=LocalEnvironments(places.environments, self.clock),
+            schemas=schemas,
+            gate=gate,
+            secret_readers=readers,
+        )
+        return Engine(ports, config, self._observer)
+
+    async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The result of any method of the table. Raises what :func:`skillyard.engine.methods.invoke` raises."""
+        return await invoke(self.engine, self.principal, method, params or {})
+
+    async def put_blob(
+        self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None
+    ) -> StoredBlob:
+        """Store bytes of any size in constant memory, from a path, bytes, a binary file or an iterator.
+
+        ``kind`` is a MIME type; ``progress`` is called with the bytes stored and the bytes in all (or None).
+        Raises QuotaExceeded, InvalidInput, and BadArgument for a file that cannot be read.
+        """
+        engine = self.engine
+        self.principal.require(Scope.BLOBS)
+        with Upload(source, _THREADS, progress) as upload:
+            info = await engine.blobs.create(self.principal.name, kind, upload.chunks(), ttl_s=engine.config.blob_ttl_s)
+        return StoredBlob(info.blob_id, info.size, info.sha256)
+
+    async def get_blob(
+        self,
+        blob_id: str,
+        sink: Sink,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        progress: Progress | None = None,
+    ) -> FetchedBlob:
+        """Write a blob, or ``length`` bytes of it from ``offset`` on, to a path or a binary file.
+
+        A file at a path appears only when everything came. Raises BlobNotFound, and InvalidInput for a range
+        outside the blob.
+        """
+        info = await self._readable(blob_id)
+        end = _end(info.size, offset, length)
+        target, done = Download(sink, _THREADS), 0
+        try:
+            async for chunk in self.engine.blobs.read(blob_id, offset, end - offset):
+                await target.write(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, end - offset)
+            target.keep()
+        finally:
+            target.discard()
+        return FetchedBlob(blob_id, info.kind, done, info.size)
+
+    async def stream_blob(
+        self, blob_id: str, *, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a blob as they come. Raises what :meth:`get_blob` raises."""
+        info = await self._readable(blob_id)
+        end = _end(info.size, offset, length)
+        async for chunk in self.engine.blobs.read(blob_id, offset, end - offset):
+            yield chunk
+
+    async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
+        """As :meth:`skillyard.client.client.Client.publish_skill`. Raises BundleRefused, VersionTaken, Forbidden,
+        QuotaExceeded, Busy, and BadArgument for what cannot be read."""
+        return await publish_source(self.engine, self.principal, _THREADS, source, progress)
+
+    async def export_skill(
+        self,
+        name: str,
+        sink: Sink,
+        *,
+        version: str | None = None,
+        form: ArchiveFormat = "tar.gz",
+        progress: Progress | None = None,
+    ) -> ExportedSkill:
+        """As :meth:`skillyard.client.client.Client.export_skill`. Raises SkillNotFound, Forbidden."""
+        return await export_to(self.engine, self.principal, _THREADS, (name, version, form), sink, progress)
+
+    async def _readable(self, blob_id: str) -> Any:
+        self.principal.require(Scope.BLOBS)
+        return await owned_blob(self.engine, self.principal, blob_id)
+
+
+class SyncRuntime(SyncProtocolMethods):
+    """:class:`Runtime` without ``await``: it works on an event loop of its own, in one thread of its own. May be
+    shared between threads. An interrupted call (Ctrl-C) cancels its run."""
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        skills_dirs: Iterable[str | os.PathLike[str]] = (),
+        settings: Settings | None = None,
+        backend: Backend | None = None,
+        principal: Principal = LOCAL,
+        observer: Observer = ignore,
+    ) -> None:
+        self._inner: Runtime = Runtime(
+            data_dir,
+            skills_dirs=skills_dirs,
+            settings=settings,
+            backend=backend,
+            principal=principal,
+            observer=observer,
+        )
+        self._loop = LoopThread()
+
+    @property
+    def settings(self) -> Settings:
+        return self._inner.settings
+
+    def __enter__(self) -> SyncRuntime:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """As :meth:`Runtime.open`."""
+        self._loop.start()
+        try:
+            self._wait(self._inner.open())
+        except BaseException:
+            self._loop.stop()
+            raise
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """As :meth:`Runtime.close`. Idempotent."""
+        if self._loop.running:
+            try:
+                self._wait(self._inner.close(grace_s))
+            finally:
+                self._loop.stop()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._loop.wait(coroutine)
+
+    put_blob = blocking(Runtime.put_blob)
+    get_blob = blocking(Runtime.get_blob)
+    publish_skill = blocking(Runtime.publish_skill)
+    export_skill = blocking(Runtime.export_skill)
+
+    def stream_blob(self, blob_id: str, *, offset: int = 0, length: int | None = None) -> Generator[bytes, None, None]:
+        """The bytes of a blob as they come."""
+        chunks = self._inner.stream_blob(blob_id, offset=offset, length=length)
+        try:
+            while (chunk := self._wait(_next(chunks))) is not None:
+                yield chunk
+        finally:
+            self._wait(chunks.aclose())
+
+
+class _Threads:
+    """How a transfer reads and writes local files: beside the event loop."""
+
+    async def offload(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work)
+
+
+_THREADS = cast("Transport", _Threads())
+"""A transfer asks no more of a transport."""
+
+
+def _settings(
+    data_dir: str | os.PathLike[str] | None, skills_dirs: tuple[Path, ...], settings: Settings | None
+) -> Settings:
+    if settings is None:
+        return load_settings(data_dir=data_dir, skills_dirs=skills_dirs or None)
+    if data_dir is not None or skills_dirs:
+        raise InvalidInput("settings", "must not be given beside data_dir or skills_dirs")
+    return settings
+
+
+def _end(size: int, offset: int, length: int | None) -> int:
+    """Where a range ends. Raises InvalidInput for one that holds no byte of the blob."""
+    if offset < 0 or (length is not None and length < 1):
+        raise InvalidInput("offset", "must be at least 0, and length at least 1")
+    if offset and offset >= size:
+        raise InvalidInput("offset", f"must be below the blob's size of {size} bytes", str(offset)[:32])
+    return size if length is None else min(size, offset + length)
+
+
+async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(chunks, None)
