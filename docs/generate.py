@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from skillyard.config.settings import Settings
 from skillyard.engine.method import Method
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from skillyard.faces.cli.main import cli
 
 HERE = Path(__file__).parent

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from skillyard.client.bundles import LATEST, TYPES, ArchiveFormat, ExportedSkill, PublishedSkill, packed
 from skillyard.client.sources import Download, Upload
 from skillyard.domain.errors import InvalidInput
-from skillyard.engine.catalogue.export import export, find_exported
-from skillyard.engine.catalogue.publishing import publish
+from skillyard.engine.skills.export import export, find_exported
+from skillyard.engine.skills.publishing import publish
 from skillyard.ports.bundles import ArchiveForm
 
 if TYPE_CHECKING:

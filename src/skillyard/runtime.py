@@ -20,10 +20,10 @@ from skillyard.data_dir import DataDir
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal, Scope
-from skillyard.engine.blobs import owned_blob
+from skillyard.engine.blobs.methods import owned_blob
 from skillyard.engine.engine import Engine, Ports
-from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Observer, ignore
+from skillyard.engine.table import invoke
 from skillyard.local_bundles import export_to, publish_source
 from skillyard.loop_thread import LoopThread
 from skillyard.secret_sources import make_secret_readers, make_secret_store
@@ -162,7 +162,7 @@ class Runtime(ProtocolMethods):
         return Engine(ports, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The result of any method of the table. Raises what :func:`skillyard.engine.methods.invoke` raises."""
+        """The result of any method of the table. Raises what :func:`skillyard.engine.table.invoke` raises."""
         return await invoke(self.engine, self.principal, method, params or {})
 
     async def put_blob(

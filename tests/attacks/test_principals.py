@@ -12,7 +12,7 @@ import pytest
 from skillyard import Runtime
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.methods import invoke
+from skillyard.engine.table import invoke
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from skillyard.domain.package.environment import Wanted
-from skillyard.engine.environments import Building, Environments
 from skillyard.engine.observer import ignore
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages import Building, Environments
+from skillyard.engine.packages.config import PackagesConfig
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.environments import LocalEnvironments, store
 from skillyard.stores.environments.locks import Locks

@@ -22,9 +22,9 @@ from typing import Any, cast
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.principal import LOCAL
-from skillyard.engine.catalogue.publishing import Published, publish
-from skillyard.engine.catalogue.registry import Registry
 from skillyard.engine.observer import ignore
+from skillyard.engine.skills.publishing import Published, publish
+from skillyard.engine.skills.registry import Registry
 from skillyard.engine.tasks import Tasks
 from skillyard.skill_stores import SkillStores, make_skill_stores
 from skillyard.stores.clock import SystemClock

@@ -120,8 +120,8 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from skillyard.domain.principal import LOCAL
-from skillyard.engine.secret_book import SecretBook
-from skillyard.engine.secret_methods import call
+from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.secrets.methods import call
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.database import Database
 from skillyard.stores.secret_audit import SqliteSecretAudit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.package.environment import Wanted
 from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.environments import Environment, Environments
+from skillyard.engine.packages import Environment, Environments
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Rig

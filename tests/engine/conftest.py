@@ -15,9 +15,9 @@ from skillyard.domain.secret.entry import Secret
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
-from skillyard.engine.environments import Environments
-from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Event
+from skillyard.engine.packages import Environments
+from skillyard.engine.table import invoke
 from skillyard.ports.schemas import SchemaChecker
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.stores.approvals import SqliteApprovals

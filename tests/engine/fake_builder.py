@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
-from skillyard.engine.asked_packages import required_name
-from skillyard.engine.environments.build_log import BuildLog
-from skillyard.engine.environments.interpreter import platform_name
+from skillyard.engine.packages.asked import required_name
+from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.interpreter import platform_name
 from tests.packages.wheels import installed
 
 VERSION = "1.5.0"

@@ -9,8 +9,8 @@ from typing import Any
 
 from skillyard.domain.principal import LOCAL, Principal, Scope
 from skillyard.domain.skill.publication import PublicationLimits
-from skillyard.engine.catalogue.export import export, find_exported
-from skillyard.engine.catalogue.publishing import Published, publish
+from skillyard.engine.skills.export import export, find_exported
+from skillyard.engine.skills.publishing import Published, publish
 from skillyard.ports.bundles import ArchiveForm
 from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles

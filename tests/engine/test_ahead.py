@@ -10,9 +10,9 @@ import pytest
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
 from skillyard.engine.config import EngineConfig, EnvironmentDefinition
-from skillyard.engine.curated import CURATED, curated, is_read
 from skillyard.engine.observer import ModulesAhead
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.packages.curated import CURATED, curated, is_read
 from skillyard.gate.client import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
 from skillyard.guest.mounted import SKILL_DIR, SKILLS_DIR

@@ -11,10 +11,10 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.skill.trust import Trust, parse_trust_rules
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.asked_packages import why_refused
 from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.packages_config import PackagesConfig
-from skillyard.engine.request import RunRequest, from_params
+from skillyard.engine.packages.asked import why_refused
+from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.runs.request import RunRequest, from_params
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fake_builder import VERSION
 from tests.engine.needing import approve, published

@@ -13,12 +13,12 @@ from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.engine.environments import BuildFailed
-from skillyard.engine.environments.build_log import MOST_BYTES, BuildLog
-from skillyard.engine.environments.builder import SandboxBuilder
-from skillyard.engine.environments.explain import MOST, explained
-from skillyard.engine.environments.steps import Steps
-from skillyard.engine.packages_config import PYPI, PackagesConfig
+from skillyard.engine.packages import BuildFailed
+from skillyard.engine.packages.build_log import MOST_BYTES, BuildLog
+from skillyard.engine.packages.builder import SandboxBuilder
+from skillyard.engine.packages.config import PYPI, PackagesConfig
+from skillyard.engine.packages.explain import MOST, explained
+from skillyard.engine.packages.steps import Steps
 from tests.engine.conftest import Rig
 
 CONFIG = PackagesConfig(memory_mb=100, disk_mb=200, timeout_s=30)

@@ -10,7 +10,7 @@ from skillyard.domain.errors import Busy, RunNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine.collect import INLINE, BlobSink, BlobTarget
+from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget
 from skillyard.engine.tasks import Tasks
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fakes import FakeProcess, blob, frame, js, result

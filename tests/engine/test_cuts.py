@@ -13,8 +13,8 @@ import pytest
 from skillyard.domain.network.session import MOST_REASON, Connection
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.engine.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
-from skillyard.engine.redact import Redaction
+from skillyard.engine.runs.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
+from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.log import Log
 from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable

@@ -6,9 +6,9 @@ import pytest
 
 from skillyard.domain.errors import Busy
 from skillyard.domain.sandbox.spec import Held, Owner
-from skillyard.engine.environments import Environments
-from skillyard.engine.environments.environments import JUST_USED_S
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages import Environments
+from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.packages.environments import JUST_USED_S
 from skillyard.engine.recovery import sweep
 from tests.engine.building import MINE, kept, of
 from tests.engine.conftest import Rig

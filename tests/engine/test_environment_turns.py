@@ -10,10 +10,10 @@ import pytest
 from skillyard.domain.errors import Busy, Forbidden
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.environments import BuildFailed, Environments, building
-from skillyard.engine.environments.environments import JUST_USED_S
-from skillyard.engine.environments.room import Room
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages import BuildFailed, Environments, building
+from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.packages.environments import JUST_USED_S
+from skillyard.engine.packages.room import Room
 from tests.engine.building import MINE, kept, of, until
 from tests.engine.conftest import Rig
 

@@ -13,10 +13,10 @@ from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.engine.environments import BuildFailed, Environments
-from skillyard.engine.environments.building import RETRY_S
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages import BuildFailed, Environments
+from skillyard.engine.packages.building import RETRY_S
+from skillyard.engine.packages.config import PackagesConfig
 from tests.engine.building import MINE, kept, until
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill

@@ -12,7 +12,7 @@ import pytest
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillSource
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import RunEnded, SecretsGiven
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages.config import PackagesConfig
 from tests.engine.conftest import Rig, playing
 from tests.engine.fakes import FakeProcess, a_skill, raises, result
 

@@ -7,7 +7,7 @@ import pytest
 from skillyard.domain.errors import Busy
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.held import HeldRequests, weight
-from skillyard.engine.request import RunRequest, from_params
+from skillyard.engine.runs.request import RunRequest, from_params
 
 MIB = 1 << 20
 

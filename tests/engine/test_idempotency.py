@@ -10,8 +10,8 @@ import pytest
 from skillyard.domain.errors import Busy, IdempotencyConflict
 from skillyard.domain.principal import Principal
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.methods import METHODS
-from skillyard.engine.request import from_params
+from skillyard.engine.runs.request import from_params
+from skillyard.engine.table import METHODS
 from tests.engine.conftest import CODE, Rig
 from tests.engine.fakes import FakeProcess, result
 

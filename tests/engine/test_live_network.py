@@ -12,7 +12,7 @@ import pytest
 from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
-from skillyard.engine import live_network
+from skillyard.engine.network import live
 from skillyard.engine.observer import Fault, NetworkChanged
 from tests.engine.conftest import Rig
 from tests.engine.fake_gate import FakeGate
@@ -168,8 +168,8 @@ async def test_a_gate_that_does_not_change_is_an_error_and_no_change(rig: Rig) -
 
 async def test_what_was_tried_is_written_down_while_a_run_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
-    monkeypatch.setattr(live_network, "KEEP_EVERY_S", 0.01)
-    keeper = asyncio.create_task(live_network.keep_forever(rig.engine))
+    monkeypatch.setattr(live, "KEEP_EVERY_S", 0.01)
+    keeper = asyncio.create_task(live.keep_forever(rig.engine))
     async with at_work(rig):
         gate.down = True
         gate.last.connect("y.com", 443)

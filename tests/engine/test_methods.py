@@ -14,8 +14,8 @@ from jsonschema import Draft202012Validator
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.method import without_nulls
-from skillyard.engine.methods import METHODS, UnknownMethod
 from skillyard.engine.schema import compile_schema
+from skillyard.engine.table import METHODS, UnknownMethod
 from tests.engine.conftest import Rig
 
 pytestmark = pytest.mark.anyio

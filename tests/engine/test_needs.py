@@ -9,7 +9,7 @@ import pytest
 
 from skillyard.domain.skill.skill import SecretNeed, SkillSource
 from skillyard.domain.skill.trust import Trust, TrustRule
-from skillyard.engine.needs import BUILT_IN, IN_DIRECTORY, NOBODY, standing_of
+from skillyard.engine.skills.needs import BUILT_IN, IN_DIRECTORY, NOBODY, standing_of
 from tests.engine.conftest import Rig
 from tests.engine.fakes import raises, result
 from tests.engine.needing import ASKS, NET, approve, has_network, needs_of, opened, published, rows, rules

@@ -19,8 +19,8 @@ from skillyard.domain.errors import (
 )
 from skillyard.domain.principal import Scope
 from skillyard.domain.skill.manifest_name import GUIDE
-from skillyard.engine.catalogue.publishing import publish
 from skillyard.engine.observer import CatalogueChanged
+from skillyard.engine.skills.publishing import publish
 from skillyard.ports.bundles import ArchiveForm
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.engine.conftest import Rig

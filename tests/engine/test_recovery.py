@@ -12,8 +12,8 @@ from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
 from skillyard.engine import recovery
-from skillyard.engine.methods import invoke
 from skillyard.engine.observer import Fault, Recovered
+from skillyard.engine.table import invoke
 from tests.engine.conftest import CODE, Rig
 
 pytestmark = pytest.mark.anyio

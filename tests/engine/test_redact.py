@@ -11,7 +11,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.engine.redact import MARK, Redaction, _forms
+from skillyard.engine.secrets.redact import MARK, Redaction, _forms
 
 SECRET = "s3cr3t-Value/+?~"
 

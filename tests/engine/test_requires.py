@@ -17,7 +17,7 @@ from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.skill.skill import Needs, Skill, SkillSource
 from skillyard.domain.skill.trust import Trust, TrustRule
-from skillyard.engine.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
+from skillyard.engine.skills.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
 from tests.engine.conftest import Rig
 from tests.engine.fakes import FakeSkills, a_skill
 from tests.engine.needing import approve

@@ -9,10 +9,10 @@ import pytest
 from skillyard.domain.package.names import admits, parse_patterns
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.engine.need_rows import Row, declares, environment_rows, package_rows
-from skillyard.engine.needs import IN_DIRECTORY, NOBODY, packages_allowed
-from skillyard.engine.packages_config import PackagesConfig
-from skillyard.engine.run_needs import MOST_BYTES
+from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.skills.need_rows import Row, declares, environment_rows, package_rows
+from skillyard.engine.skills.needs import IN_DIRECTORY, NOBODY, packages_allowed
+from skillyard.engine.skills.run_needs import MOST_BYTES
 from tests.engine.conftest import Rig
 from tests.engine.fakes import a_skill
 from tests.engine.needing import ASKS, needs_of, opened, published, rows, rules

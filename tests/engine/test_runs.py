@@ -12,8 +12,8 @@ from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, Sandb
 from skillyard.domain.sandbox.protection import Level, Protection
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.domain.work.record import RunStatus
-from skillyard.engine import execute
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
+from skillyard.engine.runs import execute
 from tests.engine.conftest import Rig, playing
 from tests.engine.fakes import FakeProcess, blob, frame, raises, result
 

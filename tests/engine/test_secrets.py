@@ -16,13 +16,13 @@ from skillyard.domain.secret.entry import Secret
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.methods import METHODS
-from skillyard.engine.plan import Plan, make_plan
-from skillyard.engine.refused import Refused
-from skillyard.engine.request import from_params
-from skillyard.engine.secret_book import SecretBook
-from skillyard.engine.secret_methods import call
-from skillyard.engine.secrets_for_run import GivenSecret, secret_versions, secrets_for_run
+from skillyard.engine.runs.plan import Plan, make_plan
+from skillyard.engine.runs.refused import Refused
+from skillyard.engine.runs.request import from_params
+from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run
+from skillyard.engine.secrets.methods import call
+from skillyard.engine.table import METHODS
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from tests.engine.conftest import ManualClock, Rig
 from tests.engine.fakes import a_skill

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import BlobNotFound, Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from skillyard.faces.http import Bearer, Hosts, HttpLimits, Lifecycle, create_app
 from skillyard.faces.http.server import HttpServer, listen
 from skillyard.faces.http.service import StopRequest, run_service

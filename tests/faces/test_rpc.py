@@ -23,7 +23,7 @@ from skillyard.domain.errors import (
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from skillyard.faces.rpc import Answer, CallerGone, Dispatcher
 from tests.faces.support import ROOT, Engine
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skillyard.domain.principal import Principal
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from skillyard.faces.rpc import Dispatcher
 from tests.faces.support import ROOT
 from tests.faces.test_rpc import Patient

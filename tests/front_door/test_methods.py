@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from tests.front_door.conftest import Door
 from tests.front_door.methods import CANARY, HIDDEN, params_of
 from tests.front_door.wire import Response

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from skillyard.engine.catalogue.transfers import uploads
+from skillyard.engine.skills.transfers import uploads
 from tests.bundles import a_skill, skill_files, tar, unpacked, zipped
 from tests.front_door.conftest import Door, _skillyard, until
 from tests.front_door.wire import Response

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from tests.front_door.conftest import Door, until
 from tests.front_door.wire import Response
 

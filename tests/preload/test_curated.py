@@ -16,9 +16,9 @@ import pytest
 import skillyard
 from skillyard import Runtime
 from skillyard.config.settings import load_settings
-from skillyard.engine.curated import CURATED, READS, is_read
-from skillyard.engine.environments.interpreter import base_interpreter, uv_program
 from skillyard.engine.observer import ModulesAhead
+from skillyard.engine.packages.curated import CURATED, READS, is_read
+from skillyard.engine.packages.interpreter import base_interpreter, uv_program
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.packages import real_index
 

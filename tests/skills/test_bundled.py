@@ -22,7 +22,7 @@ from jsonschema_rs import Draft202012Validator
 
 from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.skill.skill import Skill, SkillKind
-from skillyard.engine.methods import METHODS
+from skillyard.engine.table import METHODS
 from skillyard.guest.imports import SkillFinder
 from skillyard.stores.skills import Catalogue, validate
 

@@ -14,10 +14,12 @@ from skillyard.domain.principal import LOCAL
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.protection import Probe
-from skillyard.engine import execute, grant, methods, output, secrets_for_run
+from skillyard.engine import table
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
-from skillyard.engine.redact import NOTHING, Redaction
+from skillyard.engine.runs import execute, grant, output
+from skillyard.engine.secrets import for_run
+from skillyard.engine.secrets.redact import NOTHING, Redaction
 from tests.verify.mutants import Mutant
 
 
@@ -46,7 +48,8 @@ def believing(patch: pytest.MonkeyPatch) -> None:
 
 def own_words(patch: pytest.MonkeyPatch) -> None:
     """What a run returns is laid over its record."""
-    from skillyard.engine import engine, result
+    from skillyard.engine import engine
+    from skillyard.engine.runs import result
 
     plain = result.run_object
 
@@ -78,24 +81,24 @@ def unredacted(patch: pytest.MonkeyPatch) -> None:
 
 
 def secrets_for_code(patch: pytest.MonkeyPatch) -> None:
-    plain = secrets_for_run._wants
-    patch.setattr(secrets_for_run, "_wants", lambda plan, code_may: plain(plan, True))
+    plain = for_run._wants
+    patch.setattr(for_run, "_wants", lambda plan, code_may: plain(plan, True))
 
 
 def one_principal(patch: pytest.MonkeyPatch) -> None:
     """Whoever asks is taken for the operator."""
-    plain = methods.invoke
+    plain = table.invoke
 
     async def invoke(engine: Any, principal: Any, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return await plain(engine, LOCAL, method, params)
 
-    patch.setattr(methods, "invoke", invoke)
+    patch.setattr(table, "invoke", invoke)
 
 
 def telling(patch: pytest.MonkeyPatch) -> None:
     """What exists and is another's is refused by another name than what does not exist."""
     from skillyard.domain.errors import Forbidden
-    from skillyard.engine import blobs
+    from skillyard.engine.blobs import methods as blobs
 
     plain = blobs.owned_blob
 
@@ -128,7 +131,7 @@ def unchecked(patch: pytest.MonkeyPatch) -> None:
 
 def chosen_ids(patch: pytest.MonkeyPatch) -> None:
     """The end of a blob may say its id."""
-    from skillyard.engine.collect import BlobSink
+    from skillyard.engine.runs.collect import BlobSink
 
     asked: dict[str, str] = {}
     plain, plain_id = frames.FrameReader._end, BlobSink._id
@@ -151,7 +154,7 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
 def approving(patch: pytest.MonkeyPatch) -> None:
     """Whatever is published is approved."""
     from skillyard.domain.skill.approval import Standing
-    from skillyard.engine import needs
+    from skillyard.engine.skills import needs
 
     async def standing(engine: Any, skill: Any) -> Any:
         return Standing(True, "operator", "a mutant")
@@ -161,7 +164,7 @@ def approving(patch: pytest.MonkeyPatch) -> None:
 
 def everybodys_names(patch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the store asks whose a name is."""
-    from skillyard.engine.catalogue import ownership
+    from skillyard.engine.skills import ownership
     from skillyard.stores import publication_rows
 
     for module in (ownership, publication_rows):

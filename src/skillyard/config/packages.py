@@ -14,7 +14,7 @@ from skillyard.domain.network.policy import is_open, parse_rules
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.package.names import parse_patterns
 from skillyard.domain.work.limits import MINIMUM
-from skillyard.engine.packages_config import PYPI, PYPI_RULES, PackagesConfig, check_secret_index, index_rule
+from skillyard.engine.packages.config import PYPI, PYPI_RULES, PackagesConfig, check_secret_index, index_rule
 
 MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

@@ -14,7 +14,7 @@ from skillyard.domain.network.session import EgressLimits
 from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.domain.skill.trust import Trust
 from skillyard.domain.work.limits import LimitFamily
-from skillyard.engine.packages_config import PackagesConfig
+from skillyard.engine.packages.config import PackagesConfig
 
 MIB = 1024 * 1024
 
@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class EnvironmentDefinition:
     """A named set of packages: PEP 508 requirements to install, and modules to import ahead, beside those of the table
-    (:mod:`skillyard.engine.curated`); empty for none at all, None for the table's alone."""
+    (:mod:`skillyard.engine.packages.curated`); empty for none at all, None for the table's alone."""
 
     packages: tuple[str, ...] = ()
     preload: tuple[str, ...] | None = None
@@ -69,7 +69,8 @@ class EngineConfig:
 
     ``isolation`` is what a run gets that names none, ``isolations`` what it may name
     (:mod:`skillyard.domain.sandbox.isolation`). ``kernel_only`` and ``allow_degraded`` are policy on protections
-    (design §4); ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare (skills-protocol §10).
+    (design §4); ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare
+    (skills-protocol §10).
     """
 
     limits: LimitFamily = field(default_factory=LimitFamily)

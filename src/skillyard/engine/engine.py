@@ -11,31 +11,32 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine import live_network, recovery
-from skillyard.engine.active import ActiveRun
+from skillyard.engine import recovery
 from skillyard.engine.admission import Admission
-from skillyard.engine.ahead import Ahead
 from skillyard.engine.backends import Backends
-from skillyard.engine.catalogue.diff import Diffs
-from skillyard.engine.catalogue.registry import Registry
-from skillyard.engine.catalogue.review import Reviews
+from skillyard.engine.blobs.large import LargeReads
 from skillyard.engine.config import EngineConfig, frame_limits
-from skillyard.engine.environments.builder import Builder
-from skillyard.engine.environments.making import make_environments
-from skillyard.engine.execute import Execution
-from skillyard.engine.failure import Failure
-from skillyard.engine.grant import Grant, make_grant, make_spec
 from skillyard.engine.held import HeldRequests
-from skillyard.engine.idempotency import Keys
-from skillyard.engine.large import LargeReads
+from skillyard.engine.network import live
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
+from skillyard.engine.packages.ahead import Ahead
+from skillyard.engine.packages.builder import Builder
+from skillyard.engine.packages.making import make_environments
 from skillyard.engine.parts import Parts
-from skillyard.engine.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
-from skillyard.engine.refused import Refused
-from skillyard.engine.request import RunRequest
-from skillyard.engine.result import run_object
-from skillyard.engine.run_needs import Given, run_needs
-from skillyard.engine.secret_book import SecretBook
+from skillyard.engine.runs.active import ActiveRun
+from skillyard.engine.runs.execute import Execution
+from skillyard.engine.runs.failure import Failure
+from skillyard.engine.runs.grant import Grant, make_grant, make_spec
+from skillyard.engine.runs.idempotency import Keys
+from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
+from skillyard.engine.runs.refused import Refused
+from skillyard.engine.runs.request import RunRequest
+from skillyard.engine.runs.result import run_object
+from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.skills.diff import Diffs
+from skillyard.engine.skills.registry import Registry
+from skillyard.engine.skills.review import Reviews
+from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.tasks import Tasks
 from skillyard.engine.tenants import Place
 from skillyard.ports.approvals import ApprovalStore
@@ -76,7 +77,7 @@ class Ports:
 
 class Engine:
     """Made once for a data directory, used from one event loop: :meth:`start`, any number of calls of
-    :func:`skillyard.engine.methods.invoke`, :meth:`close`."""
+    :func:`skillyard.engine.table.invoke`, :meth:`close`."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class Engine:
         self._background.spawn(recovery.sweep_forever(self), "sweeper")
         self._background.spawn(self._warm_up(), "warm-up")
         if self.gate is not None:
-            self._background.spawn(live_network.keep_forever(self), "network keeper")
+            self._background.spawn(live.keep_forever(self), "network keeper")
 
     async def _warm_up(self) -> None:
         """Tell the default backend which sandbox most runs will ask for."""

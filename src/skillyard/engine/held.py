@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skillyard.domain.errors import Busy
-from skillyard.engine.request import RunRequest
+from skillyard.engine.runs.request import RunRequest
 
 _EACH = 64 * 1024
 """Tasks, records and buffers of one request, however small."""

@@ -12,8 +12,8 @@ from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.clock_watch import ClockWatch
-from skillyard.engine.failure import Failure
 from skillyard.engine.observer import Fault, Recovered, Swept
+from skillyard.engine.runs.failure import Failure
 from skillyard.ports.sandbox import Backend
 
 if TYPE_CHECKING:

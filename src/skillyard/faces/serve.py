@@ -17,7 +17,7 @@ from skillyard.domain.sandbox.protection import Level
 from skillyard.domain.skill.skill import Finding
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
-from skillyard.engine.methods import METHODS, invoke
+from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
 from skillyard.faces.http.engine_blobs import EngineBlobs

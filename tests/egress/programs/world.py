@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from skillyard.engine.environments import base_interpreter
+from skillyard.engine.packages import base_interpreter
 from tests.egress.programs.authority import Authority
 from tests.egress.programs.git_server import PREFIX as GIT
 from tests.egress.programs.git_server import git_repository, git_route

@@ -15,8 +15,8 @@ MAX_REASON = 500
 @dataclass(frozen=True, slots=True)
 class Publication:
     """``digest`` is the bundle's (:class:`skillyard.domain.skill.skill.Skill`), ``size`` the bytes of its ``files``
-    files. Times are UTC seconds since the epoch. A withdrawn version is not served; its name, version and digest stay taken.
-    ``project`` is the one that the name belongs to: the first to publish it.
+    files. Times are UTC seconds since the epoch. A withdrawn version is not served; its name, version and digest stay
+    taken. ``project`` is the one that the name belongs to: the first to publish it.
     """
 
     name: str

@@ -67,10 +67,10 @@ class RunRecord:
     logs_blob: str | None = None
     error: dict[str, Any] | None = None
     network: dict[str, Any] | None = None
-    """What it might reach and what it tried (:mod:`skillyard.engine.network`); None without a network."""
+    """What it might reach and what it tried (:mod:`skillyard.engine.network.grant`); None without a network."""
     needs: dict[str, Any] | None = None
-    """What its skills declare that they need, and what of it was granted (:mod:`skillyard.engine.run_needs`); None when
-    they declare nothing."""
+    """What its skills declare that they need, and what of it was granted (:mod:`skillyard.engine.skills.run_needs`);
+    None when they declare nothing."""
     idempotency_key: str | None = None
     request_digest: str = ""
     sandbox: str | None = None

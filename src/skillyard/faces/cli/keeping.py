@@ -15,7 +15,7 @@ from skillyard.stores.clock import SystemClock
 from skillyard.stores.tokens import FileTokens
 
 if TYPE_CHECKING:
-    from skillyard.engine.secret_book import SecretBook
+    from skillyard.engine.secrets.book import SecretBook
 
 T = TypeVar("T")
 
@@ -40,13 +40,13 @@ class LocalSecrets:
         self._wait = wait
 
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        from skillyard.engine.secret_methods import call
+        from skillyard.engine.secrets.methods import call
 
         return self._wait(call(self._book, LOCAL, method, params or {}))
 
     def rotate(self) -> int:
         """Seal everything anew; how many values."""
-        from skillyard.engine.secret_methods import rotate
+        from skillyard.engine.secrets.methods import rotate
 
         return self._wait(rotate(self._book, LOCAL))
 
@@ -55,7 +55,7 @@ class LocalSecrets:
 def secrets(data_dir: Path | None) -> Iterator[LocalSecrets]:
     """Of the data directory and as its settings say. Raises InvalidInput, StoreFault."""
     from skillyard.config.settings import load_settings
-    from skillyard.engine.secret_book import SecretBook
+    from skillyard.engine.secrets.book import SecretBook
     from skillyard.secret_sources import make_secret_store
     from skillyard.stores.database import Database
     from skillyard.stores.secret_audit import SqliteSecretAudit

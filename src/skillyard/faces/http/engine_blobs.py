@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.blobs import owned_blob
+from skillyard.engine.blobs.methods import owned_blob
 from skillyard.engine.engine import Engine
 from skillyard.ports.blobs import BlobInfo
 

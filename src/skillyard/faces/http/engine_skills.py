@@ -9,10 +9,10 @@ from typing import Any
 
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Finding, Skill
-from skillyard.engine.catalogue.export import export, find_exported
-from skillyard.engine.catalogue.publishing import Published, publish
-from skillyard.engine.catalogue.views import publication_view
 from skillyard.engine.engine import Engine
+from skillyard.engine.skills.export import export, find_exported
+from skillyard.engine.skills.publishing import Published, publish
+from skillyard.engine.skills.views import publication_view
 from skillyard.ports.bundles import ArchiveForm, Exported
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
 from skillyard.domain.principal import Principal
-from skillyard.engine.methods import UnknownMethod
+from skillyard.engine.table import UnknownMethod
 from skillyard.faces.rpc import envelope
 from skillyard.faces.rpc.envelope import Request
 from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, error_object

@@ -19,7 +19,7 @@ _CODE = {"language": "python", "code": "def main(args):\n    print('private word
 
 
 async def _as(yard: Yard, who: Principal, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    from skillyard.engine.methods import invoke
+    from skillyard.engine.table import invoke
 
     assert yard.runtime is not None
     return await invoke(yard.runtime.engine, who, method, params)

@@ -57,7 +57,7 @@ def _tar(files: Mapping[str, bytes], *others: tarfile.TarInfo) -> bytes:
 
 
 async def _publish(yard: Yard, archive: bytes, who: Principal = _PUBLISHER) -> None:
-    from skillyard.engine.catalogue.publishing import publish
+    from skillyard.engine.skills.publishing import publish
 
     async def chunks() -> AsyncIterator[bytes]:
         yield archive
@@ -67,10 +67,10 @@ async def _publish(yard: Yard, archive: bytes, who: Principal = _PUBLISHER) -> N
 
 
 async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **params: Any) -> dict[str, Any]:
-    from skillyard.engine import methods
+    from skillyard.engine import table
 
     assert yard.runtime is not None
-    return await methods.invoke(yard.runtime.engine, who, method, params)
+    return await table.invoke(yard.runtime.engine, who, method, params)
 
 
 async def _told(yard: Yard, name: str, **more: Any) -> str:

@@ -1,0 +1,1 @@
+"""Blobs: the methods and bounds on large contents."""

@@ -1,0 +1,260 @@
+"""Blob methods: ``create_blob`` and ``read_blob`` (skills-protocol §5), and the operator's three."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shape
+from skillyard.domain.ids import is_blob_id
+from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.method import (
+    BLOB_ID,
+    BOOLEAN,
+    CURSOR,
+    INTEGER,
+    OBJECT,
+    STRING,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.runs.text import cut_head, cut_tail, is_text, show
+from skillyard.ports.blobs import BlobInfo
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+MAX_READ = 4 * 1024 * 1024
+
+
+async def create_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    data = _decoded(params["content"], params["encoding"])
+    info = await engine.blobs.create(
+        principal.name,
+        params["kind"],
+        data,
+        ttl_s=engine.config.blob_ttl_s,
+        max_bytes=engine.config.json_blob_bytes,
+    )
+    return {"blob_id": info.blob_id, "size_bytes": info.size}
+
+
+def _decoded(content: str, encoding: str) -> bytes:
+    if encoding == "utf-8":
+        try:
+            return content.encode()
+        except UnicodeEncodeError:
+            rule = "must be Unicode text without lone surrogates"
+            raise InvalidInput("content", rule, shape(content)) from None
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidInput("content", "must be base64 (RFC 4648 §4)", shape(content)) from None
+
+
+async def owned_blob(engine: Engine, principal: Principal, blob_id: str, field: str = "blob_id") -> BlobInfo:
+    """The blob, when it exists and the principal may see it. Raises BlobNotFound, alike for both."""
+    info = await engine.blobs.stat(blob_id) if is_blob_id(blob_id) else None
+    if info is None or not principal.sees(info.owner):
+        raise BlobNotFound(field, f"no blob '{blob_id[:160]}'", blob_id=blob_id[:160])
+    return info
+
+
+async def read_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    info = await owned_blob(engine, principal, params["blob_id"])
+    offset, length = _window(info, params["mode"], params["max_bytes"])
+    async with engine.large_reads.place(length):
+        data = b"".join([chunk async for chunk in engine.blobs.read(info.blob_id, offset, length)])
+        text = is_text(info.kind)
+        if text:
+            data = _on_boundaries(data, starts=offset == 0, ends=offset + length >= info.size)
+        content, encoding = show(data, text=text)
+    return {
+        "blob_id": info.blob_id,
+        "kind": info.kind,
+        "preview": content,
+        "size_bytes": info.size,
+        "truncated": len(data) < info.size,
+        "encoding": encoding,
+    }
+
+
+def _window(info: BlobInfo, mode: str, max_bytes: int) -> tuple[int, int]:
+    if mode == "full":
+        if info.size > MAX_READ:
+            raise InvalidInput(
+                "mode",
+                f"'full' reads blobs up to {MAX_READ} bytes and this one has {info.size}: read it with "
+                "sample_head or sample_tail, or stream it with GET /blobs",
+                size_bytes=info.size,
+                maximum=MAX_READ,
+            )
+        return 0, info.size
+    length = min(max_bytes, info.size)
+    return (info.size - length if mode == "sample_tail" else 0), length
+
+
+def _on_boundaries(data: bytes, *, starts: bool, ends: bool) -> bytes:
+    data = data if starts else cut_tail(data)
+    return data if ends else cut_head(data)
+
+
+async def list_blobs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    limit, cursor = params["limit"], params["cursor"]
+    with continuing(cursor):
+        found = await engine.blobs.list(whose(principal, params), limit=limit + 1, after=cursor)
+    page = found[:limit]
+    return {
+        "blobs": [view(info) for info in page],
+        "next_cursor": page[-1].blob_id if len(found) > limit else None,
+    }
+
+
+@contextmanager
+def continuing(cursor: str | None) -> Iterator[None]:
+    """A store's refusal of the object to go on after, as the refusal of the cursor that named it."""
+    try:
+        yield
+    except InvalidInput as error:
+        if cursor is None or error.field != "after":
+            raise
+        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
+
+
+def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:
+    """Whose objects a list shows; None for everybody's. Raises Forbidden for ``all`` without ADMIN."""
+    if not params["all"]:
+        return principal.name
+    principal.require(Scope.ADMIN)
+    return None
+
+
+async def stat_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"blob": view(await owned_blob(engine, principal, params["blob_id"]))}
+
+
+async def delete_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    info = await owned_blob(engine, principal, params["blob_id"])
+    return {"deleted": await engine.blobs.delete(info.blob_id)}
+
+
+def view(info: BlobInfo) -> dict[str, Any]:
+    """A blob's JSON form, with ``size_bytes`` as the protocol calls it."""
+    fields = asdict(info)
+    fields["size_bytes"] = fields.pop("size")
+    return fields
+
+
+_BLOB = answer({"blob_id": STRING, "kind": STRING, "size_bytes": INTEGER, "sha256": STRING}, "blob_id")
+
+TABLE = (
+    Method(
+        name="create_blob",
+        doc="Store text or base64 bytes and return the id to pass around instead of the content.",
+        params=obj(
+            {
+                "content": described(STRING, "text, or base64 when encoding says so"),
+                "kind": described(STRING, "MIME type", minLength=3, maxLength=255),
+                "encoding": {
+                    "type": "string",
+                    "enum": ["utf-8", "base64"],
+                    "default": "utf-8",
+                    "description": "how content carries the bytes",
+                },
+            },
+            "content",
+            "kind",
+        ),
+        result=answer({"blob_id": STRING, "size_bytes": INTEGER}, "blob_id", "size_bytes"),
+        scope=Scope.BLOBS,
+        errors=(QuotaExceeded,),
+        surface="protocol",
+        handler=create_blob,
+    ),
+    Method(
+        name="read_blob",
+        doc="Read the head, the tail or the whole of a blob.",
+        params=obj(
+            {
+                "blob_id": BLOB_ID,
+                "mode": {
+                    "type": "string",
+                    "enum": ["sample_head", "sample_tail", "full"],
+                    "default": "sample_head",
+                    "description": "first max_bytes, last max_bytes, or everything",
+                },
+                "max_bytes": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_READ,
+                    "default": 2000,
+                    "description": "how much a sample holds; 'full' gives the whole blob",
+                },
+            },
+            "blob_id",
+        ),
+        result=answer(
+            {
+                "blob_id": STRING,
+                "kind": STRING,
+                "preview": STRING,
+                "size_bytes": INTEGER,
+                "truncated": BOOLEAN,
+                "encoding": {"type": "string", "enum": ["utf-8", "base64"]},
+            },
+            "blob_id",
+            "kind",
+            "preview",
+            "size_bytes",
+            "truncated",
+            "encoding",
+        ),
+        scope=Scope.BLOBS,
+        errors=(BlobNotFound,),
+        surface="protocol",
+        handler=read_blob,
+    ),
+    Method(
+        name="blobs.list",
+        doc="The caller's blobs, newest first.",
+        params=obj(
+            {
+                "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
+                "cursor": CURSOR,
+                "all": described(BOOLEAN, "every principal's blobs; needs the scope 'admin'", default=False),
+            }
+        ),
+        result=answer({"blobs": list_of(_BLOB, "newest first"), "next_cursor": STRING}, "blobs"),
+        scope=Scope.BLOBS,
+        errors=(),
+        surface="operator",
+        handler=list_blobs,
+    ),
+    Method(
+        name="blobs.stat",
+        doc="What is known of a blob.",
+        params=obj({"blob_id": BLOB_ID}, "blob_id"),
+        result=answer({"blob": OBJECT}, "blob"),
+        scope=Scope.BLOBS,
+        errors=(BlobNotFound,),
+        surface="operator",
+        handler=stat_blob,
+    ),
+    Method(
+        name="blobs.delete",
+        doc="Remove a blob.",
+        params=obj({"blob_id": BLOB_ID}, "blob_id"),
+        result=answer({"deleted": BOOLEAN}, "deleted"),
+        scope=Scope.BLOBS,
+        errors=(BlobNotFound,),
+        surface="operator",
+        handler=delete_blob,
+    ),
+)

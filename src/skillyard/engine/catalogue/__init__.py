@@ -1,1 +1,0 @@
-"""Skills as packages: publish, withdraw, pin, export."""

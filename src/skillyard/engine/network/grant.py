@@ -1,0 +1,137 @@
+"""Which network a run is granted: the layers of its policy, or why it is refused.
+
+The operator's layer bounds what a skill declares or what code gets, and that what a request narrows. Skills that are
+mounted beside an executed one, or required by it, add nothing. ``least`` says why a run gets nothing that its skills
+declare (:class:`skillyard.engine.skills.needs.RunTrust`), and is empty for one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, is_open, parse_rules
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.config import NetworkConfig
+from skillyard.engine.runs.refused import Refused
+
+if TYPE_CHECKING:
+    from skillyard.engine.backends import Offer
+
+SKILL, CODE, REQUEST = "skill", "code", "request"
+EGRESS = "egress"
+_SHOWN = 8
+_CONSENT = "and the operator has not consented to that (network.open)"
+
+
+def granted(
+    config: NetworkConfig,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str = "",
+) -> Policy | None:
+    """The policy, or None for no network at all. ``asked`` is what the request narrows to, None when it says nothing.
+
+    Raises Refused when somebody asks for what the layers above do not give.
+    """
+    own = own_layer(config, skill, mounted, least)
+    if asked is not None and not _allows(asked):
+        return None
+    if not _allows(own.rules):
+        if asked is not None:
+            why = _nothing_of(config, skill, mounted, least)
+            raise _refused(f"the request asks for the network ({listed(asked)}), and {why}")
+        return None
+    who = f"'{skill.name}' asks" if skill is not None else "the code asks"
+    _check_consent(config, own, who)
+    layers = [Layer(OPERATOR, config.rules), own]
+    if asked is not None:
+        layers.append(Layer(REQUEST, asked))
+        _check_consent(config, layers[-1], "the request asks")
+    policy = Policy(tuple(layers), config.hosts, config.nat64)
+    if policy.nothing:
+        raise _refused(f"{who} for the network ({listed(own.rules)}), and no operator rule allows any (network.rules)")
+    return policy
+
+
+def why_none(
+    config: NetworkConfig,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str = "",
+) -> str:
+    """Why :func:`granted` gave no network, for whoever needed one."""
+    if asked is not None and _allows(own_layer(config, skill, mounted, least).rules):
+        return "the request asked for none"
+    if skill is not None and not _allows(parse_rules(skill.needs.network)):
+        return f"'{skill.name}' declares no hosts (permissions.network of its manifest)"
+    return _nothing_of(config, skill, mounted, least)
+
+
+def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
+    """What the executed skill declares, or what policy gives to code. What the operator gives to any code stays with
+    ``least``."""
+    if skill is not None:
+        return Layer(SKILL, () if least else parse_rules(skill.needs.network))
+    if config.run_code == "mounted":
+        if least:
+            return Layer(CODE, ())
+        texts = dict.fromkeys(text for other in mounted for text in other.needs.network)
+        return Layer(CODE, tuple(rule for text in texts for rule in parse_rules([text])))
+    return Layer(CODE, config.run_code)
+
+
+def check_offer(offer: Offer, has_gate: bool, policy: Policy) -> None:
+    """Raises Refused when the run's backend has no way out but none at all, or there is no gate."""
+    able = ability(offer, has_gate)
+    if able.level is Level.MISSING:
+        said = "; ".join(filter(None, (able.why, able.mend)))
+        needs = f"the run needs the network ({listed(policy.layers[1].rules)})"
+        raise _refused(f"{needs}, and isolation '{offer.name}' cannot give it{f': {said}' if said else ''}")
+
+
+def ability(offer: Offer, has_gate: bool) -> Protection:
+    """Whether runs of a backend can have a network here, and if not, why and how."""
+    able = offer.probe.abilities.get(EGRESS, Protection(Level.MISSING, why="the backend does not offer it"))
+    if able.level is not Level.MISSING and not has_gate:
+        return Protection(Level.MISSING, why="this server has no gate")
+    return able
+
+
+def layers_of(policy: Policy) -> list[dict[str, Any]]:
+    """As they stand in a record."""
+    return [{"name": layer.name, "rules": layer.texts()} for layer in policy.layers]
+
+
+def listed(rules: Sequence[Rule]) -> str:
+    """The first of them, for a message."""
+    more = f" and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
+    return ", ".join(rule.text for rule in rules[:_SHOWN]) + more
+
+
+def _allows(rules: Sequence[Rule]) -> bool:
+    return any(not rule.deny for rule in rules)
+
+
+def _check_consent(config: NetworkConfig, layer: Layer, who: str) -> None:
+    wide = next((rule for rule in layer.rules if is_open([rule])), None)
+    if wide is not None and not config.open:
+        raise _refused(f"{who} for every host ({layer.name} rule '{wide.text}'), {_CONSENT}")
+
+
+def _nothing_of(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str) -> str:
+    if least and _allows(own_layer(config, skill, mounted).rules):
+        return least
+    if skill is not None:
+        return f"'{skill.name}' declares none: a request only narrows what a skill declares"
+    if config.run_code == "mounted":
+        return "no mounted skill declares any (network.run_code = 'mounted')"
+    return "the operator gives code none (network.run_code)"
+
+
+def _refused(message: str) -> Refused:
+    return Refused("PolicyRefused", message)

@@ -1,0 +1,196 @@
+"""What the operator lets runs reach, and why: ``policy.show`` and ``policy.explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import InvalidInput, SkillNotFound
+from skillyard.domain.network.address import Address
+from skillyard.domain.network.explain import Target, explain
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.method import (
+    ARRAY,
+    BOOLEAN,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
+from skillyard.engine.network.resolve import is_own, resolve
+from skillyard.engine.runs.methods import NETWORK
+from skillyard.engine.runs.refused import Refused
+from skillyard.engine.skills.discovery import find_skill
+from skillyard.engine.skills.needs import trust_of
+from skillyard.engine.skills.requires import mounted_skills
+
+if TYPE_CHECKING:
+    from skillyard.engine.backends import Offer
+    from skillyard.engine.engine import Engine
+
+
+async def explain_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    if params["resolve"]:
+        principal.require(Scope.ADMIN)  # the answers are those of the host's own name servers, for any name
+    targets = [Target.parse(text, f"targets[{index}]") for index, text in enumerate(params["targets"])]
+    skill, mounted = await _whose(engine, principal, params)
+    asked = None if params.get("network") is None else parse_rules(params["network"])
+    somebody = skill is not None or params["code"]
+    least = (await trust_of(engine, mounted)).least
+    policy = _policy(engine, skill, mounted, asked, least, somebody=somebody)
+    explained = [await _explained(policy, target, params["resolve"]) for target in targets]
+    told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
+    if least:
+        told["least"] = least
+    if somebody and (why := _refusal(engine, skill, mounted, asked, least)):
+        told["refused"] = why
+    return told
+
+
+async def _whose(
+    engine: Engine, principal: Principal, params: Mapping[str, Any]
+) -> tuple[Skill | None, Sequence[Skill]]:
+    """The executed skill, and all that such a run mounts."""
+    name, names = params.get("skill"), params.get("mount_skills") or ()
+    if name is not None and (params["code"] or names):
+        raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
+    skill = None if name is None else await find_skill(engine, principal, name, params.get("version"), "skill")
+    return skill, await mounted_skills(engine, principal, skill, names)
+
+
+def _policy(
+    engine: Engine,
+    skill: Skill | None,
+    mounted: Sequence[Skill],
+    asked: tuple[Rule, ...] | None,
+    least: str,
+    *,
+    somebody: bool,
+) -> Policy:
+    """The layers as they would be, whether or not such a run is refused."""
+    config = engine.config.network
+    layers = [Layer(OPERATOR, config.rules)]
+    if somebody:
+        layers.append(own_layer(config, skill, mounted, least))
+    if asked is not None:
+        layers.append(Layer(REQUEST, asked))
+    return Policy(tuple(layers), config.hosts, config.nat64)
+
+
+def _refusal(
+    engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
+) -> str:
+    """Why a run with this policy would not start, with the default isolation."""
+    try:
+        policy = granted(engine.config.network, skill, mounted, asked, least)
+        if policy is not None and (offer := engine.backends.default) is not None:
+            check_offer(offer, engine.gate is not None, policy)
+    except Refused as refusal:
+        return refusal.message
+    return ""
+
+
+async def _explained(policy: Policy, target: Target, resolving: bool) -> dict[str, Any]:
+    """A name that no rule allows is not looked up: the gate would not, either."""
+    addresses: Sequence[Address] = ()
+    if target.name is not None and policy.ask(target.name, None, target.port).allowed:
+        addresses = policy.hosts.get(target.name, ())
+        if resolving and not addresses:
+            addresses = await resolve(target.name, "targets")
+    known = (*addresses, target.address) if target.address is not None else addresses
+    return explain(policy, target, addresses, [address for address in known if is_own(address)])
+
+
+async def show_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    config, trust = engine.config.network, engine.config.trust
+    run_code = config.run_code if isinstance(config.run_code, str) else [rule.text for rule in config.run_code]
+    return {
+        "rules": [rule.text for rule in config.rules],
+        "open": config.open,
+        "run_code": run_code,
+        "hosts": {name: list(map(str, addresses)) for name, addresses in config.hosts.items()},
+        "nat64": list(map(str, config.nat64)),
+        "limits": asdict(config.limits),
+        "trust": {"directories": trust.directories, "approve": [rule.text for rule in trust.approve]},
+        "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
+    }
+
+
+def _ability(offer: Offer, has_gate: bool) -> dict[str, Any]:
+    able = ability(offer, has_gate)
+    return {"isolation": offer.name, EGRESS: able.level.value, "by": able.by, "why": able.why, "mend": able.mend}
+
+
+TABLE = (
+    Method(
+        name="policy.explain",
+        doc="Which rules decide whether a run may reach a host, layer by layer.",
+        params=obj(
+            {
+                "targets": list_of(
+                    {"type": "string", "minLength": 1, "maxLength": 300}, "'host:port'; 443 without a port", maxItems=64
+                ),
+                "skill": described(SKILL_NAME, "the skill that is executed"),
+                "version": VERSION,
+                "code": described(
+                    BOOLEAN, "as code gets it; without it and a skill, the operator's rules", default=False
+                ),
+                "mount_skills": list_of(SKILL_NAME, "names of the skills that the code mounts", maxItems=64),
+                "network": NETWORK,
+                "resolve": described(
+                    BOOLEAN,
+                    "look allowed names up, and judge each address that they have; for the scope admin",
+                    default=False,
+                ),
+            },
+            "targets",
+        ),
+        result=answer(
+            {
+                "layers": ARRAY,
+                "targets": ARRAY,
+                "least": described(STRING, "why such a run gets nothing that its skills declare"),
+                "refused": described(STRING, "why such a run would not start"),
+            },
+            "layers",
+            "targets",
+        ),
+        errors=(SkillNotFound,),
+        handler=explain_policy,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="policy.show",
+        doc="What the operator lets runs reach, which skills rules approve, and which isolations can give a network.",
+        params=obj({}),
+        result=answer(
+            {
+                "rules": ARRAY,
+                "open": BOOLEAN,
+                "run_code": described({"type": ["string", "array"]}, "'mounted', or the list of rules"),
+                "hosts": OBJECT,
+                "nat64": list_of(STRING, "prefixes of translators"),
+                "limits": OBJECT,
+                "trust": described(OBJECT, "which skills are approved without a word for each version"),
+                "isolations": ARRAY,
+            },
+            "rules",
+        ),
+        errors=(),
+        handler=show_policy,
+        scope=Scope.ADMIN,
+        surface="operator",
+    ),
+)

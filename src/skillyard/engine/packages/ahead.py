@@ -1,0 +1,127 @@
+"""Importing ahead: a warm interpreter imports modules before sandboxes are cloned from it.
+
+Importing a package runs its code in an interpreter that later sandboxes are forked from, before their walls stand. So
+it is done only where somebody consented to the packages: the operator, who named the environment, or who approved
+every skill that asked for them. What code asks for by itself is imported by its own run alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from skillyard.domain.sandbox.spec import EnvironmentRef, SandboxSpec
+from skillyard.engine.observer import Fault, ModulesAhead, Observer
+from skillyard.engine.packages.curated import curated, is_read
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.sandbox import Backend
+
+if TYPE_CHECKING:
+    from skillyard.engine.config import EnvironmentDefinition
+    from skillyard.engine.packages import Environment
+    from skillyard.engine.runs.plan import Plan
+
+MOST_KNOWN = 256
+"""Environments whose importable modules are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The modules to import ahead: ``own`` are the operator's, ``curated`` the table's."""
+
+    own: tuple[str, ...] = ()
+    curated: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.own, *self.curated]))
+
+
+NONE = Modules()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Modules to make ready while runs go on without them."""
+
+    key: str
+    backend: Backend
+    ref: EnvironmentRef
+    modules: Modules
+
+
+def consented(plan: Plan, environment: Environment, definition: EnvironmentDefinition, *, named: bool) -> Modules:
+    """Returns the modules that may be imported ahead of a run. ``named``: the operator defined its environment."""
+    if definition.preload == () or any(skill.runtime and not skill.runtime.preload for skill in plan.skills):
+        return NONE
+    if not named and (not plan.skills or plan.request.packages or plan.trust.least):
+        return NONE
+    built, own = environment.built, (definition.preload or ()) if named else ()
+    if built is None or any(is_read(need.name) for skill in plan.skills for need in skill.needs.secrets):
+        return Modules(own)
+    return Modules(own, curated(built.distributions, built.modules))
+
+
+class Ahead:
+    """The modules imported ahead of runs. ``enabled`` is false where the operator turned it off."""
+
+    def __init__(self, emit: Observer, *, enabled: bool = True) -> None:
+        self._emit = emit
+        self._enabled = enabled
+        self._made: dict[str, tuple[str, ...]] = {}
+        self._at_work: set[str] = set()
+        self._tasks = Tasks()
+
+    def chosen(
+        self, backend: Backend, ref: EnvironmentRef, modules: Modules, group: str
+    ) -> tuple[EnvironmentRef, Wish | None]:
+        """Returns the environment of a run, and the modules to make ready after it."""
+        if modules is NONE or not self._enabled or not modules.all:
+            return ref, None
+        key = _key(backend, ref, modules.all, group)
+        made = self._made.get(key)
+        return (ref, Wish(key, backend, ref, modules)) if made is None else (replace(ref, preload=made), None)
+
+    def fulfil(self, wish: Wish, spec: SandboxSpec) -> None:
+        """Makes the backend ready for sandboxes like ``spec``; until then runs go on as before."""
+        if wish.key not in self._at_work and wish.key not in self._made:
+            self._at_work.add(wish.key)
+            self._tasks.spawn(self._make(wish, spec), f"import ahead {wish.key}")
+
+    async def settled(self) -> None:
+        """Waits until nothing is being made ready."""
+        await self._tasks.drain()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _make(self, wish: Wish, spec: SandboxSpec) -> None:
+        try:
+            while len(self._made) >= MOST_KNOWN:
+                del self._made[next(iter(self._made))]
+            self._made[wish.key] = await self._made_ready(wish, replace(spec, mounts=(), egress=None))
+        except Exception as error:  # noqa: BLE001 - a hint that fails costs time only
+            self._emit(Fault("preload", error))
+        finally:
+            self._at_work.discard(wish.key)
+
+    async def _made_ready(self, wish: Wish, spec: SandboxSpec) -> tuple[str, ...]:
+        """Returns the modules that can be imported; tries the others again without each that cannot."""
+        ref, faults, held = replace(wish.ref, preload=wish.modules.all), dict[str, str](), 0
+        while ref.preload:
+            prepared = await wish.backend.prepare(replace(spec, environment=ref))
+            if prepared is None:
+                return wish.modules.own
+            held, left = prepared.memory_bytes, tuple(name for name in ref.preload if name not in prepared.faults)
+            if left == ref.preload:
+                break
+            faults |= prepared.faults
+            ref = replace(ref, preload=left)
+        self._emit(ModulesAhead(ref.name, ref.digest, ref.preload, faults, held))
+        return ref.preload
+
+
+def _key(backend: Backend, ref: EnvironmentRef, modules: tuple[str, ...], group: str) -> str:
+    told = hashlib.sha256("\0".join((ref.name, group, *modules)).encode()).hexdigest()[:16]
+    return f"{ref.digest}-{backend.name}-{told}"

@@ -1,0 +1,62 @@
+"""The packages that a request asks for: its parameter, and the inline metadata of its code (PEP 723)."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.package.environment import Wanted
+from skillyard.domain.package.names import admits, normalized
+from skillyard.domain.package.script_metadata import read_script_metadata
+from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.engine.packages.config import PackagesConfig
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+def asked_packages(params: Mapping[str, Any], code: str | None) -> tuple[str, ...]:
+    """Requirements (PEP 508), sorted, each once. Raises InvalidInput for what is none, and for metadata that is
+    malformed or wants another Python."""
+    given = params.get("packages") or ()
+    for index, text in enumerate(given):
+        if not is_requirement(text):
+            rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
+            raise InvalidInput(f"packages[{index}]", rule, shown(text))
+    return Wanted.of([*given, *_declared(code)]).requirements
+
+
+def _declared(code: str | None) -> tuple[str, ...]:
+    metadata = read_script_metadata(code) if code else None
+    if metadata is None:
+        return ()
+    for problem in metadata.problems:
+        if not problem.harmless:
+            raise InvalidInput("code", f"line {problem.line}: {problem.message}")
+    python = platform.python_version()
+    if not metadata.admits_python(python):
+        rule = f"requires-python is '{metadata.requires_python}', and sandboxes have Python {python}"
+        raise InvalidInput("code", rule)
+    return metadata.dependencies
+
+
+def why_refused(requirements: Iterable[str], config: PackagesConfig) -> str:
+    """Why code may not have these packages, naming the setting that says so; empty when it may."""
+    names = sorted({required_name(text) for text in requirements})
+    if denied := [name for name in names if not admits(config.allow, name)]:
+        return f"packages.allow admits no package {_quoted(denied)}"
+    if denied := [name for name in names if not admits(config.run_code, name)]:
+        return f"code asks for {_quoted(denied)}, and packages.run_code does not admit that"
+    return ""
+
+
+def required_name(requirement: str) -> str:
+    """The package that a requirement asks for, in normal form (PEP 503)."""
+    found = _NAME.match(requirement)
+    return normalized(found[0]) if found else ""
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,266 @@
+"""The methods that show, build and remove environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import Busy, EnvironmentNotFound, InvalidInput, QuotaExceeded, SkillNotFound
+from skillyard.domain.package.environment import BuildState, BuiltEnvironment
+from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.method import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.environment import BuildFailed
+from skillyard.engine.packages.targets import Target, find_target
+from skillyard.engine.schema import Schema
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+ABSENT = "absent"
+"""The state of what nobody has built."""
+ARCHIVE = "application/x-tar"
+_BRIEF = ("name", "state", "digest", "requirements")
+
+
+async def list_environments(engine: Engine, _principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
+    environments = engine.environments
+    building = environments.building
+    named = [await _shown(engine, Target(name, environments.wanted(name))) for name in environments.names]
+    return {
+        "named": [{key: one[key] for key in _BRIEF if key in one} for one in named],
+        "environments": [_without_lock(_built(built)) for built in await environments.store.list()],
+        "builds": [build.view() for build in (*building.at_work(), *building.failures())],
+    }
+
+
+def _without_lock(environment: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in environment.items() if key != "lock"}
+
+
+async def show_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    """What others asked for who got the same is theirs, and so is whether anybody has what the caller may not have."""
+    target = await find_target(engine, principal, params)
+    if params.get("packages"):
+        target.require()
+    shown = await _shown(engine, target)
+    if target.built is not None and Scope.ADMIN not in principal.scopes:
+        shown["requirements"] = []
+    return {"environment": shown}
+
+
+async def build_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A build that fails is a result, as a run that fails is."""
+    target = await find_target(engine, principal, params)
+    wanted, refresh = target.require(), params["refresh"]
+    if not wanted:
+        return {"environment": _nothing(target)}
+    if refresh:
+        principal.require(Scope.ADMIN)
+    ready = None if refresh else await engine.environments.ready(wanted)
+    if ready is not None:
+        return {"environment": {"name": target.label, **_built(ready)}}
+    build = engine.environments.begin(wanted, principal.name, refresh=refresh)
+    if params["wait"]:
+        try:
+            await build.result()
+        except BuildFailed:
+            return {"environment": {"name": target.label, **build.view()}}
+    return {"environment": await _shown(engine, target)}
+
+
+async def remove_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    target = await find_target(engine, principal, params)
+    digest = target.built.digest if target.built is not None else await _digest(engine, target)
+    removed = await engine.environments.remove(digest, forget=params["forget"]) if digest else False
+    if not removed:
+        raise EnvironmentNotFound("environment", "it is not built")
+    return {"removed": digest}
+
+
+async def fetch_wheels(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    target = await find_target(engine, principal, params)
+    built = target.built
+    if built is None:
+        wanted = target.require()
+        built = (
+            await engine.environments.ready(wanted)
+            or await engine.environments.begin(wanted, principal.name, refresh=False).result()
+        )
+    tags = await engine.environments.store.wheel_tags(built.digest)
+    async with aclosing(engine.environments.building.fetch(built.lock, tags, BuildLog(), principal.name)) as chunks:
+        info = await engine.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=engine.config.blob_ttl_s)
+    return {"digest": built.digest, "lock": built.lock.text, "archive": info.blob_id, "size_bytes": info.size}
+
+
+async def _digest(engine: Engine, target: Target) -> str:
+    ready = await engine.environments.ready(target.wanted) if target.wanted else None
+    return ready.digest if ready is not None else ""
+
+
+async def _shown(engine: Engine, target: Target) -> dict[str, Any]:
+    if target.built is not None:
+        return {"name": target.label, **_built(target.built)}
+    wanted = target.wanted
+    if not wanted:
+        return _nothing(target)
+    build = engine.environments.building.find(wanted)
+    if build is not None and build.state is not BuildState.FAILED:
+        return {"name": target.label, **build.view()}
+    ready = await engine.environments.ready(wanted)
+    if ready is not None:
+        return {"name": target.label, **_built(ready), "requirements": list(wanted.requirements)}
+    if build is not None:
+        return {"name": target.label, **build.view()}
+    lock = await engine.environments.lock(wanted)
+    known = {"digest": lock.lock.digest, "lock": lock.lock.text, "resolved_at": lock.resolved_at} if lock else {}
+    return {"name": target.label, "state": ABSENT, "requirements": list(wanted.requirements), **known}
+
+
+def _nothing(target: Target) -> dict[str, Any]:
+    """The standard library alone is always there."""
+    return {"name": target.label, "state": BuildState.READY.value, "requirements": [], "digest": ""}
+
+
+def _built(built: BuiltEnvironment) -> dict[str, Any]:
+    return {
+        "state": BuildState.READY.value,
+        "digest": built.digest,
+        "requirements": list(built.requirements),
+        "distributions": dict(sorted(built.distributions.items())),
+        "modules": list(built.modules),
+        "size_bytes": built.size,
+        "built_at": built.built_at,
+        "used_at": built.used_at,
+        "build_ms": round(built.build_ms, 1),
+        "log": built.log,
+        "lock": built.lock.text,
+    }
+
+
+_STATE: Schema = {"type": "string", "enum": [ABSENT, *(state.value for state in BuildState)]}
+_ENVIRONMENT: Schema = answer(
+    {
+        "name": STRING,
+        "state": _STATE,
+        "digest": STRING,
+        "requirements": list_of(STRING, "what was asked for"),
+        "distributions": OBJECT,
+        "modules": list_of(STRING, "what can be imported"),
+        "lock": described(STRING, "exact versions and SHA-256, as a requirements file"),
+        "line": described(STRING, "what the build said last"),
+        "error": STRING,
+        "log": described(STRING, "the blob with the whole log of the build"),
+        "size_bytes": INTEGER,
+        "build_ms": NUMBER,
+        "built_at": NUMBER,
+        "used_at": NUMBER,
+    },
+    "state",
+    "requirements",
+)
+_TARGET: dict[str, Schema] = {
+    "environment": described(
+        STRING, "a name of the settings, a digest, or its first 16 digits", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+    ),
+    "skill": described(SKILL_NAME, "the environment that a run of this skill gets"),
+    "version": VERSION,
+    "packages": list_of(
+        {"type": "string", "minLength": 1, "maxLength": 1000}, "the environment that code with these gets", maxItems=64
+    ),
+}
+_EITHER = frozenset({Scope.RUN_CODE})
+
+TABLE = (
+    Method(
+        name="environments.list",
+        doc="Named environments, built ones, the one used last first, and builds at work or that failed a moment ago.",
+        params=obj({}),
+        result=answer(
+            {
+                "named": list_of(OBJECT, f"those of the settings, built or not: {', '.join(_BRIEF)}"),
+                "environments": list_of(OBJECT, "built ones, as environments.show gives them, without name and lock"),
+                "builds": list_of(OBJECT, "likewise"),
+            },
+            "named",
+            "environments",
+            "builds",
+        ),
+        scope=Scope.ADMIN,
+        errors=(),
+        surface="operator",
+        handler=list_environments,
+    ),
+    Method(
+        name="environments.show",
+        doc="One environment: what is in it, or how far its build is.",
+        params=obj(_TARGET),
+        result=answer({"environment": _ENVIRONMENT}, "environment"),
+        scope=Scope.EXECUTE,
+        also=_EITHER,
+        errors=(EnvironmentNotFound, SkillNotFound),
+        surface="operator",
+        handler=show_environment,
+    ),
+    Method(
+        name="environments.build",
+        doc="Build an environment ahead of its first run, as policy lets that run have it.",
+        params=obj(
+            {
+                **_TARGET,
+                "refresh": described(
+                    BOOLEAN, "resolve anew and take its place; needs the scope 'admin'", default=False
+                ),
+                "wait": described(BOOLEAN, "return when the build has ended", default=True),
+            }
+        ),
+        result=answer({"environment": _ENVIRONMENT}, "environment"),
+        scope=Scope.EXECUTE,
+        also=_EITHER,
+        errors=(EnvironmentNotFound, SkillNotFound, Busy),
+        surface="operator",
+        handler=build_environment,
+    ),
+    Method(
+        name="environments.remove",
+        doc="Remove a built environment that no run uses; the next run that needs it builds it again.",
+        params=obj(
+            {
+                **_TARGET,
+                "forget": described(BOOLEAN, "its locks too: the next build resolves anew", default=False),
+            }
+        ),
+        result=answer({"removed": STRING}, "removed"),
+        scope=Scope.ADMIN,
+        errors=(EnvironmentNotFound, SkillNotFound, Busy),
+        surface="operator",
+        handler=remove_environment,
+    ),
+    Method(
+        name="environments.wheels",
+        doc="The wheels of an environment's lock, as a tar archive in a blob: what an offline server installs from.",
+        params=obj(_TARGET),
+        result=answer(
+            {"digest": STRING, "lock": STRING, "archive": STRING, "size_bytes": INTEGER}, "digest", "archive"
+        ),
+        scope=Scope.EXECUTE,
+        also=_EITHER,
+        errors=(EnvironmentNotFound, SkillNotFound, InvalidInput, QuotaExceeded, Busy),
+        surface="operator",
+        handler=fetch_wheels,
+    ),
+)

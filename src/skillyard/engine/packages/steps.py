@@ -1,0 +1,203 @@
+"""One program of ours in one sandbox of its own, with uv, and with the package index as its only network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from functools import lru_cache
+from importlib.resources import files
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.network.policy import OPERATOR, Layer, Policy
+from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Outcome
+from skillyard.engine.backends import Offer
+from skillyard.engine.network.grant import ability
+from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
+from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.environment import BuildFailed
+from skillyard.engine.packages.explain import explained
+from skillyard.engine.packages.index_secret import IndexAccess, index_access
+from skillyard.engine.packages.interpreter import standard_library, uv_program
+from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT
+from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.sandbox import Process
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+MIB = 1024 * 1024
+PREFIX = "build_"
+"""What the keys of the sandboxes of builds begin with."""
+NATIVE = "native"
+_CPUS, _PIDS = 2.0, 512
+_HEADERS = 64 * MIB
+_LOG = 64 * MIB
+
+
+class Steps:
+    """``at_work`` are the keys of the sandboxes that there are."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._config = engine.config.packages
+        self._tasks = Tasks()
+        self.at_work: set[str] = set()
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """What is built from source."""
+        return self._config.source
+
+    @property
+    def most_bytes(self) -> int:
+        """More than a build's disk cannot come out of it."""
+        return self._config.disk_mb * MIB + _HEADERS
+
+    async def output(self, asked: Mapping[str, Any], log: BuildLog, most_bytes: int) -> AsyncGenerator[bytes, None]:
+        """What the program writes to standard output; what it says goes to ``log``. It has to be closed.
+
+        Raises BuildFailed, at the end too: what came before is then worth nothing.
+        """
+        key = PREFIX + token_hex(8)
+        self.at_work.add(key)
+        try:
+            async with aclosing(self._output(key, asked, log, most_bytes)) as output:
+                async for chunk in output:
+                    yield chunk
+        except BuildFailed:
+            raise
+        except SkillyardError as error:
+            raise BuildFailed(f"the build has no sandbox: {error.message}") from error
+        finally:
+            self.at_work.discard(key)
+
+    async def _output(
+        self, key: str, asked: Mapping[str, Any], log: BuildLog, most_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        offer = await self._offer()
+        access = await index_access(self._engine, key)
+        network = self._network(key, access)
+        told = {**asked, **self._where(access)}
+        spec = self._spec(offer)
+        handle = ""
+        try:
+            if network is not None:
+                network.begin(self._tasks)
+                spec = await network.join(spec)
+            sandbox = await offer.backend.create(spec, key)
+            handle = sandbox.handle
+            offer.check_walls(sandbox.enforced)
+            env = {} if network is None else (await network.enter(sandbox, {"env": {}}))["env"]
+            program = Argv(("python3", "-I", "-S", "-c", _program()), env=env, stdin=True)
+            timeout_ms = round(self._config.timeout_s * 1000)
+            streams = StreamLimits(most_bytes + _LOG)
+            process = await sandbox.start(program, id=key, timeout_ms=timeout_ms, streams=streams)
+            reading = self._tasks.spawn(_listen(process, log), f"log of {key}")
+            try:
+                with suppress(SkillyardError):  # it ended early: how, is told below
+                    await process.send(json.dumps(told).encode())
+                    await process.close_stdin()
+                async for chunk in process.output(Stream.STDOUT):
+                    yield chunk
+                ending = await process.wait()
+                await reading
+            finally:
+                reading.cancel()
+        finally:
+            seen = await self._tasks.shielded(_end(offer, handle, network), f"end of {key}")
+        if ending.outcome is not Outcome.EXIT or ending.code:
+            text = log.whole()[-16_384:].decode("utf-8", "replace")
+            raise BuildFailed(explained(self._config, ending, text, seen))
+
+    async def _offer(self) -> Offer:
+        """The default isolation, or native where that one has no way out."""
+        backends = self._engine.backends
+        offer = backends.default
+        if offer is None:
+            raise BuildFailed("no isolation stands yet")
+        offer.check_ready()
+        if self._config.offline or self._able(offer):
+            return offer
+        other = await backends.look(NATIVE)
+        if other is not None and other.refusal is None and self._able(other):
+            return other
+        lacks = ability(offer, self._engine.gate is not None)
+        why = f" ({lacks.why})" if lacks.why else ""
+        raise BuildFailed(
+            f"isolation '{offer.name}' gives a build no network{why}, and native does not stand here: "
+            "put wheels into a directory, and name it in packages.wheels with packages.offline = true"
+        )
+
+    def _able(self, offer: Offer) -> bool:
+        return ability(offer, self._engine.gate is not None).level is not Level.MISSING
+
+    def _spec(self, offer: Offer) -> SandboxSpec:
+        config = self._config
+        limits = Limits(round(config.timeout_s * 1000), config.memory_mb, _CPUS, _PIDS, config.disk_mb)
+        mounts = [Mount(uv_program(), "/skills/uv")]
+        if config.wheels is not None:
+            mounts.append(Mount(config.wheels, "/blobs/wheels"))
+        return SandboxSpec(
+            limits=limits,
+            environment=self._environment(),
+            mounts=tuple(mounts),
+            single=True,
+            kernel_only=offer.demand.kernel_only,
+            allow_degraded=offer.demand.allow_degraded,
+        )
+
+    def _environment(self) -> EnvironmentRef:
+        """That of most runs, so that its warm interpreter serves here too, where it has no packages."""
+        usual = self._engine.config.environments.get(DEFAULT_ENVIRONMENT)
+        if usual is None or usual.packages:
+            return standard_library("build")
+        return standard_library(DEFAULT_ENVIRONMENT)
+
+    def _network(self, key: str, access: IndexAccess) -> RunNetwork | None:
+        gate = self._engine.gate
+        if self._config.offline or gate is None:
+            return None
+        network = self._engine.config.network
+        policy = Policy((Layer(OPERATOR, self._config.network),), network.hosts, network.nat64)
+        hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
+        return RunNetwork(key, NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden))
+
+    def _where(self, access: IndexAccess) -> dict[str, Any]:
+        config = self._config
+        return {
+            "index": access.address,
+            "offline": config.offline,
+            "wheels_shown": config.wheels is not None,
+            "source": list(config.source),
+        }
+
+
+async def _listen(process: Process, log: BuildLog) -> None:
+    async for chunk in process.output(Stream.STDERR):
+        log.add(chunk)
+
+
+async def _end(offer: Offer, handle: str, network: RunNetwork | None) -> Mapping[str, Any]:
+    """Nothing of the sandbox is left; what its network saw."""
+    if handle:
+        with suppress(SkillyardError):  # the sweep will find it
+            await offer.backend.destroy(handle)
+    if network is None:
+        return {}
+    try:
+        return await network.close()
+    except SkillyardError:
+        return {}
+
+
+@lru_cache
+def _program() -> str:
+    return files("skillyard.engine.packages").joinpath("inside.py").read_text(encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Which environment a caller means: by name, by digest, by a skill, or by packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
+from skillyard.domain.package.environment import SHOWN, BuiltEnvironment, Wanted
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.engine.packages.asked import required_name, why_refused
+from skillyard.engine.packages.wants import Asked, union
+from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT
+from skillyard.engine.skills.discovery import find_skill
+from skillyard.engine.skills.needs import packages_allowed, standing_of
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+_WAYS = ("environment", "skill", "packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``built`` is given for a digest, else ``wanted`` says what it shall have; ``refusal`` is why the caller may not
+    have it built."""
+
+    label: str
+    wanted: Wanted | None = None
+    built: BuiltEnvironment | None = None
+    refusal: str = ""
+
+    def require(self) -> Wanted:
+        """What can be built. Raises Forbidden, InvalidInput."""
+        if self.refusal:
+            raise Forbidden(self.refusal)
+        if self.wanted is None:
+            raise InvalidInput("environment", "is a digest: name the environment, the skill or the packages to build")
+        return self.wanted
+
+
+async def find_target(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> Target:
+    """Raises InvalidInput, EnvironmentNotFound, SkillNotFound."""
+    given = [way for way in _WAYS if params.get(way)]
+    if len(given) != 1:
+        raise InvalidInput("environment", f"exactly one of {', '.join(_WAYS)} is needed")
+    if given == ["environment"]:
+        return await _named(engine, params["environment"])
+    if given == ["skill"]:
+        return await _of_skill(engine, principal, params["skill"], params.get("version"))
+    return _of_packages(engine, principal, params["packages"])
+
+
+async def _named(engine: Engine, name: str) -> Target:
+    environments = engine.environments
+    if name in environments.names:
+        return Target(name, environments.wanted(name))
+    built = await environments.store.find(name) or await _beginning(engine, name)
+    if built is None:
+        known = ", ".join(environments.names)
+        raise EnvironmentNotFound(
+            "environment", f"no environment has this name or digest; known are {known}", shown(name)
+        )
+    return Target(built.digest, built=built)
+
+
+async def _beginning(engine: Engine, digest: str) -> BuiltEnvironment | None:
+    """The only one whose digest begins so, as lists and records show it."""
+    if len(digest) < SHOWN:
+        return None
+    found = [built for built in await engine.environments.store.list() if built.digest.startswith(digest)]
+    return found[0] if len(found) == 1 else None
+
+
+async def _of_skill(engine: Engine, principal: Principal, name: str, version: str | None) -> Target:
+    """What a run of the skill alone would get."""
+    skill = await find_skill(engine, principal, name, version, field="skill")
+    named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
+    asked = (Asked(skill.needs.dependencies, skill),) if skill.needs.dependencies else ()
+    wanted = union(engine.environments.definition(named), asked)
+    standing = await standing_of(engine, skill)
+    names = [required_name(text) for text in skill.needs.dependencies]
+    denied = sorted(set(names) - set(packages_allowed(standing, names, engine.config.packages)))
+    refusal = f"'{skill.name}' may not have {', '.join(denied)}: packages.allow, packages.run_code" if denied else ""
+    return Target(f"{skill.name}@{skill.version}", wanted, refusal=refusal)
+
+
+def _of_packages(engine: Engine, principal: Principal, packages: list[str]) -> Target:
+    """What code that asks for them would get."""
+    for index, text in enumerate(packages):
+        if not is_requirement(text):
+            rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
+            raise InvalidInput(f"packages[{index}]", rule, shown(text))
+    wanted = Wanted.of(packages)
+    return Target("packages", wanted, refusal=_why_not(engine, principal, wanted))
+
+
+def _why_not(engine: Engine, principal: Principal, wanted: Wanted) -> str:
+    if Scope.ADMIN in principal.scopes:
+        return ""
+    if Scope.RUN_CODE not in principal.scopes:
+        return "packages are for code, and this token lacks the scope 'run_code'"
+    return why_refused(wanted.requirements, engine.config.packages)

@@ -1,0 +1,1 @@
+"""Runs: from a request to the record of its end."""

@@ -1,0 +1,292 @@
+"""One admitted run: ``create -> mount -> execute -> collect -> destroy -> record`` (design §6).
+
+The record is written before the sandbox exists, and moved to its end when the sandbox is gone. Everything
+happens in the caller's own task; when that is cancelled, a task of the engine's ends the tree, keeps the
+output so far, destroys the sandbox and writes the record, whatever happens to the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
+from skillyard.domain.sandbox.frames import Result
+from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.engine.network.grant import why_none
+from skillyard.engine.network.refusals import used, with_network, without_network
+from skillyard.engine.network.run_network import RunNetwork
+from skillyard.engine.observer import Fault, RunEnded, RunStarted
+from skillyard.engine.runs.active import ActiveRun
+from skillyard.engine.runs.channel import Channel
+from skillyard.engine.runs.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
+from skillyard.engine.runs.conclude import ended_by, lacking, raised, with_stack
+from skillyard.engine.runs.failure import Failure, cancelled, of_guest
+from skillyard.engine.runs.final import FinalRecord, Findings
+from skillyard.engine.runs.grant import Grant
+from skillyard.engine.runs.left import Left
+from skillyard.engine.runs.plan import Plan
+from skillyard.ports.sandbox import Process, Sandbox
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+CALLER_GONE = "its caller went away"
+PATIENCE_S = 60.0
+"""How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
+backend's to keep: this is for one that no longer answers."""
+
+
+_LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcome.MEMORY, Outcome.PROCESSES)
+"""Endings of a program that said nothing, after which there may be files."""
+
+_BESIDE_BLOBS = 32 * 1024 * 1024
+"""Bytes on the channel that are no blob's: the result and the frames' heads."""
+
+
+class Execution:
+    """Drives one run. :meth:`run` is awaited once."""
+
+    def __init__(self, engine: Engine, plan: Plan, grant: Grant, facts: dict[str, Any]) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._grant = grant
+        self._facts = facts
+        self._spec = grant.spec
+        self._final: RunRecord | None = None
+        self._network = None if grant.network is None else RunNetwork(plan.run_id, grant.network)
+        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=self._network)
+        self._target = _target(engine, plan, grant)
+        self._records = FinalRecord(engine, plan, grant, self._target, facts)
+        self._channel = Channel(BlobSink(self._target), grant.limits)
+        self._left: Left | None = None
+        self._sandbox: Sandbox | None = None
+        self._creating = False
+        self._found = Findings(queued_ms=self._elapsed_ms())
+
+    async def run(self) -> RunRecord:
+        """The finished record.
+
+        Raises ProtectionMissing and Busy when the backend turned the run away; the record then says so.
+        """
+        self._engine.active[self._plan.run_id] = self._active
+        try:
+            first = RunRecord(status=RunStatus.RUNNING, **self._facts)
+            if self._network is not None:
+                self._network.begin(self._engine.tasks)
+                first = replace(first, network=await self._network.so_far())
+            await self._engine.records.insert(first)
+            self._final = await self._conclude(await self._attempt())
+            final = await self._close(self._final)
+            if self._grant.wish is not None:
+                self._engine.ahead.fulfil(self._grant.wish, self._spec)
+            return final
+        except asyncio.CancelledError:
+            await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
+            raise
+        except BaseException as error:
+            await self._engine.tasks.shielded(self._fail(error), f"fail {self._plan.run_id}")
+            raise
+
+    async def _attempt(self) -> Failure | None:
+        """Run the program in a sandbox of its own; why it failed, if it did."""
+        try:
+            async with asyncio.timeout(self._plan.limits.timeout_ms / 1000 + PATIENCE_S):
+                return await self._work()
+        except _CancelledEarly as early:
+            return cancelled(early.reason)
+        except (ProtectionMissing, Busy):
+            raise
+        except TimeoutError as error:
+            self._engine.emit(Fault("sandbox", error, self._plan.run_id))
+            return Failure("SandboxLost", "the sandbox no longer answers", Outcome.LOST)
+        except SandboxGone as error:
+            return Failure("SandboxLost", error.message, Outcome.LOST)
+        except SkillyardError as error:
+            self._engine.emit(Fault("sandbox", error, self._plan.run_id))
+            return Failure("SandboxError", error.message)
+
+    async def _work(self) -> Failure | None:
+        sandbox = await self._create()
+        process = await self._start(sandbox)
+        broken = await self._listen(process)
+        ending = await process.wait()
+        self._found.usage = ending.usage
+        self._found.log = await self._log(process)
+        if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
+            self._left = Left(self._grant, self._target, self._engine.ids.blob())
+            await self._left.collect(sandbox, process.id)
+        return broken or self._judge(ending)
+
+    async def _create(self) -> Sandbox:
+        if self._network is not None:
+            self._spec = await self._network.join(self._spec)
+        self._creating = True
+        self._sandbox = sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
+        self._creating = False
+        self._found.created_ms = self._elapsed_ms()
+        self._found.enforced = dict(sandbox.enforced)
+        self._plan.offer.check_walls(self._found.enforced)
+        if self._active.cancel_reason is not None:
+            raise _CancelledEarly(self._active.cancel_reason)
+        return sandbox
+
+    async def _start(self, sandbox: Sandbox) -> Process:
+        config, plan, found = self._engine.config, self._plan, self._found
+        guest = self._grant.guest
+        if self._network is not None:
+            guest = await self._network.enter(sandbox, guest)
+        found.started_at = self._engine.clock.now()
+        self._active.process = process = await sandbox.start(
+            Guest(guest),
+            id=plan.run_id,
+            timeout_ms=plan.limits.timeout_ms,
+            streams=StreamLimits(config.log_bytes, config.run_blob_bytes + _BESIDE_BLOBS),
+        )
+        self._engine.emit(
+            RunStarted(
+                run_id=plan.run_id,
+                kind=plan.request.kind,
+                principal=plan.principal.name,
+                skill=self._facts["skill"],
+                queued_ms=found.queued_ms,
+                created_ms=found.created_ms,
+            )
+        )
+        if self._active.cancel_reason is not None:
+            await process.kill(self._active.cancel_reason)
+        return process
+
+    async def _listen(self, process: Process) -> Failure | None:
+        """Take what comes on the channel until its end; a run that breaks its rules is ended."""
+        try:
+            async for data in process.output(Stream.CHANNEL):
+                await self._channel.feed(data)
+        except Broken as broken:
+            await process.kill(broken.failure.message)
+            return broken.failure
+        return None
+
+    def _judge(self, ending: Ending) -> Failure | None:
+        if ending.outcome is Outcome.CANCELLED:
+            return cancelled(self._active.cancel_reason or ending.reason)
+        if ending.outcome is Outcome.EXIT and self._channel.final is not None:
+            if isinstance(self._channel.final, Result):
+                return None
+            failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
+            return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
+        stack = self._grant.redaction.text(self._left.notes.stack) if self._left else ""
+        return with_stack(ended_by(ending, self._plan.limits), stack)
+
+    async def _log(self, process: Process) -> Log:
+        return await keep_log(process.output(Stream.STDOUT), self._grant.redaction, self._target)
+
+    async def _conclude(self, failure: Failure | None) -> RunRecord:
+        sink, found = self._channel.sink, self._found
+        await sink.abort()
+        found.ended_ms = self._elapsed_ms()
+        found.said, found.blobs = self._channel.final, tuple(sink.ids)
+        found.files, found.notes = tuple(sink.files), self._channel.notes
+        if self._left is not None:
+            await self._left.sink.abort()
+            found.blobs += tuple(self._left.sink.ids)
+            found.files += tuple(self._left.sink.files)
+            found.notes = self._left.notes
+        return await self._records.of(found, failure)
+
+    async def _close(self, final: RunRecord) -> RunRecord:
+        """No process, mount or file is left; then the record says so. Can be repeated."""
+        engine = self._engine
+        if self._sandbox is not None:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._plan.offer.backend.destroy(self._sandbox.handle)
+            except (SkillyardError, TimeoutError) as error:  # the sweep will find it
+                engine.emit(Fault("destroy", error, self._plan.run_id))
+        if self._network is not None:
+            final = with_network(final, await self._end_network(self._network))
+        elif final.status is RunStatus.FAILED:
+            plan = self._plan
+            why = why_none(engine.config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
+            final = without_network(final, why)
+        try:
+            moved = await engine.records.finish(final)
+        finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
+            engine.forget(self._active)
+        if moved:
+            if final.network is not None:
+                engine.emit(used(final))
+            engine.emit(RunEnded(final, self._elapsed_ms(), len(engine.active)))
+        return final
+
+    async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
+        """Nothing of the sandbox is left that could use it."""
+        try:
+            return await network.close()
+        except SkillyardError as error:
+            self._engine.emit(Fault("gate", error, self._plan.run_id))
+            return await network.so_far()
+
+    async def _abandon(self) -> None:
+        """The caller went away: end the tree, keep what there is, confirm, record."""
+        if self._active.cancel_reason is None:
+            self._active.cancel_reason = CALLER_GONE
+        await self._end_early(cancelled(self._active.cancel_reason))
+
+    async def _fail(self, error: BaseException) -> None:
+        """The run was turned away, or our own machinery failed."""
+        if not isinstance(error, ProtectionMissing | Busy | IdempotencyConflict):
+            self._engine.emit(Fault("run", error, self._plan.run_id))
+        if isinstance(error, SkillyardError):
+            await self._end_early(Failure(error.type, error.message))
+        else:
+            await self._end_early(Failure("SandboxError", "an internal fault ended the run"))
+
+    async def _end_early(self, failure: Failure) -> None:
+        if self._final is None:
+            with suppress(SkillyardError, TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._stop()
+            self._final = await self._conclude(failure)
+        await self._close(self._final)
+
+    async def _stop(self) -> None:
+        """End the program and take what is complete. A create that was interrupted may have happened: creating
+        again gives the same sandbox."""
+        if self._creating and self._sandbox is None:
+            self._sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
+        process = self._active.process
+        if process is None:
+            return
+        await process.kill(self._active.cancel_reason or "")
+        self._found.usage = (await process.wait()).usage
+        await self._channel.replay()  # listening was interrupted, perhaps within a frame
+        await self._listen(process)
+        if self._found.log is NO_LOG:
+            self._found.log = await self._log(process)
+
+    def _elapsed_ms(self) -> float:
+        return (self._engine.clock.monotonic() - self._plan.taken_at) * 1000
+
+
+class _CancelledEarly(Exception):
+    """Somebody cancelled the run before its program was started."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def _target(engine: Engine, plan: Plan, grant: Grant) -> BlobTarget:
+    return BlobTarget(
+        store=engine.blobs,
+        tasks=engine.tasks,
+        owner=plan.principal.name,
+        run_id=plan.run_id,
+        prefix=grant.blob_prefix,
+        ttl_s=engine.config.blob_ttl_s,
+    )

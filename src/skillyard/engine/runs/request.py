@@ -1,0 +1,131 @@
+"""What a caller asked to be run, after the parameters were checked and before anything was looked up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
+from skillyard.domain.network.policy import parse_rules
+from skillyard.domain.network.rule import Rule
+from skillyard.domain.work.record import RunKind
+from skillyard.engine.packages.asked import asked_packages
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One execute_skill or run_code. ``limits`` holds what was asked for, ``timeout_ms`` merged in.
+
+    ``args_json`` is ``args`` in compact JSON: proof that they can be sent, and what the digest is over. ``network``
+    are the rules that it narrows to, None when it says nothing. ``packages`` are requirements that its code asks for.
+    """
+
+    kind: RunKind
+    args: Mapping[str, Any] = field(default_factory=dict)
+    args_json: str = "{}"
+    skill: str | None = None
+    version: str | None = None
+    code: str | None = None
+    entrypoint: str | None = None
+    mount_skills: tuple[str, ...] = ()
+    input_blobs: tuple[str, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    environment: str | None = None
+    packages: tuple[str, ...] = ()
+    isolation: str | None = None
+    network: tuple[Rule, ...] | None = None
+    idempotency_key: str | None = None
+    detach: bool = False
+
+    def digest(self) -> str:
+        """SHA-256 over everything that decides what runs: what an idempotency key is bound to."""
+        parts = [
+            self.kind,
+            self.args_json,
+            self.skill,
+            self.version,
+            self.code,
+            self._entrypoint(),
+            self.mount_skills,
+            self.input_blobs,
+            sorted(self.limits.items()),
+            self.environment,
+            self.isolation,
+            *([] if self.network is None else [[rule.text for rule in self.network]]),
+            *([{"packages": self.packages}] if self.packages else []),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _entrypoint(self) -> str | list[str] | None:
+        """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
+        if self.code is None:
+            return self.entrypoint
+        return [self.entrypoint] if self.entrypoint == "main" else self.entrypoint or "main"
+
+
+def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
+    """The request that checked parameters make. Raises InvalidInput."""
+    args = params.get("args") or {}
+    code = params.get("code")
+    if code is not None:
+        _check_language(params["language"])
+        _check_text("code", code)
+    return RunRequest(
+        kind=kind,
+        args=args,
+        args_json=_args_json(args),
+        skill=params.get("name"),
+        version=params.get("version"),
+        code=code,
+        entrypoint=params.get("entrypoint"),
+        mount_skills=tuple(dict.fromkeys(params.get("mount_skills") or ())),
+        input_blobs=tuple(dict.fromkeys(params.get("input_blobs") or ())),
+        limits=_limits(params),
+        environment=params.get("environment"),
+        packages=asked_packages(params, code),
+        isolation=params.get("isolation"),
+        network=None if params.get("network") is None else parse_rules(params["network"]),
+        idempotency_key=params.get("idempotency_key"),
+        detach=bool(params.get("detach")),
+    )
+
+
+def _check_language(language: str) -> None:
+    if language != "python":
+        raise UnsupportedLanguage("language", "must be 'python'", shown(language), supported=["python"])
+
+
+def _check_text(field_name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInput(field_name, "must be Unicode text without lone surrogates", shape(text)) from None
+
+
+def _limits(params: Mapping[str, Any]) -> dict[str, Any]:
+    """``timeout_ms`` is taken from both places where the protocol puts it (skills-protocol §4, row 1)."""
+    limits = dict(params.get("limits") or {})
+    outer = params.get("timeout_ms")
+    if outer is None:
+        return limits
+    if limits.setdefault("timeout_ms", outer) != outer:
+        raise InvalidInput("timeout_ms", "must equal limits.timeout_ms when both are given")
+    return limits
+
+
+def _args_json(args: Mapping[str, Any]) -> str:
+    if not args:
+        return "{}"
+    try:
+        return _encode(args)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput("args", f"must be JSON-serializable: {_reason(error)}", shape(args)) from None
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]

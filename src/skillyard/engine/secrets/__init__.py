@@ -1,0 +1,1 @@
+"""Secrets: the methods, the secrets of a run, and their redaction."""

@@ -1,0 +1,1 @@
+"""Skills: discovery, publishing, review and approval."""

@@ -1,0 +1,290 @@
+"""Operators' consent to what skills declare: ``catalogue.needs``, ``approve``, ``revoke`` and ``approvals``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
+from skillyard.domain.network.policy import OPERATOR, Layer
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.approval import Approval, Standing
+from skillyard.domain.skill.skill import Skill
+from skillyard.domain.unicode import check_unicode
+from skillyard.engine import cursor as cursors
+from skillyard.engine.config import EngineConfig
+from skillyard.engine.method import (
+    ARRAY,
+    BOOLEAN,
+    CURSOR,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.observer import ApprovalChanged
+from skillyard.engine.runs.plan import capped
+from skillyard.engine.skills import need_rows
+from skillyard.engine.skills.discovery import find_skill
+from skillyard.engine.skills.need_rows import Row
+from skillyard.engine.skills.needs import standing_of, trust_of
+from skillyard.engine.skills.requires import mounted_skills
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+Params = Mapping[str, Any]
+
+MOST_NOTE = 1000
+_LONGEST = 1000
+"""Characters of one text: nothing of what is approved is left out."""
+_PLACE = "approvals"
+ALLOWED = Standing(True, "operator")
+"""Of what is about to be approved."""
+
+
+async def show_needs(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+    return await _needs_view(engine, principal, skill)
+
+
+async def approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    """Not while a version is withdrawn and restored, which would end approvals before this one is there."""
+    check_unicode("note", params["note"])
+    return await engine.registry.change(_approve(engine, principal, params))
+
+
+async def _approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+    if params.get("digest") not in (None, skill.digest):
+        rule = f"is not that of '{skill.name}' {skill.version} as it is now: look at its needs again"
+        raise InvalidInput("digest", rule, shown(params["digest"]))
+    made = Approval(skill.name, skill.version, skill.digest, engine.clock.now(), principal.name, params["note"])
+    await engine.approvals.approve(made)
+    engine.emit(ApprovalChanged("approved", made.name, made.version, made.digest, principal.name, made.note))
+    return {**await _needs_view(engine, principal, skill), "approval": _view(made)}
+
+
+async def revoke(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+    name, version = params["name"], params.get("version")
+    if not principal.may_use(name):
+        raise SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
+    count = await end_approvals(engine, principal, name, version)
+    if not count:
+        await find_skill(engine, principal, name, version)  # a name that nothing has is a slip, and says so
+    return {"name": name, "version": version, "revoked": count, "still": await _still(engine, name, version)}
+
+
+async def end_approvals(engine: Engine, principal: Principal, name: str, version: str | None, note: str = "") -> int:
+    """How many went."""
+    count = await engine.approvals.revoke(name, version)
+    if count:
+        engine.emit(ApprovalChanged("revoked", name, version or "*", "", principal.name, note))
+    return count
+
+
+async def _still(engine: Engine, name: str, version: str | None) -> dict[str, Any] | None:
+    """What approves the version, or the latest, all the same: a rule, or where it lies."""
+    try:
+        skill = await engine.skills.get(name, version)
+    except SkillNotFound:
+        return None
+    standing = await standing_of(engine, skill)
+    if not standing.approved:
+        return None
+    return {"version": skill.version, "by": standing.by, "because": standing.because}
+
+
+async def list_approvals(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:  # noqa: ARG001
+    limit, after = params["limit"], None
+    if params["cursor"] is not None:
+        name, version, digest = json.loads(cursors.unseal(engine.config.cursor_key, _PLACE, params["cursor"]))
+        after = (name, version, digest)
+    found = await engine.approvals.page(limit=limit + 1, after=after, name=params.get("name"))
+    page = found[:limit]
+    last = json.dumps([page[-1].name, page[-1].version, page[-1].digest]) if page else ""
+    return {
+        "approvals": [
+            {
+                **_view(one),
+                "served": await _is_served(engine, one),
+                "locks": list(await engine.approvals.locks(one.name, one.version, one.digest)),
+            }
+            for one in page
+        ],
+        "next_cursor": cursors.seal(engine.config.cursor_key, _PLACE, last) if len(found) > limit else None,
+    }
+
+
+async def _is_served(engine: Engine, approval: Approval) -> bool:
+    try:
+        return (await engine.skills.get(approval.name, approval.version)).digest == approval.digest
+    except SkillNotFound:
+        return False
+
+
+async def _needs_view(engine: Engine, principal: Principal, skill: Skill) -> dict[str, Any]:
+    standing = await standing_of(engine, skill)
+    rows = [*_rows(engine.config, skill), *await _requires_rows(engine, principal, skill)]
+    return {
+        "name": skill.name,
+        "version": skill.version,
+        "digest": skill.digest,
+        "source": skill.source.value,
+        "approved": standing.approved,
+        "by": standing.by,
+        "because": standing.because,
+        "needs": [row.as_dict(_LONGEST) for row in rows],
+    }
+
+
+def _rows(config: EngineConfig, skill: Skill) -> Iterable[Row]:
+    """What it asks for, and what the operator's policy leaves of it once it is approved."""
+    yield from need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)], config.network.open)
+    declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
+    yield from need_rows.secret_rows(skill, declared)
+    family = config.limits
+    limits = family.resolve(capped(skill.needs.limits, family.maxima))
+    yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
+    yield from need_rows.package_rows(skill, ALLOWED, config.packages, {})
+    yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
+
+
+async def _requires_rows(engine: Engine, principal: Principal, skill: Skill) -> list[Row]:
+    """What it would be mounted with, and whether that is approved, too."""
+    if not skill.needs.requires:
+        return []
+    try:
+        mounted = await mounted_skills(engine, principal, skill, (), as_approved=True)
+    except InvalidInput as error:
+        return [Row(row.need, row.asked, "", error.rule) for row in need_rows.requires_rows(skill, {})]
+    others = [other for other in mounted if other is not skill]
+    rows = list(need_rows.requires_rows(skill, {other.name: other.version for other in others}))
+    least = (await trust_of(engine, others)).least
+    return [Row(row.need, row.asked, row.granted, least) for row in rows]
+
+
+def _view(approval: Approval) -> dict[str, Any]:
+    return {
+        "name": approval.name,
+        "version": approval.version,
+        "digest": approval.digest,
+        "approved_at": approval.approved_at,
+        "approved_by": approval.approved_by,
+        "note": approval.note,
+    }
+
+
+_DIGEST = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+_NEEDS = {
+    "name": STRING,
+    "version": STRING,
+    "digest": described(STRING, "SHA-256 over the paths, modes and bytes of its files: what an approval is bound to"),
+    "source": described(STRING, "'published', 'directory' or 'built-in'"),
+    "approved": BOOLEAN,
+    "by": described(STRING, "'operator', 'rule', 'directory', 'built-in' or 'nobody'"),
+    "because": described(STRING, "who approved it, or the rule"),
+    "needs": described(ARRAY, "rows of need, asked, granted (once it is approved) and why not more"),
+}
+
+TABLE = (
+    Method(
+        name="catalogue.needs",
+        doc="What a skill declares that it needs, what policy leaves of it, and whether it is approved.",
+        params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
+        result=answer(_NEEDS, *_NEEDS),
+        errors=(SkillNotFound,),
+        handler=show_needs,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE, Scope.PUBLISH}),
+        surface="operator",
+    ),
+    Method(
+        name="catalogue.approve",
+        doc="Consent to what one version of a skill declares that it needs; runs get it from now on.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "version": VERSION,
+                "digest": described(_DIGEST, "refuse when the version has other bytes than those that were looked at"),
+                "note": described(STRING, "kept with it", maxLength=MOST_NOTE, default=""),
+            },
+            "name",
+        ),
+        result=answer({**_NEEDS, "approval": OBJECT}, *_NEEDS, "approval"),
+        errors=(SkillNotFound,),
+        handler=approve,
+        scope=Scope.ADMIN,
+        surface="operator",
+    ),
+    Method(
+        name="catalogue.revoke",
+        doc="Take approvals back: of one version, or of every one. Runs at work go on as they are.",
+        params=obj({"name": SKILL_NAME, "version": described(VERSION, "every version when omitted")}, "name"),
+        result=answer(
+            {
+                "name": STRING,
+                "version": described({"type": ["string", "null"]}, "null for every one"),
+                "revoked": described(INTEGER, "how many approvals went"),
+                "still": described(
+                    {"type": ["object", "null"]}, "what approves it all the same: 'version', 'by' and 'because'"
+                ),
+            },
+            "name",
+            "version",
+            "revoked",
+            "still",
+        ),
+        errors=(SkillNotFound,),
+        handler=revoke,
+        scope=Scope.ADMIN,
+        surface="operator",
+    ),
+    Method(
+        name="catalogue.approvals",
+        doc="What operators approved one by one, by name and version.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
+                "cursor": CURSOR,
+            }
+        ),
+        result=answer(
+            {
+                "approvals": list_of(
+                    answer(
+                        {
+                            "name": STRING,
+                            "version": STRING,
+                            "digest": STRING,
+                            "approved_at": NUMBER,
+                            "approved_by": STRING,
+                            "note": STRING,
+                            "locks": described(
+                                ARRAY, "environments whose packages it is bound to; none before a run had some"
+                            ),
+                            "served": described(BOOLEAN, "the catalogue has these very bytes under the version"),
+                        }
+                    ),
+                    "rows",
+                ),
+                "next_cursor": {"type": ["string", "null"]},
+            },
+            "approvals",
+            "next_cursor",
+        ),
+        errors=(),
+        handler=list_approvals,
+        scope=Scope.ADMIN,
+        surface="operator",
+    ),
+)

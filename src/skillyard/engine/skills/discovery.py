@@ -1,0 +1,304 @@
+"""Discovery methods (skills-protocol §3, §7): what there is, and what a skill says of itself.
+
+A skill that the caller may not use does not exist for it: it is left out, and asking for it by name gives
+the same SkillNotFound as a name that nobody has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.skill.skill import Skill, SkillLine
+from skillyard.engine import cursor as cursors
+from skillyard.engine.method import (
+    BOOLEAN,
+    CURSOR,
+    INTEGER,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.runs.text import clean, cut_head, show
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+GUIDE = "skills.protocol.guide"
+PREVIEW_CHARACTERS = 2000
+LARGEST_STEP = 501
+"""Skills that are looked through at once for those that the caller may use."""
+LISTED_FILES = 50
+"""Names of files that a summary gives; the full description has all."""
+
+
+async def find_skill(
+    engine: Engine, principal: Principal, name: str, version: str | None = None, field: str = "name"
+) -> Skill:
+    """The skill, when it exists and the principal may use it. Raises SkillNotFound, alike for both."""
+    if not principal.may_use(name):
+        raise SkillNotFound(field, f"no skill '{name[:256]}'", skill=name[:256])
+    try:
+        return await engine.skills.get(name, version)
+    except SkillNotFound as error:
+        if field == "name":
+            raise
+        raise SkillNotFound(field, error.rule, skill=name[:256]) from None
+
+
+async def list_skills(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    revision = await engine.skills.revision()
+    after = None
+    if params["cursor"] is not None:
+        after = cursors.unseal(engine.config.cursor_key, revision, params["cursor"])
+    limit = params["limit"]
+    lines = await _usable(engine, principal, after, limit + 1, params.get("namespace"))
+    return {
+        "skills": [_row(line, params["detail"]) for line in lines[:limit]],
+        "next_cursor": cursors.seal(engine.config.cursor_key, revision, lines[limit - 1].name)
+        if len(lines) > limit
+        else None,
+    }
+
+
+async def _usable(
+    engine: Engine, principal: Principal, after: str | None, limit: int, namespace: str | None
+) -> list[SkillLine]:
+    """At most ``limit`` skills behind ``after`` that the principal may use. ``namespace`` ends on a dotted boundary:
+    ``sales`` does not match ``salesforce.x`` (skills-protocol §11)."""
+    found: list[SkillLine] = []
+    ask = limit
+    while len(found) < limit:
+        page = await engine.skills.page(after, ask, namespace)
+        found += [line for line in page if principal.may_use(line.name)]
+        if len(page) < ask:
+            break
+        after, ask = page[-1].name, LARGEST_STEP
+        await asyncio.sleep(0)  # others have their turn
+    return found[:limit]
+
+
+def _row(skill: SkillLine, detail: str) -> dict[str, Any]:
+    if detail == "names":
+        return {"name": skill.name, "version": skill.version}
+    return {
+        "name": skill.name,
+        "version": skill.version,
+        "description": skill.description,
+        "namespace": skill.namespace,
+        "kind": skill.kind.value,
+        "tags": list(skill.tags),
+        "short_description": skill.short_description,
+        "format": skill.format.value,
+    }
+
+
+async def describe_skill(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+    described_skill = {
+        "name": skill.name,
+        "version": skill.version,
+        "versions": list(await engine.skills.versions(skill.name)),
+        "kind": skill.kind.value,
+        "namespace": skill.namespace,
+        "format": skill.format.value,
+        "manifest": dict(skill.manifest),
+    }
+    return {"skill": described_skill | _detail(skill, params["detail"])}
+
+
+def _detail(skill: Skill, detail: str) -> dict[str, Any]:
+    if detail == "manifest":
+        return {}
+    found = _inside(skill) | {"frontmatter": dict(skill.frontmatter), "files_total": len(skill.files)}
+    if detail == "summary":
+        return found | {
+            "skill_md": skill.body[:PREVIEW_CHARACTERS],
+            "skill_md_truncated": len(skill.body) > PREVIEW_CHARACTERS,
+            "file_names": [file.path for file in skill.files[:LISTED_FILES]],
+        }
+    return found | {
+        "skill_md": (skill.root / "SKILL.md").read_text(encoding="utf-8", errors="replace"),
+        "skill_md_truncated": False,
+        "files": [{"path": f.path, "size_bytes": f.size, "sha256": f.sha256} for f in skill.files],
+    }
+
+
+def _inside(skill: Skill) -> dict[str, Any]:
+    """How a run that mounts the skill finds it."""
+    return {
+        "directory": f"/skills/{skill.name}",
+        "import_name": f"skills.{skill.import_name}",
+        "dependencies": list(skill.needs.dependencies),
+    }
+
+
+async def read_skill_file(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+    path = _checked_path(params["path"])
+    size = next((file.size for file in skill.files if file.path == path), None)
+    if size is None:
+        raise FileNotFound("path", f"the skill {skill.name} {skill.version} has no file '{path[:256]}'")
+    offset = params["offset"]
+    async with engine.large_reads.place(min(params["max_bytes"], size)):
+        data = await asyncio.to_thread(_read, skill.root, path, offset, params["max_bytes"])
+    whole = cut_head(data) if offset + len(data) < size else data
+    content, encoding = show(data, text=False) if b"\0" in data else show(whole)
+    taken = len(whole) if encoding == "utf-8" else len(data)
+    return {
+        "name": skill.name,
+        "version": skill.version,
+        "path": path,
+        "content": content,
+        "encoding": encoding,
+        "mime_type": mimetypes.guess_type(path)[0] or _fallback_type(encoding),
+        "size_bytes": size,
+        "truncated": offset + taken < size,
+        "next_offset": offset + taken if offset + taken < size else None,
+    }
+
+
+def _checked_path(path: str) -> str:
+    """The path in its plain form. Raises InvalidInput for one that could leave the skill's root."""
+    rule = None
+    if clean(path) != path:
+        rule = "must be Unicode text without lone surrogates"
+    elif "\0" in path or "\\" in path:
+        rule = "must not hold backslashes or NUL"
+    elif path.startswith("/"):
+        rule = "must be relative to the skill's root"
+    elif ".." in path.split("/"):
+        rule = "must not hold '..'"
+    if rule:
+        raise InvalidInput("path", rule, shown(path))
+    return "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def _read(root: Path, path: str, offset: int, length: int) -> bytes:
+    home = root.resolve()
+    file = (home / path).resolve()
+    if not file.is_relative_to(home):
+        raise InvalidInput("path", "must stay inside the skill's root", shown(path))
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(length)
+
+
+def _fallback_type(encoding: str) -> str:
+    return "text/plain" if encoding == "utf-8" else "application/octet-stream"
+
+
+async def load_guide(engine: Engine, _caller: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
+    """Everybody who may discover may read the guide, whatever skills the token names."""
+    guide = await engine.skills.get(GUIDE)
+    return {"content": guide.body.lstrip("\n")}
+
+
+TABLE = (
+    Method(
+        name="list_skills",
+        doc="List the skills that the caller may use, sorted by name, one row for each.",
+        params=obj(
+            {
+                "namespace": described(STRING, "only skills at or below this dotted name", maxLength=256),
+                "detail": {
+                    "type": "string",
+                    "enum": ["names", "summary"],
+                    "default": "names",
+                    "description": "'summary' adds description, namespace, kind",
+                },
+                "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
+                "cursor": CURSOR,
+            }
+        ),
+        result=answer(
+            {"skills": list_of(OBJECT, "rows"), "next_cursor": {"type": ["string", "null"]}},
+            "skills",
+            "next_cursor",
+        ),
+        scope=Scope.DISCOVER,
+        errors=(),
+        surface="protocol",
+        handler=list_skills,
+    ),
+    Method(
+        name="describe_skill",
+        doc="The manifest and documentation of one skill.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "detail": {
+                    "type": "string",
+                    "enum": ["manifest", "summary", "full"],
+                    "default": "summary",
+                    "description": "'summary' adds the start of SKILL.md and names of files, 'full' all of both",
+                },
+                "version": VERSION,
+            },
+            "name",
+        ),
+        result=answer({"skill": OBJECT}, "skill"),
+        scope=Scope.DISCOVER,
+        errors=(SkillNotFound,),
+        surface="protocol",
+        handler=describe_skill,
+    ),
+    Method(
+        name="read_skill_file",
+        doc="Read a file of a skill, text as UTF-8 and anything else as base64.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "path": described(STRING, "relative to the skill's root", minLength=1, maxLength=4096),
+                "version": VERSION,
+                "max_bytes": {"type": "integer", "minimum": 1, "maximum": 4194304, "default": 262144},
+                "offset": {"type": "integer", "minimum": 0, "maximum": 2**53, "default": 0},
+            },
+            "name",
+            "path",
+        ),
+        result=answer(
+            {
+                "name": STRING,
+                "version": STRING,
+                "path": STRING,
+                "content": STRING,
+                "encoding": STRING,
+                "mime_type": STRING,
+                "size_bytes": INTEGER,
+                "truncated": BOOLEAN,
+                "next_offset": {"type": ["integer", "null"]},
+            },
+            "name",
+            "version",
+            "path",
+            "content",
+            "encoding",
+        ),
+        scope=Scope.DISCOVER,
+        errors=(SkillNotFound, FileNotFound),
+        surface="protocol",
+        handler=read_skill_file,
+    ),
+    Method(
+        name="load_skills_protocol_guide",
+        doc="The guide that tells a model how to use these tools.",
+        params=obj({}),
+        result=answer({"content": STRING}, "content"),
+        scope=Scope.DISCOVER,
+        errors=(),
+        surface="protocol",
+        handler=load_guide,
+    ),
+)

@@ -1,0 +1,174 @@
+"""The methods ``catalogue.*`` of those who publish. Bundles come and go by ``PUT`` and ``GET /skills``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skillyard.domain.errors import Forbidden, SkillNotFound
+from skillyard.domain.principal import Scope
+from skillyard.domain.skill.publication import MAX_REASON
+from skillyard.engine.method import (
+    ARRAY,
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Handler,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.schema import Schema
+from skillyard.engine.skills import changes, versions
+
+_EXACT: Schema = {**VERSION, "description": "the exact version"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_PUBLICATION: dict[str, Schema] = {
+    "name": STRING,
+    "version": STRING,
+    "digest": described(STRING, "SHA-256 over the paths, modes and bytes of its files"),
+    "state": described(STRING, "'published', 'withdrawn'; 'directory' or 'built-in' for what was not published"),
+    "project": described(STRING, "which the name belongs to"),
+    "published_at": NUMBER,
+    "published_by": STRING,
+    "size_bytes": INTEGER,
+    "files": INTEGER,
+    "withdrawn_at": NUMBER,
+    "withdrawn_by": STRING,
+    "reason": STRING,
+}
+
+
+def _change(name: str, doc: str, params: Schema, result: Schema, handler: Handler, *errors: type[Any]) -> Method:
+    return Method(
+        name=name,
+        doc=doc,
+        params=params,
+        result=result,
+        errors=(SkillNotFound, Forbidden, *errors),
+        handler=handler,
+        scope=Scope.PUBLISH,
+        surface="operator",
+    )
+
+
+TABLE = (
+    Method(
+        name="catalogue.versions",
+        doc="Every version of a skill, withdrawn ones too, newest first, and who did what with them.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "history": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 1000,
+                    "default": 50,
+                    "description": "how many events of its history, newest first",
+                },
+            },
+            "name",
+        ),
+        result=answer(
+            {
+                "name": STRING,
+                "latest": described(_TEXT_OR_NULL, "what the name alone means; null when no version is served"),
+                "pin": described({"type": ["object", "null"]}, "version, at and by"),
+                "project": described(_TEXT_OR_NULL, "which the name belongs to; null for one that nobody published"),
+                "versions": list_of(answer(_PUBLICATION), "newest first"),
+                "history": ARRAY,
+            },
+            "name",
+            "latest",
+            "versions",
+        ),
+        errors=(SkillNotFound,),
+        handler=versions.list_versions,
+        scope=Scope.DISCOVER,
+        also=frozenset({Scope.PUBLISH}),
+        surface="operator",
+    ),
+    _change(
+        "catalogue.withdraw",
+        "Serve a published version no longer: it is not listed, read or executed; runs at work go on. Its name, version"
+        " and content stay taken.",
+        obj(
+            {
+                "name": SKILL_NAME,
+                "version": _EXACT,
+                "reason": described(STRING, "told to whoever asks for it", maxLength=MAX_REASON, default=""),
+            },
+            "name",
+            "version",
+        ),
+        answer(
+            {
+                **_PUBLICATION,
+                "changed": described(BOOLEAN, "false when it was withdrawn before"),
+                "unpinned": described(BOOLEAN, "it was pinned, and is no longer"),
+            },
+            "name",
+            "version",
+            "digest",
+            "state",
+            "changed",
+            "unpinned",
+        ),
+        changes.withdraw,
+    ),
+    _change(
+        "catalogue.restore",
+        "Serve a withdrawn version again.",
+        obj({"name": SKILL_NAME, "version": _EXACT}, "name", "version"),
+        answer(
+            {**_PUBLICATION, "changed": described(BOOLEAN, "false when it was not withdrawn")},
+            "name",
+            "version",
+            "digest",
+            "state",
+            "changed",
+        ),
+        changes.restore,
+    ),
+    _change(
+        "catalogue.pin",
+        "Choose which version a skill's name alone means, until it is unpinned or withdrawn.",
+        obj({"name": SKILL_NAME, "version": _EXACT}, "name", "version"),
+        answer(
+            {
+                "name": STRING,
+                "version": STRING,
+                "digest": STRING,
+                "pinned_at": NUMBER,
+                "pinned_by": STRING,
+                "changed": described(BOOLEAN, "false when it was pinned to that version before"),
+            },
+            "name",
+            "version",
+            "digest",
+            "changed",
+        ),
+        changes.pin,
+    ),
+    _change(
+        "catalogue.unpin",
+        "Let a skill's name mean its newest version again.",
+        obj({"name": SKILL_NAME}, "name"),
+        answer(
+            {
+                "name": STRING,
+                "unpinned": described(_TEXT_OR_NULL, "the version that was pinned; null when none was"),
+                "unpinned_at": NUMBER,
+                "unpinned_by": STRING,
+                "latest": _TEXT_OR_NULL,
+            },
+            "name",
+            "unpinned",
+        ),
+        changes.unpin,
+    ),
+)

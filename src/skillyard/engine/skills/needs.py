@@ -1,0 +1,86 @@
+"""Whether what a skill declares that it needs is approved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skillyard.domain.package.names import admits
+from skillyard.domain.paging import MAX_PAGE
+from skillyard.domain.skill.approval import Standing
+from skillyard.domain.skill.skill import Skill, SkillSource
+from skillyard.engine.packages.config import PackagesConfig
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+BUILT_IN = Standing(True, "built-in")
+IN_DIRECTORY = Standing(True, "directory")
+NOBODY = Standing(False, "nobody")
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunTrust:
+    """Of one run. ``standings`` are by skill name, of every skill that is mounted. ``least`` says why the run gets
+    the least policy, and is empty when every one is approved: what runs in one sandbox shares what the sandbox has."""
+
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    least: str = ""
+
+
+UNMOUNTED = RunTrust()
+"""Of a run without skills."""
+
+
+async def standing_of(engine: Engine, skill: Skill) -> Standing:
+    """Whether the skill's declared needs are approved, and by what. Asked anew for every run, so that what is revoked
+    is revoked."""
+    trust = engine.config.trust
+    if skill.source is SkillSource.BUILT_IN:
+        return BUILT_IN
+    if skill.source is SkillSource.DIRECTORY and trust.directories:
+        return IN_DIRECTORY
+    if (rule := trust.rule_for(skill.name, skill.version)) is not None:
+        return Standing(True, "rule", rule.text)
+    approval = await engine.approvals.find(skill.name, skill.version, skill.digest)
+    return NOBODY if approval is None else Standing(True, "operator", approval.approved_by)
+
+
+async def approved_versions(engine: Engine, name: str) -> frozenset[str]:
+    """Those of which an operator approved some bytes."""
+    found: set[str] = set()
+    after = None
+    while page := await engine.approvals.page(limit=MAX_PAGE, after=after, name=name):
+        found |= {approval.version for approval in page}
+        after = (page[-1].name, page[-1].version, page[-1].digest)
+        if len(page) < MAX_PAGE:
+            break
+    return frozenset(found)
+
+
+async def trust_of(engine: Engine, skills: Collection[Skill]) -> RunTrust:
+    """Of a run that mounts ``skills``."""
+    if not skills:
+        return UNMOUNTED
+    standings = {skill.name: await standing_of(engine, skill) for skill in skills}
+    return RunTrust(standings, _why_least([skill for skill in skills if not standings[skill.name].approved]))
+
+
+def packages_allowed(standing: Standing, names: Iterable[str], config: PackagesConfig) -> tuple[str, ...]:
+    """Those of the packages that a skill asks for which its standing lets it have: for an approved one all that the
+    operator allows, for another those that code may have too."""
+    return tuple(
+        name for name in names if admits(config.allow, name) and (standing.approved or admits(config.run_code, name))
+    )
+
+
+def _why_least(unapproved: list[Skill]) -> str:
+    if not unapproved:
+        return ""
+    named = ", ".join(f"'{skill.name}' {skill.version}" for skill in unapproved[:_NAMED])
+    more = f" and {len(unapproved) - _NAMED} more" if len(unapproved) > _NAMED else ""
+    first = unapproved[0]
+    are = "is" if len(unapproved) == 1 else "are"
+    return f"{named}{more} {are} not approved: `skillyard skill approve {first.name}@{first.version}`"

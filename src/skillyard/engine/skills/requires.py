@@ -1,0 +1,260 @@
+"""Which skills a run mounts: the one that is executed, those it names, and everything that these require, each in one
+version that all who require it accept.
+
+A search with conflict-directed backjumping (Prosser 1993): newest first, a pinned version before those, pre-releases
+last unless a range names one. It is deterministic, finds a solution when there is one, and is bounded. Where all that
+was named is approved, versions that are approved are tried alone first: a skill's range does not draw in bytes that
+nobody consented to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from skillyard.domain.errors import InvalidInput, SkillNotFound
+from skillyard.domain.principal import Principal
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.semver import Version, is_version, newest_first
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.skills.discovery import find_skill
+from skillyard.engine.skills.needs import approved_versions, standing_of, trust_of
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+MOST_SKILLS = 64
+"""That one run mounts."""
+MOST_TRIES = 400
+"""Versions that are looked at before a search is given up."""
+_SHOWN = 5
+
+Blame = frozenset[str]
+
+
+async def mounted_skills(
+    engine: Engine, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
+) -> tuple[Skill, ...]:
+    """``target`` first, then ``names``, then what they require; ``as_approved`` as if these were approved. Raises
+    SkillNotFound, InvalidInput."""
+    roots = [target] if target is not None else []
+    for index, name in enumerate(names):
+        if target is None or name != target.name:
+            roots.append(await find_skill(engine, principal, name, field=f"mount_skills[{index}]"))
+    found = roots
+    if any(skill.needs.requires for skill in roots):
+        approved = as_approved or not (await trust_of(engine, roots)).least
+        found = await _resolved(_Shelf(engine, principal), target, roots, approved=approved)
+    if len(found) > MOST_SKILLS:
+        raise InvalidInput("mount_skills", f"a run mounts at most {MOST_SKILLS} skills")
+    _check_import_names(found)
+    return tuple(found)
+
+
+async def _resolved(shelf: _Shelf, target: Skill | None, roots: Sequence[Skill], *, approved: bool) -> list[Skill]:
+    if approved:
+        try:
+            return await _Search(shelf, target, roots, approved_only=True).solve()
+        except InvalidInput:
+            pass
+    return await _Search(shelf, target, roots, approved_only=False).solve()
+
+
+class _Shelf:
+    """What the principal may see of the catalogue, each version read once."""
+
+    def __init__(self, engine: Engine, principal: Principal) -> None:
+        self._engine = engine
+        self._principal = principal
+        self._versions: dict[str, tuple[list[str], str | None]] = {}
+        self._skills: dict[tuple[str, str], Skill | None] = {}
+        self._approved: dict[tuple[str, str], bool] = {}
+        self._approvable: dict[str, frozenset[str]] = {}
+
+    async def versions(self, name: str) -> tuple[list[str], str | None]:
+        """All, and the one that is pinned."""
+        if name not in self._versions:
+            self._versions[name] = await self._look(name)
+        return self._versions[name]
+
+    async def _look(self, name: str) -> tuple[list[str], str | None]:
+        if not self._principal.may_use(name):
+            return [], None
+        try:
+            versions = list(await self._engine.skills.versions(name))
+        except SkillNotFound:
+            return [], None
+        pin = await self._engine.registry.publications.pinned(name)
+        return versions, pin.version if pin is not None and pin.version in versions else None
+
+    async def approvable(self, name: str) -> frozenset[str]:
+        """The versions that may be approved, as far as can be told without reading them: whoever may publish a name may
+        publish many that nobody approved."""
+        if name not in self._approvable:
+            engine = self._engine
+            versions, _ = await self.versions(name)
+            known = await engine.skills.not_published(name) | await approved_versions(engine, name)
+            rule = engine.config.trust.rule_for
+            self._approvable[name] = frozenset(v for v in versions if v in known or rule(name, v) is not None)
+        return self._approvable[name]
+
+    async def skill(self, name: str, version: str) -> Skill | None:
+        """None when it went since the versions were read."""
+        key = name, version
+        if key not in self._skills:
+            try:
+                self._skills[key] = await self._engine.skills.get(name, version)
+            except SkillNotFound:
+                self._skills[key] = None
+        return self._skills[key]
+
+    async def is_approved(self, skill: Skill) -> bool:
+        key = skill.name, skill.version
+        if key not in self._approved:
+            self._approved[key] = (await standing_of(self._engine, skill)).approved
+        return self._approved[key]
+
+
+class _Search:
+    """One search. ``target`` is in the version that it has."""
+
+    def __init__(self, shelf: _Shelf, target: Skill | None, roots: Sequence[Skill], *, approved_only: bool) -> None:
+        self._shelf = shelf
+        self._target = target
+        self._roots = {skill.name: skill for skill in roots}
+        self._approved_only = approved_only
+        self._wanted: dict[str, list[tuple[Skill, Requirement]]] = {skill.name: [] for skill in roots}
+        self._chosen: dict[str, Skill] = {}
+        self._problem: InvalidInput | None = None
+        self._tries = 0
+
+    async def solve(self) -> list[Skill]:
+        """Raises SkillNotFound, InvalidInput: the first thing that stood in the way of the newest versions."""
+        if await self._open() is not None:
+            assert self._problem is not None, "nobody was blamed"
+            raise self._problem
+        roots = [self._chosen[name] for name in self._roots]
+        return [*roots, *(skill for name, skill in self._chosen.items() if name not in self._roots)]
+
+    async def _open(self) -> Blame | None:
+        """Choose for the next name and for all behind it. None when that worked, else the names whose versions stand in
+        the way: while these stay, no choice behind them helps."""
+        name = next((name for name in self._wanted if name not in self._chosen), None)
+        if name is None:
+            return None
+        if len(self._chosen) >= MOST_SKILLS:
+            raise InvalidInput("requires", f"a run mounts at most {MOST_SKILLS} skills, with all that they require")
+        blame = {requirer.name for requirer, _ in self._wanted[name]}
+        fitting = await self._fitting(name)
+        if not fitting:
+            await self._note_missing(name)
+        for version in fitting:
+            skill = await self._considered(name, version)
+            if skill is None:
+                continue
+            if (clash := self._clash(skill)) is not None:
+                blame |= clash
+                continue
+            self._choose(skill)
+            deeper = await self._open()
+            if deeper is None:
+                return None
+            self._let_go(skill)
+            if name not in deeper:
+                return deeper
+            blame |= deeper
+        return frozenset(blame - {name})
+
+    async def _fitting(self, name: str) -> list[str]:
+        """The versions that all who want it accept, in the order in which they are tried."""
+        needs = [need for _, need in self._wanted[name]]
+        root = self._roots.get(name)
+        if root is not None and root is self._target:
+            return [root.version] if all(need.admits(root.version) for need in needs) else []
+        versions, pinned = await self._shelf.versions(name)
+        if self._approved_only:
+            approvable = await self._shelf.approvable(name)
+            versions = [version for version in versions if version in approvable]
+            pinned = pinned if pinned in approvable else None
+        first = [root.version] if root is not None else [] if pinned is None else [pinned]
+        newest = newest_first(version for version in versions if is_version(version))
+        if not any(bound.version.pre for need in needs for bound in need.range.bounds):
+            newest.sort(key=lambda version: bool(Version.parse(version).pre))  # stable: newest first within each
+        return [v for v in dict.fromkeys((*first, *newest)) if all(need.admits(v) for need in needs)]
+
+    async def _considered(self, name: str, version: str) -> Skill | None:
+        """None when it went, or may not be chosen."""
+        self._tries += 1
+        if self._tries > MOST_TRIES:
+            raise InvalidInput("requires", f"no fitting versions among {MOST_TRIES} that were tried: narrow the ranges")
+        root = self._roots.get(name)
+        skill = root if root is not None and root.version == version else await self._shelf.skill(name, version)
+        if skill is None or (self._approved_only and skill is not root and not await self._shelf.is_approved(skill)):
+            self._problem = self._problem or _absent(Requirement(name))
+            return None
+        return skill
+
+    def _clash(self, skill: Skill) -> Blame | None:
+        """The chosen skills that ``skill`` does not accept; empty when it does not accept itself."""
+        for need in requirements(skill):
+            here = skill if need.name == skill.name else self._chosen.get(need.name)
+            if here is not None and not need.admits(here.version):
+                rule = f"{_named(skill)} requires '{need}', but version {here.version} is mounted"
+                self._problem = self._problem or InvalidInput("requires", rule, skill=need.name)
+                return frozenset({need.name} - {skill.name})
+        return None
+
+    def _choose(self, skill: Skill) -> None:
+        self._chosen[skill.name] = skill
+        for need in requirements(skill):
+            self._wanted.setdefault(need.name, []).append((skill, need))
+
+    def _let_go(self, skill: Skill) -> None:
+        del self._chosen[skill.name]
+        for need in requirements(skill):
+            left = [(who, what) for who, what in self._wanted[need.name] if who is not skill]
+            self._wanted[need.name] = left
+            if not left and need.name not in self._roots:
+                del self._wanted[need.name]
+
+    async def _note_missing(self, name: str) -> None:
+        if self._problem is not None:
+            return
+        wanted = self._wanted[name]
+        versions, _ = await self._shelf.versions(name)
+        alone = next(((who, need) for who, need in wanted if not any(map(need.admits, versions))), None)
+        if alone is not None:
+            self._problem = _absent(alone[1], alone[0], versions)
+            return
+        all_of_them = " and ".join(f"{_named(who)} requires '{need}'" for who, need in wanted[:_SHOWN])
+        rule = f"{all_of_them}: no version of '{name}' is accepted by all ({_listed(versions)})"
+        self._problem = InvalidInput("requires", rule, skill=name)
+
+
+def requirements(skill: Skill) -> list[Requirement]:
+    return [Requirement.parse(text) for text in skill.needs.requires]
+
+
+def _absent(need: Requirement, who: Skill | None = None, versions: Sequence[str] = ()) -> SkillNotFound:
+    """The same for a skill that is not there and one that the caller may not use."""
+    there = f" ({_listed(versions)})" if versions else ""
+    rule = f"{_named(who) if who else 'a skill'} requires '{need}', which is not available{there}"
+    return SkillNotFound("requires", rule, skill=need.name)
+
+
+def _named(skill: Skill) -> str:
+    return f"'{skill.name}' {skill.version}"
+
+
+def _listed(versions: Sequence[str]) -> str:
+    more = f" and {len(versions) - _SHOWN} more" if len(versions) > _SHOWN else ""
+    return f"there is {', '.join(versions[:_SHOWN])}{more}"
+
+
+def _check_import_names(skills: Iterable[Skill]) -> None:
+    seen: dict[str, str] = {}
+    for skill in skills:
+        other = seen.setdefault(skill.import_name, skill.name)
+        if other != skill.name:
+            rule = f"'{other}' and '{skill.name}' would both be imported as skills.{skill.import_name}"
+            raise InvalidInput("mount_skills", rule)

@@ -1,0 +1,65 @@
+"""THE table: every method that every face offers, and the one way to call it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.principal import Principal
+from skillyard.engine.blobs import methods as blobs
+from skillyard.engine.method import Method, telling_no_secret
+from skillyard.engine.network import live
+from skillyard.engine.network import methods as policy_methods
+from skillyard.engine.packages import methods as environment_methods
+from skillyard.engine.runs import history_methods
+from skillyard.engine.runs import methods as execution
+from skillyard.engine.secrets import methods as secret_methods
+from skillyard.engine.skills import approval_methods, discovery
+from skillyard.engine.skills import diff as catalogue_diff
+from skillyard.engine.skills import methods as catalogue_methods
+from skillyard.engine.skills import problems as catalogue_problems
+from skillyard.engine.skills import review as catalogue_review
+
+if TYPE_CHECKING:
+    from skillyard.engine.engine import Engine
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for module in (
+        approval_methods,
+        discovery,
+        execution,
+        blobs,
+        history_methods,
+        live,
+        policy_methods,
+        secret_methods,
+        catalogue_methods,
+        catalogue_diff,
+        catalogue_problems,
+        catalogue_review,
+        environment_methods,
+    )
+    for method in module.TABLE
+}
+
+
+class UnknownMethod(SkillyardError):
+    """No row of the table has this name (JSON-RPC 2.0 §5.1)."""
+
+    type = "MethodNotFound"
+    code = -32601
+
+
+async def invoke(engine: Engine, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Authorise, check the parameters and call.
+
+    Raises UnknownMethod, Forbidden, InvalidInput and what the method's row lists.
+    """
+    method = METHODS.get(name)
+    if method is None:
+        raise UnknownMethod(f"there is no method '{name[:64]}'")
+    method.authorise(principal)
+    with telling_no_secret(name):
+        return await method.handler(engine, principal, method.bind(params, strict=engine.config.strict_params))
