@@ -1,4 +1,4 @@
-"""The page ``walls.md``: from the attacks of ``skillyard verify`` and the mutants of ``tests/verify``."""
+"""The page ``walls.md``: from the attacks of ``skillyard verify`` and the mutants of ``tests/attacks/verify``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from skillyard.verify.families import everything
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.verify.catalogue import MUTANTS, NO_MUTANT
-from tests.verify.mutants import Mutant
+from tests.attacks.verify.catalogue import MUTANTS, NO_MUTANT
+from tests.attacks.verify.mutants import Mutant
 
 HEAD = """# Walls and the attacks that need them
 
 Each row takes something away, and names the programs of [`skillyard verify`](verify.md) that escape then: so each wall
 is needed, and each of these attacks can fail. With everything in place all of them are contained. What is taken away
-are the walls of the native backend, or rules of the server; it is done by `tests/verify`, in a copy of the package, and
+are the walls of the native backend, or rules of the server; it is done by `tests/attacks/verify`, in a copy of the package, and
 by nothing that is shipped. Where two walls stop the same attack, the row takes both away and says so: each holds
 when the other has a hole.
 
-`python -m pytest tests/verify` tries the rows marked *, with two attacks each; `-m long` tries every row with all its
+`python -m pytest tests/attacks/verify` tries the rows marked *, with two attacks each; `-m long` tries every row with all its
 attacks. Rows for root need a server that is root; *user* is for the walls that an ordinary user has instead.
 """
 

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 _BOUND_S = 60.0
-_NATIVE = frozenset({"attacks", "crash", "e2e"})
+_NATIVE = frozenset({"attacks", "crash", "server"})
 """Directories whose tests start servers that make native sandboxes, and do not always show what these said."""
 
 

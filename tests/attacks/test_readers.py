@@ -48,9 +48,9 @@ from skillyard.sandbox.native.keeper.connection import FrameBuffer
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import TarStream
 from skillyard.stores.skills.archives import read_archive
-from tests.archives.sinks import Kept
-from tests.archives.test_fuzz import SEEDS as ARCHIVES
-from tests.egress.hellos import hello
+from tests.unit.archives.sinks import Kept
+from tests.unit.archives.test_fuzz import SEEDS as ARCHIVES
+from tests.unit.gate.hellos import hello
 
 DEEP = 100_000
 

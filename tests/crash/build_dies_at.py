@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 
 from skillyard.domain.package.environment import Wanted
 from skillyard.engine.observer import ignore
-from skillyard.engine.packages import Building, Environments
+from skillyard.engine.packages.building import Building
 from skillyard.engine.packages.config import PackagesConfig
+from skillyard.engine.packages.environments import Environments
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.environments import LocalEnvironments, store
 from skillyard.stores.environments.locks import Locks
-from tests.engine.fake_builder import FakeBuilder
+from tests.unit.engine.fake_builder import FakeBuilder
 
 WANTED = Wanted.of(["alpha", "beta"])
 STEPS: dict[str, tuple[Any, str]] = {

@@ -106,7 +106,7 @@ class Blobs:
 
 
 class NoSkills:
-    """SkillAccess without any; tests/front_door asks a real one."""
+    """SkillAccess without any; tests/attacks/front_door asks a real one."""
 
     async def publish(self, principal: Principal, _chunks: AsyncIterator[bytes]) -> Any:
         principal.require(Scope.PUBLISH)

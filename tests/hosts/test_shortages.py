@@ -29,7 +29,7 @@ import json, os, sqlite3, sys
 from pathlib import Path
 from skillyard import SyncRuntime
 from skillyard.domain.errors import StoreFault
-from tests.engine.fakes import FakeBackend
+from tests.unit.engine.fakes import FakeBackend
 
 place, ballast, said = Path(sys.argv[1]) / "data", Path(sys.argv[1]) / "ballast", {}
 CODE = "def main(args): return {}"

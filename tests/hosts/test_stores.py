@@ -20,8 +20,8 @@ from skillyard import SyncRuntime
 from skillyard.data_dir import DataDirUnusable
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.database import Database
-from tests.engine.fakes import FakeBackend
 from tests.hosts.conftest import Host
+from tests.unit.engine.fakes import FakeBackend
 
 CODE = "def main(args): return {}\n"
 PAGE = 4096
@@ -114,7 +114,7 @@ WORKS_ON = f"""
 import sys
 from pathlib import Path
 from skillyard import SyncRuntime
-from tests.engine.fakes import FakeBackend
+from tests.unit.engine.fakes import FakeBackend
 
 runtime = SyncRuntime(Path(sys.argv[1]), backend=FakeBackend())
 runtime.open()

@@ -11,7 +11,7 @@ import pytest
 
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
-from tests.landlock.host import need
+from tests.hosts.landlock.host import need
 from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio

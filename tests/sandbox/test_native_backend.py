@@ -15,7 +15,7 @@ from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
 PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)
-"""More than one for an emulated machine, as tests/vm boots it."""
+"""More than one for an emulated machine, as tests/hosts/vm boots it."""
 
 
 @pytest.fixture(scope="module")

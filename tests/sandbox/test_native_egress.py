@@ -24,7 +24,7 @@ from skillyard.testing.sandbox_suite.egress import LOOK_UP, TALK
 from skillyard.testing.sandbox_suite.ground import fresh, look
 from skillyard.testing.sandbox_suite.observe import processes
 from skillyard.testing.twin_gate import KNOWN_NAME, TwinGate
-from tests.landlock.host import need
+from tests.hosts.landlock.host import need
 
 pytestmark = pytest.mark.anyio
 PLAN = Egress("session", (443, 8080))

@@ -15,7 +15,7 @@ from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from tests.landlock import host
+from tests.hosts.landlock import host
 from tests.sandbox.preloading import Yard, write_packages
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from skillyard.ports.sandbox import Backend
 
 if TYPE_CHECKING:
     from skillyard.engine.config import EnvironmentDefinition
-    from skillyard.engine.packages import Environment
+    from skillyard.engine.packages.environment import Environment
     from skillyard.engine.runs.plan import Plan
 
 MOST_KNOWN = 256

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from skillyard.domain.package.environment import SHOWN, Wanted
 from skillyard.domain.package.names import denies
 from skillyard.domain.skill.manifest_needs import is_requirement
-from skillyard.engine.packages import BuildFailed, Environment
 from skillyard.engine.packages.asked import required_name, why_refused
+from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.wants import Asked, asked_by, union
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.refused import Refused

@@ -27,8 +27,8 @@ from skillyard.engine.config import EngineConfig
 from skillyard.engine.network.grant import check_offer, granted, layers_of
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import SecretsGiven
-from skillyard.engine.packages import Environment
 from skillyard.engine.packages.ahead import Wish, consented
+from skillyard.engine.packages.environment import Environment
 from skillyard.engine.packages.for_run import run_environment
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.refused import Refused

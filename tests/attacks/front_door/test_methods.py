@@ -1,0 +1,83 @@
+"""Every method of the table with generated parameters: an answer of the protocol each time, and never our fault."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from skillyard.engine.table import METHODS
+from tests.attacks.front_door.conftest import Door
+from tests.attacks.front_door.methods import CANARY, HIDDEN, params_of
+from tests.attacks.front_door.wire import Response
+
+COMMON = {"InvalidParams": -32602, "Forbidden": -32003, "Busy": -32005}
+QUICK = {"run_code": 30, "execute_skill": 30}
+"""Examples of methods that may start something."""
+
+
+def _settings(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> None:
+    _hold(door, name, QUICK.get(name, 60))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", METHODS)
+def test_many_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> None:
+    _hold(door, name, 20 * QUICK.get(name, 60))
+
+
+def _hold(door: Door, name: str, count: int) -> None:
+    with door.wire() as wire:
+
+        @_settings(count)
+        @given(params=params_of(METHODS[name]), who=st.sampled_from(("alice", "mallory", "reader")))
+        def hold(params: dict[str, Any], who: str) -> None:
+            body = json.dumps({"jsonrpc": "2.0", "id": "x", "method": name, "params": _calm(name, params)}).encode()
+            _check(name, door.checked(wire.send(door.post(body, who=who)).response()))
+
+        hold()
+
+
+def _calm(name: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Nothing that would work for long."""
+    if name not in QUICK:
+        return params
+    return {**params, "timeout_ms": 3000} if isinstance(params.get("timeout_ms", 3000), int) else params
+
+
+def _check(name: str, response: Response) -> None:
+    if response.status == 400:  # a text that JSON has no room for, such as half a character
+        assert response.error["code"] == -32700
+        return
+    answer = response.json
+    assert answer["id"] == "x"
+    if "result" in answer:
+        assert response.status == 200
+        assert METHODS[name].result["required"] == [
+            f for f in METHODS[name].result["required"] if f in answer["result"]
+        ]
+        return
+    error = response.error
+    allowed = COMMON | {kind.type: kind.code for kind in METHODS[name].errors}
+    assert allowed.get(error["data"]["type"]) == error["code"], error
+    assert response.status == {-32003: 403, -32005: 429}.get(error["code"], 200)
+    if error["code"] == -32602:
+        _check_blame(name, error)
+
+
+def _check_blame(method: str, error: dict[str, Any]) -> None:
+    """It names a field and a rule, and does not repeat a value that may be a secret."""
+    field = error["data"]["field"]
+    assert error["message"].startswith(f"{field}: ")
+    root = field.partition(".")[0].partition("[")[0]
+    if root in HIDDEN or method.startswith("secrets."):
+        assert CANARY not in error["message"]

@@ -1,0 +1,89 @@
+"""Each wall is needed, and each attack can fail: a wall that is taken away lets named attacks escape."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from skillyard.domain.sandbox.protection import PROTECTIONS
+from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.verify.attack import Verdict
+from skillyard.verify.battery import face
+from skillyard.verify.families import everything
+from tests.attacks.verify.catalogue import MUTANTS, NO_MUTANT
+from tests.attacks.verify.mutants import Claims, Mutant, weakened
+
+pytestmark = pytest.mark.anyio
+ATTACKS = {attack.name: attack for attack in everything()}
+WHO = "root" if os.geteuid() == 0 else "ordinary"
+TRIES, SOME = 3, 2
+"""A busy machine may not give an attack what it could take; and how many attacks the short form tries."""
+APPLY = [mutant for mutant in MUTANTS if mutant.who in (WHO, "both")]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Claims]:
+    """What the unharmed backend enforces here."""
+    backend = NativeBackend(tmp_path_factory.mktemp("claims") / "run")
+    yield (await backend.probe()).protections
+    await backend.close()
+
+
+@pytest.mark.parametrize("mutant", [mutant for mutant in APPLY if mutant.short], ids=str)
+async def test_without_it_attacks_escape(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims
+) -> None:
+    await _escapes(mutant, mutant.escapes[:SOME], tmp_path, monkeypatch, claims)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", APPLY, ids=str)
+async def test_without_it_all_of_them_escape(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims
+) -> None:
+    await _escapes(mutant, mutant.escapes, tmp_path, monkeypatch, claims)
+
+
+def _processors_to_take() -> float:
+    """How many processors two busy processes get here at this moment."""
+    spin = (
+        "import time\nuntil = time.monotonic() + 0.5\nwhile time.monotonic() < until: pass\nprint(time.process_time())"
+    )
+    busy = [subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE) for _ in range(2)]
+    return sum(float(process.communicate()[0]) for process in busy) / 0.5
+
+
+async def _escapes(
+    mutant: Mutant, names: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims
+) -> None:
+    if "cpus" in mutant.without and _processors_to_take() < 1.2:
+        pytest.skip("this machine has no processors to take now")
+    async with weakened(mutant, tmp_path, monkeypatch, claims) as yard:
+        for name in names:
+            for _ in range(TRIES):
+                finding = await face(yard.fresh(), ATTACKS[name])
+                if finding.judgement.verdict is Verdict.ESCAPED:
+                    break
+            else:
+                pytest.fail(f"{name}: {finding.judgement}")
+
+
+def test_each_protection_has_a_mutant() -> None:
+    assert set(PROTECTIONS) == {name for mutant in MUTANTS for name in mutant.without if not name.startswith("rule: ")}
+
+
+def test_each_attack_escapes_somewhere_or_says_why_not() -> None:
+    hostile = {name for name, attack in ATTACKS.items() if not attack.benign}
+    shown = {name for mutant in MUTANTS for name in mutant.escapes}
+    assert shown <= hostile
+    assert hostile - shown == set(NO_MUTANT)

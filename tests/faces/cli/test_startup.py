@@ -1,0 +1,90 @@
+"""Client commands stay light: what they import, and how long they take beside ``python -c pass``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.client.yardserver import TOKEN, YardServer
+
+HEAVY = {
+    "pydantic",
+    "starlette",
+    "uvicorn",
+    "cryptography",
+    "httpx2",
+    "asyncio",
+    "anyio",
+    "jsonschema_rs",
+    "yaml",
+    "rich",
+    "structlog",
+    "opentelemetry",
+    "sqlite3",
+    "ssl",
+    "skillyard.engine",
+    "skillyard.runtime",
+    "skillyard.stores",
+    "skillyard.sandbox",
+    "skillyard.config.settings",
+}
+
+_LIST = """
+import sys
+from skillyard.faces.cli.main import cli
+try:
+    cli(sys.argv[1:], prog_name="skillyard")
+except SystemExit as end:
+    assert not end.code, end.code
+print(",".join(sorted(sys.modules)), file=sys.stderr)
+"""
+
+COMMANDS = [
+    ("version",),
+    ("runs", "list"),
+    ("run", "a.b", "--args", "{}"),
+    ("blob", "put", __file__, "--kind", "text/x-python"),
+    ("--help",),
+]
+
+
+@pytest.fixture
+def environ(yard: YardServer, tmp_path: Path) -> dict[str, str]:
+    yard.methods["runs.list"] = lambda params: {"runs": [], "next_cursor": None}
+    yard.methods["execute_skill"] = lambda params: {"status": "completed", "run_id": "run_1", "summary": ""}
+    named = {"SKILLYARD_URL": yard.url, "SKILLYARD_TOKEN": TOKEN, "SKILLYARD_DATA_DIR": str(tmp_path)}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**inherited, **named, "PYTHONPYCACHEPREFIX": str(tmp_path / "pyc")}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_client_commands_import_nothing_heavy(command: tuple[str, ...], environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LIST, *command], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stderr.splitlines()[-1].split(","))
+    assert {name for name in loaded if name in HEAVY} == set()
+
+
+def test_client_commands_start_in_a_small_multiple_of_python(environ: dict[str, str]) -> None:
+    """150 ms is the budget on a quiet machine, about 8 times a bare Python; a noisy one gets some slack."""
+    python = _fastest([sys.executable, "-c", "pass"], environ)
+    listing = _fastest([sys.executable, "-m", "skillyard", "runs", "list"], environ)
+    assert listing < max(0.150, 12 * python), json.dumps({"python": python, "listing": listing})
+
+
+def _fastest(command: list[str], environ: dict[str, str]) -> float:
+    """Seconds; the least of several, since noise only adds."""
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        times.append(time.perf_counter() - began)
+    return min(times)

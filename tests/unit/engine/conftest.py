@@ -1,0 +1,187 @@
+"""An engine over the fake backend and real stores in a temporary directory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skillyard.domain.principal import LOCAL, Principal
+from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.secret.entry import Secret
+from skillyard.domain.work.record import RunRecord
+from skillyard.engine.config import EngineConfig, NetworkConfig
+from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.observer import Event
+from skillyard.engine.packages.environments import Environments
+from skillyard.engine.table import invoke
+from skillyard.ports.schemas import SchemaChecker
+from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
+from skillyard.stores.approvals import SqliteApprovals
+from skillyard.stores.blobs import LocalBlobs
+from skillyard.stores.clock import SystemIds
+from skillyard.stores.database import Database
+from skillyard.stores.environments import LocalEnvironments
+from skillyard.stores.publications import SqlitePublications
+from skillyard.stores.records import SqliteRecords
+from skillyard.stores.secret_audit import SqliteSecretAudit
+from skillyard.stores.skills.bundles import LocalBundles
+from skillyard.stores.skills.snapshots import Snapshots
+from skillyard.testing.memory_secrets import MemorySecrets
+from tests.unit.engine.building import MINE
+from tests.unit.engine.fake_builder import FakeBuilder
+from tests.unit.engine.fake_gate import FakeGate
+from tests.unit.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
+
+CODE = "def main(args): return args"
+
+
+class ManualClock:
+    """Goes only where a test sends it."""
+
+    def __init__(self) -> None:
+        self.time = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+class DictSecrets(MemorySecrets):
+    """With ``values`` for everybody, which a test may change as it likes."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.values: dict[str, str] = {}
+
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:
+        value = self.values.get(name)
+        return Secret(name, value, "store:1") if value else await super().find(name, project, skill)
+
+
+@dataclass
+class Rig:
+    """What a test holds: the engine and everything behind it."""
+
+    engine: Engine
+    backend: FakeBackend
+    skills: FakeSkills
+    secrets: DictSecrets
+    clock: ManualClock
+    events: list[Event]
+    home: Path
+    database: Database
+    builder: FakeBuilder
+    schemas: SchemaChecker
+    gate: FakeGate | None = None
+    principal: Principal = LOCAL
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    async def call(self, method: str, /, principal: Principal | None = None, **params: Any) -> dict[str, Any]:
+        return await invoke(self.engine, principal or self.principal, method, params)
+
+    async def run(self, script: Script | None = None, /, **params: Any) -> dict[str, Any]:
+        """run_code while the backend plays ``script``."""
+        if script is not None:
+            self.backend.script = script
+        return await self.call("run_code", language="python", **{"code": CODE, **params})
+
+    async def record(self, run: dict[str, Any]) -> RunRecord:
+        record = await self.engine.records.get(run["run_id"])
+        assert record is not None
+        return record
+
+    async def content(self, blob_id: str) -> bytes:
+        return b"".join([chunk async for chunk in self.engine.blobs.read(blob_id)])
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def with_network(self, **network: Any) -> FakeGate:
+        """Another engine over the same stores, with a gate that the backend can be plugged into."""
+        gate = self.gate = FakeGate()
+        self.backend.abilities = {"egress": Protection(Level.KERNEL, by="a fake")}
+        self.extra["probe"] = replace(self.extra["probe"], abilities=self.backend.abilities)
+        self.configure(network=NetworkConfig(**network))
+        return gate
+
+    def configure(self, **changes: Any) -> None:
+        """Another engine over the same stores."""
+        self.engine = make_engine(self, replace(self.engine.config, **changes))
+        self.engine.backends.admit(self.backend, self.extra["probe"])
+
+
+def make_engine(rig: Rig, config: EngineConfig) -> Engine:
+    ports = Ports(
+        backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
+        blobs=rig.extra["blobs"],
+        skills=rig.skills,
+        records=rig.extra["records"],
+        secrets=rig.secrets,
+        secret_audit=SqliteSecretAudit(rig.database),
+        approvals=SqliteApprovals(rig.database),
+        publications=rig.extra.get("publications", SqlitePublications(rig.database)),
+        bundles=rig.extra.get("bundles", LocalBundles(Snapshots(rig.home / "snapshots"), rig.home / "uploads")),
+        clock=rig.clock,
+        ids=SystemIds(),
+        environments=LocalEnvironments(rig.home / "environments", rig.clock),
+        schemas=rig.schemas,
+        gate=rig.gate,
+    )
+    return Engine(ports, config, rig.events.append, rig.builder)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    database = await Database.open(tmp_path / "s.db")
+    clock, events = ManualClock(), []  # type: ignore[var-annotated]
+    blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
+    await blobs.prepare()
+    config = EngineConfig(isolation=FakeBackend.name)
+    rig = Rig(
+        engine=None,  # type: ignore[arg-type]
+        backend=FakeBackend(),
+        skills=FakeSkills(),
+        secrets=DictSecrets(clock),
+        clock=clock,
+        events=events,
+        home=tmp_path,
+        database=database,
+        builder=FakeBuilder(),
+        schemas=SchemaPool(NO_ACCOUNT),
+        extra={"blobs": blobs, "records": SqliteRecords(database)},
+    )
+    rig.engine = make_engine(rig, config)
+    await rig.engine.start()
+    offer = rig.engine.backends.default
+    assert offer is not None
+    rig.extra["probe"] = offer.probe
+    yield rig
+    await rig.engine.close()
+    await rig.schemas.close()
+    await rig.backend.close()
+    await database.close()
+
+
+def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:
+    """A script that writes these frames and this log."""
+
+    async def script(process: FakeProcess) -> None:
+        process.log(log)
+        for data in writes:
+            process.write(data)
+
+    return script
+
+
+@pytest.fixture
+async def environments(rig: Rig) -> AsyncIterator[Environments]:
+    """The rig's, with some that have names."""
+    rig.configure(environments=MINE)
+    yield rig.engine.environments
+    await rig.engine.environments.close()

@@ -1,0 +1,122 @@
+"""Start-up settles what a dead server left; the sweep removes what time has overtaken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skillyard.domain.errors import StoreFault
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
+from skillyard.engine import recovery
+from skillyard.engine.observer import Fault, Recovered
+from skillyard.engine.table import invoke
+from tests.unit.engine.conftest import CODE, Rig
+
+pytestmark = pytest.mark.anyio
+
+
+def unfinished(run_id: str) -> RunRecord:
+    return RunRecord(run_id, RunKind.CODE, "local", RunStatus.RUNNING, 1.0)
+
+
+async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig: Rig) -> None:
+    for number in range(3):
+        await rig.engine.records.insert(unfinished(f"run_{number}"))
+    rig.backend.foreign = [Held("h0", "run_0", Owner.RUN, 5.0), Held("h9", "unknown", Owner.RUN, 0.1)]
+    await recovery.recover(rig.engine)
+    for number in range(3):
+        record = await rig.engine.records.get(f"run_{number}")
+        assert record is not None
+        assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.LOST)
+        assert record.error is not None
+        assert record.error["type"] == "SandboxLost"
+        assert record.ended_at is not None
+    assert sorted(rig.backend.destroyed) == ["h0", "h9"]
+    assert rig.of(Recovered) == [Recovered(lost_runs=3, destroyed_sandboxes=2)]
+
+
+async def test_a_task_goes_on_with_its_record(rig: Rig) -> None:
+    await rig.engine.records.insert(unfinished("run_task"))
+    rig.backend.foreign = [Held("h1", "run_task", Owner.TASK, 5.0), Held("h2", "nobody", Owner.TASK, 5.0)]
+    await recovery.recover(rig.engine)
+    assert rig.backend.destroyed == ["h2"]
+    record = await rig.engine.records.get("run_task")
+    assert record is not None
+    assert record.status is RunStatus.RUNNING
+
+
+async def test_nothing_to_settle_is_not_worth_a_word(rig: Rig) -> None:
+    await recovery.recover(rig.engine)
+    assert rig.of(Recovered) == []
+
+
+async def test_old_records_expired_blobs_and_stray_sandboxes_go(rig: Rig) -> None:
+    run = await rig.run()
+    await rig.call("create_blob", content="x", kind="text/plain")
+    rig.backend.foreign = [
+        Held("stray", "gone", Owner.RUN, recovery.STRAY_AFTER_S + 1),
+        Held("young", "gone", Owner.RUN, 1.0),
+        Held("task", "gone", Owner.TASK, 10_000.0),
+    ]
+    rig.backend.destroyed.clear()
+    first = await recovery.sweep(rig.engine)
+    assert (first.blobs, first.records) == (0, 0)
+    assert rig.backend.destroyed == ["stray"]
+    assert await rig.engine.records.get(run["run_id"]) is not None
+    rig.clock.time += 31 * 86400
+    await recovery.sweep(rig.engine)
+    assert await rig.engine.records.get(run["run_id"]) is None
+    assert await rig.engine.blobs.list(None) == []
+
+
+async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) -> None:
+    await rig.run()
+    rig.configure(record_ttl_s=None)
+    rig.clock.time += 10_000 * 86400
+    assert (await recovery.sweep(rig.engine)).records == 0
+
+
+async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: Rig) -> None:
+    mallory = Principal("mallory", frozenset(Scope))
+    params = {"language": "python", "code": CODE}
+    others = [(await invoke(rig.engine, mallory, "run_code", params))["run_id"] for _ in range(4)]
+    own = (await rig.run())["run_id"]
+    rig.configure(owner_records=2)
+    assert (await recovery.sweep(rig.engine, expire=False)).records == 2
+    assert [await rig.engine.records.get(run_id) is None for run_id in others] == [True, True, False, False]
+    assert await rig.engine.records.get(own) is not None
+    rig.configure(owner_records=None)
+    assert (await recovery.sweep(rig.engine)).records == 0
+
+
+async def test_a_sweep_that_fails_is_told_and_tried_again(rig: Rig) -> None:
+    class Tired:
+        calls = 0
+
+        async def sweep(self) -> int:
+            self.calls += 1
+            raise StoreFault("the disk is full")
+
+    tired = Tired()
+    rig.extra["blobs"] = tired
+    rig.configure(sweep_every_s=0.001)
+    await rig.engine.start()
+    while tired.calls < 3:
+        await _turn()
+    assert {event.where for event in rig.of(Fault)} == {"sweep"}
+
+
+async def _turn() -> None:
+    import asyncio
+
+    await asyncio.sleep(0)
+
+
+def test_a_lost_record_keeps_what_was_known() -> None:
+    record = replace(unfinished("run_1"), skill="a.b", limits={"pids": 1})
+    ended = recovery.ended(record, recovery.LOST, 5.0)
+    assert (ended.skill, ended.limits, ended.ended_at) == ("a.b", {"pids": 1}, 5.0)

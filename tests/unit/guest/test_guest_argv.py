@@ -1,0 +1,163 @@
+"""The guest for backends that only start programs: one file, a request, a channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skillyard.guest.blobs
+import skillyard.guest.frames
+import skillyard.guest.main
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.sandbox import frames
+from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits, FrameReader, Result
+from skillyard.domain.sandbox.guest_request import BlobMount, GuestCall, SkillMount, encode_request
+from skillyard.domain.sandbox.spec import Argv
+from skillyard.sandbox.guest_argv import descriptor, entries_argv, guest_argv, guest_bundle, read_argv, write_argv
+from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> str:
+    path = tmp_path / "guest.pyz"
+    path.write_bytes(guest_bundle())
+    return str(path)
+
+
+def run(command: Argv, stdin: bytes = b"", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command.args, input=stdin, capture_output=True, timeout=30, **options)
+
+
+def test_the_bundle_is_the_same_bytes_every_time(bundle: str) -> None:
+    guest_bundle.cache_clear()
+    assert guest_bundle() == Path(bundle).read_bytes()
+    infos = zipfile.ZipFile(bundle).infolist()
+    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
+    assert [info.filename for info in infos] == sorted(info.filename for info in infos)
+
+
+def test_a_call_through_files(box: GuestBox, bundle: str, tmp_path: Path) -> None:
+    request, channel = tmp_path / "request.json", tmp_path / "frames.bin"
+    request.write_bytes(encode_request(box.request("def main(args): print('out'); return args['n']", args={"n": 5})))
+    ran = run(guest_argv(PYTHON, bundle, str(request), str(channel)))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"out\n", b"")
+    assert box.ran(channel.read_bytes(), b"", 0).value == {"result": 5}
+    assert not request.exists()
+    assert channel.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_call_through_descriptors(box: GuestBox, bundle: str) -> None:
+    request, channel = os.pipe(), os.pipe()
+    os.write(request[1], encode_request(box.request("def main(args): return 1 / 0")))
+    os.close(request[1])
+    command = guest_argv(PYTHON, bundle, descriptor(request[0]), descriptor(channel[1]))
+    run(command, pass_fds=(request[0], channel[1]))
+    os.close(channel[1])
+    with os.fdopen(channel[0], "rb") as told:
+        failure = box.ran(told.read(), b"", 0).failure
+    assert failure.type == "ZeroDivisionError"
+    assert bundle not in failure.traceback
+
+
+def test_files_through_the_bundle(bundle: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "new" / "file")
+    command = write_argv(PYTHON, bundle, path, 0o600)
+    assert command.stdin
+    assert run(command, b"0123456789").stdout == b"10\n"
+    assert run(read_argv(PYTHON, bundle, path, 2, 3)).stdout == b"234"
+    assert run(read_argv(PYTHON, bundle, path)).stdout == b"0123456789"
+    (line,) = run(entries_argv(PYTHON, bundle, str(tmp_path / "new"))).stdout.splitlines()
+    assert json.loads(line) == {"name": "file", "kind": "file", "size": 10}
+
+
+def test_the_bundle_is_not_importable_by_the_code(box: GuestBox, bundle: str, tmp_path: Path) -> None:
+    code = "import sys\ndef main(args): return [p for p in sys.path if p.endswith('.pyz')]"
+    (tmp_path / "r").write_bytes(encode_request(box.request(code)))
+    run(guest_argv(PYTHON, bundle, str(tmp_path / "r"), str(tmp_path / "f")))
+    assert box.ran((tmp_path / "f").read_bytes(), b"", 0).value == {"result": []}
+
+
+def test_the_guest_imports_little_of_the_standard_library_and_nothing_else(drive: Callable[[str], str]) -> None:
+    script = (
+        "before = set(sys.modules)\n"
+        "import inside.main, inside.command, inside.files\n"
+        "names = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(names - set(sys.stdlib_module_names)))\n"
+        "print(sorted(names & {'typing', 'asyncio', 'random', 'threading', 'tempfile', 'inspect'}))"
+    )
+    assert drive(script) == "['inside']\n[]\n"
+
+
+def test_both_ends_agree_on_their_limits() -> None:
+    assert skillyard.guest.frames.PIECE <= frames.PIECE
+    assert DEFAULT_LIMITS.blobs == skillyard.guest.blobs.MAX_BLOBS
+    assert DEFAULT_LIMITS.blob_bytes == skillyard.guest.blobs.MAX_BLOB_BYTES
+    assert DEFAULT_LIMITS.open_blobs == skillyard.guest.blobs.MAX_OPEN
+    assert DEFAULT_LIMITS.result_bytes == skillyard.guest.main.MAX_RESULT_BYTES
+    assert skillyard.guest.blobs._KIND.pattern == frames.KIND.pattern
+
+
+def test_a_built_request_runs(box: GuestBox) -> None:
+    box.mount_skill("pdf-tools.fill", {"code/main.py": "def fill(args): return args\n"})
+    box.mount_blob("blob:x", b"abc")
+    call = GuestCall(
+        blob_prefix=PREFIX,
+        entrypoint="fill",
+        skill="pdf_tools.fill",
+        args={"é": "\ud800"},
+        skills={"pdf_tools.fill": SkillMount(str(box.root / "skills/pdf-tools.fill"), "code/main.py")},
+        blobs={"blob:x": BlobMount("text/plain", 3)},
+        env={"A": "b"},
+        limits=FrameLimits(blobs=7, result_bytes=100),
+    )
+    request = call.request()
+    assert (request["max_blobs"], request["max_result_bytes"], request["v"], request["op"]) == (7, 100, 1, "call")
+    ran = box.send(encode_request({**request, "workspace": str(box.workspace)}))
+    assert ran.value == {"é": "\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({}, "code"),
+        ({"code": "x", "skill": "a.b"}, "code"),
+        ({"skill": "a.b"}, "skill"),
+        ({"skill": "a.b", "skills": {"a.b": SkillMount("/skills/a.b")}}, "skill"),
+        ({"code": "x", "blob_prefix": "blob:-"}, "blob_prefix"),
+        ({"code": "x", "blob_prefix": "x"}, "blob_prefix"),
+        ({"code": "x", "blobs": {"../x": BlobMount("a/b", 1)}}, "blobs"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        GuestCall(**{"blob_prefix": PREFIX, **changes}).request()
+    assert caught.value.field == field
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [float("nan"), object(), nested(10_000)])
+def test_arguments_that_are_not_json_are_refused(value: object) -> None:
+    with pytest.raises(InvalidInput, match="JSON-serializable"):
+        encode_request({"args": value})
+
+
+def test_a_result_has_room_for_what_the_guest_allows(box: GuestBox) -> None:
+    ran = box.call("def main(args): return 'x' * (16 * 1024 * 1024 - 20)")
+    assert isinstance(ran.final, Result)
+    assert FrameReader().feed(b"") == []
+    assert len(ran.final.raw) <= DEFAULT_LIMITS.result_bytes
+    assert sys.getsizeof(ran.final.value()["result"]) > 16_000_000
