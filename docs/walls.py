@@ -19,8 +19,8 @@ HEAD = """# Walls and the attacks that need them
 Each row takes something away, and names the programs of [`skillyard verify`](verify.md) that escape then: so each wall
 is needed, and each of these attacks can fail. With everything in place all of them are contained. What is taken away
 are the walls of the native backend, or rules of the server; it is done by `tests/attacks/verify`, in a copy of the
-package, and by nothing that is shipped. Where two walls stop the same attack, the row takes both away and says so: each holds
-when the other has a hole.
+package, and by nothing that is shipped. Where two walls stop the same attack, the row takes both away and says so:
+each holds when the other has a hole.
 
 `python -m pytest tests/attacks/verify` tries the rows marked *, with two attacks each; `-m long` tries every row with
 all its attacks. Rows for root need a server that is root; *user* is for the walls that an ordinary user has instead.

@@ -1,8 +1,8 @@
 """Well-known packages whose import takes long and changes nothing, for environments that have them.
 
 Each stands here because ``tests/conformance/preload`` shows of the real package that its import starts no thread or
-process, keeps nothing open, keeps no generator of random numbers but such as each run seeds anew, and reads no variable of the
-environment but those of :data:`READS`.
+process, keeps nothing open, keeps no generator of random numbers but such as each run seeds anew, and reads no variable
+of the environment but those of :data:`READS`.
 """
 
 from __future__ import annotations
