@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.approval import Approval, ApprovedPackages
 
 
 class ApprovalStore(Protocol):
     """Each approval is of one name, version and digest: other bytes under the same version have none."""
 
     async def approve(self, approval: Approval) -> None:
-        """Replaces the approval of the same name, version and digest, and drops its locks. Raises InvalidInput for half
-        a surrogate pair in the note."""
+        """Replaces the approval of the same name, version and digest, and drops its locks and packages. Raises
+        InvalidInput for half a surrogate pair in the note."""
         ...
 
     async def revoke(self, name: str, version: str | None = None) -> int:
@@ -29,6 +29,17 @@ class ApprovalStore(Protocol):
 
     async def locks(self, name: str, version: str, digest: str) -> Sequence[str]:
         """Returns the locks that sets of requirements are bound to, sorted."""
+        ...
+
+    async def packages(self, name: str, version: str, digest: str) -> ApprovedPackages | None:
+        """Returns the packages that the approval is of; None before :meth:`bind_packages`."""
+        ...
+
+    async def bind_packages(
+        self, name: str, version: str, digest: str, packages: ApprovedPackages
+    ) -> ApprovedPackages | None:
+        """Returns the packages that the approval is of; ``packages`` become these where there are none. None without
+        such an approval."""
         ...
 
     async def page(

@@ -7,21 +7,32 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 
 from skillyard.domain.paging import check_page
-from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.approval import Approval, ApprovedPackages
 from skillyard.domain.unicode import check_unicode
 from skillyard.stores.database import Database
 
 _COLUMNS = ", ".join(field.name for field in fields(Approval))
 _PUT = f"INSERT OR REPLACE INTO approvals ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Approval))})"  # noqa: S608
 _REVOKE = "DELETE FROM approvals WHERE name = ?1 AND (?2 IS NULL OR version = ?2)"
-_FORGET_LOCKS = "DELETE FROM approval_locks WHERE name = ?1 AND (?2 IS NULL OR version = ?2)"
-_FORGET_OWN_LOCKS = "DELETE FROM approval_locks WHERE name = ? AND version = ? AND digest = ?"
+_FORGET = (
+    "DELETE FROM approval_locks WHERE name = ?1 AND (?2 IS NULL OR version = ?2)",
+    "DELETE FROM approval_packages WHERE name = ?1 AND (?2 IS NULL OR version = ?2)",
+)
+_FORGET_OWN = (
+    "DELETE FROM approval_locks WHERE name = ? AND version = ? AND digest = ?",
+    "DELETE FROM approval_packages WHERE name = ? AND version = ? AND digest = ?",
+)
 _BIND = """
     INSERT OR IGNORE INTO approval_locks (name, version, digest, wanted, lock)
     SELECT name, version, digest, ?4, ?5 FROM approvals WHERE name = ?1 AND version = ?2 AND digest = ?3
 """
 _BOUND = "SELECT lock FROM approval_locks WHERE name = ? AND version = ? AND digest = ? AND wanted = ?"
 _LOCKS = "SELECT DISTINCT lock FROM approval_locks WHERE name = ? AND version = ? AND digest = ? ORDER BY lock"
+_BIND_PACKAGES = """
+    INSERT OR IGNORE INTO approval_packages (name, version, digest, wanted, lock)
+    SELECT name, version, digest, ?4, ?5 FROM approvals WHERE name = ?1 AND version = ?2 AND digest = ?3
+"""
+_PACKAGES = "SELECT wanted, lock FROM approval_packages WHERE name = ? AND version = ? AND digest = ?"
 _FIND = f"SELECT {_COLUMNS} FROM approvals WHERE name = ? AND version = ? AND digest = ?"  # noqa: S608
 
 
@@ -37,7 +48,8 @@ class SqliteApprovals:
 
         def put(connection: sqlite3.Connection) -> None:
             connection.execute(_PUT, values)
-            connection.execute(_FORGET_OWN_LOCKS, values[:3])
+            for forget in _FORGET_OWN:
+                connection.execute(forget, values[:3])
 
         await self._database.write(put)
 
@@ -45,7 +57,8 @@ class SqliteApprovals:
         check_unicode("name", name)
 
         def forget(connection: sqlite3.Connection) -> int:
-            connection.execute(_FORGET_LOCKS, (name, version))
+            for statement in _FORGET:
+                connection.execute(statement, (name, version))
             return connection.execute(_REVOKE, (name, version)).rowcount
 
         return await self._database.write(forget)
@@ -64,6 +77,17 @@ class SqliteApprovals:
 
     async def locks(self, name: str, version: str, digest: str) -> Sequence[str]:
         return [str(row[0]) for row in await self._database.fetch(_LOCKS, [name, version, digest])]
+
+    async def packages(self, name: str, version: str, digest: str) -> ApprovedPackages | None:
+        row = await self._database.lookup(_PACKAGES, (name, version, digest))
+        return None if row is None else ApprovedPackages(*row)
+
+    async def bind_packages(
+        self, name: str, version: str, digest: str, packages: ApprovedPackages
+    ) -> ApprovedPackages | None:
+        values = (name, version, digest, packages.wanted, packages.lock)
+        await self._database.write(lambda connection: connection.execute(_BIND_PACKAGES, values).rowcount)
+        return await self.packages(name, version, digest)
 
     async def page(
         self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None

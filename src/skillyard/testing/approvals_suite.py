@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.approval import Approval, ApprovedPackages
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.testing.store_check import Checks, expect, refused
 
@@ -81,6 +81,28 @@ async def requirements_are_bound_to_the_lock_that_came_first(make: Maker) -> Non
         expect(list(await store.locks(*own)) == [], "nothing is left of a revoked one")
         await store.approve(approval())
         expect(await store.bind(*own, "w", "l5") == "l5", "nor comes it back")
+
+
+@check
+async def an_approval_is_of_the_packages_that_came_first(make: Maker) -> None:
+    async with make() as store:
+        own, first, later = ("a.b", "1.0.0", "d1"), ApprovedPackages("w", "l1"), ApprovedPackages("v", "l2")
+        expect(await store.bind_packages(*own, first) is None, "nothing is bound without an approval")
+        for digest in ("d1", "d2"):
+            await store.approve(approval(digest=digest))
+        expect(await store.packages(*own) is None, "nothing is bound at once")
+        expect(await store.bind_packages(*own, first) == first, "the first are bound")
+        expect(await store.bind_packages(*own, later) == first, "and stay")
+        expect(await store.packages(*own) == first, "as they are")
+        expect(await store.bind_packages("a.b", "1.0.0", "d2", later) == later, "other bytes have their own")
+        await store.approve(approval())
+        expect(await store.packages(*own) is None, "approving again lets them go")
+        expect(await store.packages("a.b", "1.0.0", "d2") == later, "those of other bytes stay")
+        await store.bind_packages(*own, later)
+        await store.revoke("a.b", "1.0.0")
+        for digest in ("d1", "d2"):
+            await store.approve(approval(digest=digest))
+            expect(await store.packages("a.b", "1.0.0", digest) is None, "nothing is left of a revoked one", digest)
 
 
 @check

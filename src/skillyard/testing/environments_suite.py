@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
-from skillyard.domain.package.lock_text import Pin, lock_text
+from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.testing.memory import ManualClock
 from skillyard.testing.store_check import Checks, expect, refused
@@ -174,6 +174,7 @@ async def a_lock_is_of_requirements_platform_index_and_source(make: Maker) -> No
         expect(known == (locked("alpha"), ("alpha",), ORIGIN.index, clock.now()), "a lock is kept with its date", known)
         others = {
             "requirements": (Wanted.of(["beta"]), ORIGIN),
+            "held": (Wanted(WANTED.requirements, parse_lock(locked("alpha").text)), ORIGIN),
             "platform": (WANTED, Origin("other", ORIGIN.index)),
             "index": (WANTED, Origin(ORIGIN.platform, "https://other.test")),
             "source": (WANTED, Origin(ORIGIN.platform, ORIGIN.index, ("alpha",))),

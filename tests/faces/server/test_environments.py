@@ -8,7 +8,7 @@ import json
 import stat
 import zipfile
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from skillyard.faces.cli.main import cli
 from skillyard.faces.cli.wheels import write_wheels
 from skillyard.server_process import ServerProcess
 from skillyard.stores.skills.snapshots import remove_tree
+from tests.bundles import skill_files, tar
 from tests.unit.engine.fake_builder import pack
 from tests.unit.gate.programs.authority import Authority
 from tests.unit.packages.index import Index
@@ -219,6 +220,57 @@ def test_behind_other_isolations(home: Path, index: Index, isolation: str) -> No
         if done.error is not None and "native does not stand" in done.error["message"]:
             pytest.skip(done.error["message"])
         assert done.raise_for_status().output == {"result": "2.0"}
+
+
+def test_an_approved_skill_keeps_its_packages_beside_another(home: Path) -> None:
+    """uv is told which versions are held, and what it gives is compared with the files that they had."""
+    with Index() as moving, opened(home / "approved", index=moving.url) as runtime:
+        moving.add("alpha", requires=["beta>=1"])
+        moving.add("beta", "1.0")
+        publish(runtime, "acme.asks", "alpha")
+        assert said(runtime, "acme.asks") == {"alpha": "1.0", "beta": "1.0"}
+        moving.add("alpha", "2.0", requires=["beta>=1"])
+        moving.add("beta", "2.0")
+        moving.add("gamma", requires=["beta"])
+        publish(runtime, "acme.more", "gamma", requires=["acme.asks"])
+        assert said(runtime, "acme.more") == {"alpha": "1.0", "beta": "1.0", "gamma": "1.0"}
+
+        moving.add("delta", requires=["beta>=2"])
+        publish(runtime, "acme.other", "delta")
+        refused = runtime.execute_skill("acme.asks", mount_skills=["acme.other"])
+        assert refused.error is not None
+        assert (
+            "'acme.asks' 1.0.0 is approved with beta 1.0, 'acme.other' 1.0.0 with beta 2.0" in refused.error["message"]
+        )
+        newer = runtime.run_code(CODE, {"import": []}, mount_skills=["acme.asks"], packages=["delta"])
+        assert newer.error is not None
+        assert "beta==1.0" in newer.error["message"]
+        assert "runs get the packages that 'acme.asks' 1.0.0" in newer.error["message"]
+
+        moving.add("epsilon")
+        moving.lies["beta-1.0-py3-none-any.whl"] = "0" * 64
+        other = runtime.run_code(CODE, {"import": []}, mount_skills=["acme.asks"], packages=["epsilon"])
+        assert other.error is not None
+        assert "'beta' was approved as 1.0, and the resolution gives only other files" in other.error["message"]
+
+
+def publish(runtime: SyncRuntime, name: str, package: str, requires: Sequence[str] = ()) -> None:
+    """An approved skill that tells the versions of the packages that are there."""
+    files = skill_files(name)
+    head, table, rest = files["skill.toml"].decode().partition("[runtime]")
+    manifest = f'{head}requires = {json.dumps(requires)}\n{table}{rest}\n[dependencies]\npython = ["{package}"]\n'
+    code = b"""from importlib.metadata import distributions
+
+def main(args):
+    return {found.name: found.version for found in distributions() if "packages" in str(found.locate_file(""))}
+"""
+    runtime.publish_skill(tar({**files, "skill.toml": manifest.encode(), "code/main.py": code}))
+    runtime.call("catalogue.approve", {"name": name})
+
+
+def said(runtime: SyncRuntime, name: str) -> dict[str, str]:
+    output: dict[str, str] = runtime.execute_skill(name).raise_for_status().output
+    return output
 
 
 def test_credentials_of_a_private_index_stay_at_the_gate(home: Path) -> None:

@@ -13,6 +13,7 @@ from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.interpreter import platform_name
 from tests.unit.packages.wheels import installed
 
@@ -37,13 +38,16 @@ def packed_packages(lock: Lock) -> bytes:
 
 
 class FakeBuilder:
-    """Every package is there in version 1.5.0, and requires what ``draws`` says. ``gate`` holds it while it installs,
-    ``fault`` is raised then."""
+    """Every package is there in version 1.5.0 or that which ``==`` asks for, and requires what ``draws`` says. ``gate``
+    holds it while it installs, ``fault`` is raised then. ``deaf`` heeds no held package, and ``files`` chooses
+    other files under the same versions."""
 
     def __init__(self) -> None:
         self.resolved: list[tuple[str, ...]] = []
         self.installed: list[str] = []
         self.version = VERSION
+        self.files = ""
+        self.deaf = False
         self.fetched = 0
         self.draws: dict[str, str] = {}
         self.gate: asyncio.Event | None = None
@@ -55,7 +59,15 @@ class FakeBuilder:
         log.say(f"Resolved {len(wanted.requirements)} packages")
         asked = {normalized(required_name(text)) for text in wanted.requirements}
         names = sorted(asked | {self.draws[name] for name in asked & self.draws.keys()})
-        pins = [Pin(name, self.version, (hashlib.sha256(name.encode()).hexdigest(),)) for name in names]
+        exact = {
+            normalized(required_name(text)): text.partition("==")[2] for text in wanted.requirements if "==" in text
+        }
+        held = {} if self.deaf else {pin.name: pin.version for pin in wanted.held}
+        for name in sorted(exact.keys() & held.keys()):
+            if exact[name] != held[name]:
+                raise BuildFailed(f"Because you require {name}=={exact[name]} and {name}=={held[name]}, no")
+        found = {name: exact.get(name) or held.get(name) or self.version for name in names}
+        pins = [Pin(name, found[name], (hashlib.sha256((self.files + name).encode()).hexdigest(),)) for name in names]
         return Lock(lock_text(pins), platform_name())
 
     async def install(self, lock: Lock, log: BuildLog) -> AsyncGenerator[bytes, None]:

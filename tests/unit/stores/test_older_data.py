@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.approval import Approval, ApprovedPackages
 from skillyard.domain.work.record import RunStatus
 from skillyard.stores import migrations
 from skillyard.stores.approvals import SqliteApprovals
@@ -115,3 +115,6 @@ async def test_its_approvals_hold_and_are_bound_by_the_next_run(database: Databa
     assert list(await approvals.locks(*key)) == []
     assert await approvals.bind(*key, "wanted", "lock") == "lock"
     assert await approvals.bind(*key, "wanted", "another") == "lock"
+    assert await approvals.packages(*key) is None
+    packages = ApprovedPackages("wanted", "lock")
+    assert await approvals.bind_packages(*key, packages) == packages

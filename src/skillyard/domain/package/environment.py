@@ -7,15 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from skillyard.domain.package.lock_text import Pin, lock_text
+
 SHOWN = 16
 """Digits of an environment's digest that people are shown, and may say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """PEP 508 requirements, sorted and each once; make it with :meth:`of`. ``digest`` names the set."""
+    """PEP 508 requirements, sorted and each once; make it with :meth:`of`. ``digest`` names the set.
+
+    ``held`` are packages that must be exactly these wherever the requirements come to need them, sorted by name.
+    """
 
     requirements: tuple[str, ...]
+    held: tuple[Pin, ...] = ()
 
     @classmethod
     def of(cls, requirements: Iterable[str]) -> Wanted:
@@ -27,7 +33,8 @@ class Wanted:
     @property
     def digest(self) -> str:
         """SHA-256 in hexadecimal. Whole: who chooses both of two sets can find two that agree in 64 bits of it."""
-        return hashlib.sha256("\n".join(self.requirements).encode()).hexdigest()
+        held = f"\n\n{lock_text(self.held)}" if self.held else ""
+        return hashlib.sha256(("\n".join(self.requirements) + held).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,25 @@ def parse_lock(text: str) -> tuple[Pin, ...]:
     return tuple(pins[name] for name in sorted(pins))
 
 
+def agreed(one: Pin, other: Pin) -> Pin | None:
+    """Returns the pin with the files that both name; None for another version, and without a common file."""
+    hashes = tuple(found for found in one.hashes if found in other.hashes)
+    return Pin(one.name, one.version, hashes) if one.version == other.version and hashes else None
+
+
+def held_to(pins: Iterable[Pin], held: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Returns the pins, where they are held with no files but those that are held. Raises BadLock for others."""
+    by_name, found = {pin.name: pin for pin in held}, []
+    for pin in pins:
+        bound = by_name.get(pin.name, pin)
+        both = agreed(bound, pin)
+        if both is None:
+            other = f"version {pin.version}" if pin.version != bound.version else "only other files"
+            raise BadLock(f"'{pin.name}' was approved as {bound.version}, and the resolution gives {other}")
+        found.append(both)
+    return tuple(found)
+
+
 def lock_text(pins: Iterable[Pin]) -> str:
     """The one way to write them, so that equal locks are equal texts."""
     return "".join(

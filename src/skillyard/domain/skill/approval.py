@@ -19,6 +19,15 @@ class Approval:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovedPackages:
+    """The packages that an approval is of: ``lock`` is the text of the lock that the skill's own requirements became
+    first, ``wanted`` the digest of these."""
+
+    wanted: str
+    lock: str
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """Whether a skill's declared needs are approved, and by what: ``by`` is ``built-in``, ``directory`` (the operator
     put it into a directory of theirs), ``rule`` (``because`` is its text), ``operator`` (``because`` is who), or

@@ -49,7 +49,8 @@ class SandboxBuilder:
         return frozenset(self._steps.at_work)
 
     async def resolve(self, wanted: Wanted, log: BuildLog) -> Lock:
-        asked = {"step": "resolve", "requirements": list(wanted.requirements)}
+        held = [f"{pin.name}=={pin.version}" for pin in wanted.held]
+        asked = {"step": "resolve", "requirements": list(wanted.requirements), "held": held}
         async with aclosing(self._steps.output(asked, log, 2 * MAX_TEXT)) as output:
             text = await _whole(output)
         pins = parse_lock(text)

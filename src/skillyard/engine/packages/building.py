@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from skillyard.domain.errors import Busy, SkillyardError
 from skillyard.domain.package.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
+from skillyard.domain.package.lock_text import held_to, lock_text, parse_lock
 from skillyard.engine.observer import (
     EnvironmentFailed,
     EnvironmentInstalled,
@@ -200,7 +201,9 @@ class Building:
     async def _resolved(self, build: Build) -> Lock:
         build.state = BuildState.RESOLVING
         build.log.say("Resolving " + ", ".join(build.wanted.requirements))
-        return await self._builder.resolve(build.wanted, build.log)
+        lock = await self._builder.resolve(build.wanted, build.log)
+        held = build.wanted.held
+        return Lock(lock_text(held_to(parse_lock(lock.text), held)), lock.platform) if held else lock
 
     async def _installed(self, build: Build, lock: Lock) -> tuple[BuiltEnvironment, bool]:
         found = await self._store.find(lock.digest)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from skillyard.domain.package.environment import SHOWN, Wanted
+from skillyard.domain.package.lock_text import Pin, agreed, parse_lock
 from skillyard.domain.package.names import denies
+from skillyard.domain.skill.approval import ApprovedPackages
 from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.skill import Skill
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.wants import Asked, asked_by, union
-from skillyard.engine.runs.plan import Plan
+from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT, Plan
 from skillyard.engine.runs.refused import Refused
 from skillyard.engine.secrets.for_run import check_secrets
 from skillyard.engine.skills.needs import packages_allowed, trust_of
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
+
+ANEW = (
+    "resolve such a skill's packages anew (`skillyard environment build NAME --skill --refresh`) and approve it again"
+)
 
 
 async def run_environment(engine: Engine, plan: Plan) -> Environment:
@@ -37,19 +47,121 @@ async def run_environment(engine: Engine, plan: Plan) -> Environment:
             await _check_trust(engine, plan)
             return environment
         check_packages(engine, plan, asked)
-        wanted = union(environments.definition(plan.environment), asked)
+        wanted = await _held(engine, plan, asked, union(environments.definition(plan.environment), asked))
         await _check_secrets(engine, plan, wanted)
-        environment = await environments.of(wanted, plan.principal.name)
+        environment = await _built(engine, plan, wanted)
         anyway = await environments.ready(own) if own else None
         check_drawn_in(
             engine, plan, asked, set(environment.distributions) - set(anyway.distributions if anyway else ())
         )
         await _check_trust(engine, plan)
-        await _check_lock(engine, plan, asked, wanted, environment)
+        for skill in _operators(plan, asked):
+            await _check_lock(engine, skill, wanted, environment.digest)
         return environment
     except BuildFailed as error:
         more = f" (whole log: {error.log})" if error.log else ""
         raise Refused("SandboxError", error.message + more) from error
+
+
+def _operators(plan: Plan, asked: Sequence[Asked]) -> list[Skill]:
+    """Returns the skills with requirements that an operator approved one by one."""
+    skills = (who.skill for who in asked if who.skill is not None)
+    return [skill for skill in skills if plan.trust.standings[skill.name].by == "operator"]
+
+
+async def _held(engine: Engine, plan: Plan, asked: Sequence[Asked], wanted: Wanted) -> Wanted:
+    """Returns the requirements, held to the packages that operators' approvals are of. Raises Refused, BuildFailed.
+
+    Whatever else is asked for, and in every environment, an approved skill gets the packages that it gets alone.
+    """
+    mounted = {skill.name: skill for skill in plan.skills}
+    skills = _operators(plan, asked)
+    required = {skill.name: _required(skill, mounted) for skill in skills}
+    bound: dict[str, tuple[Skill, ApprovedPackages]] = {}
+    for skill in sorted(skills, key=lambda skill: (len(required[skill.name]), skill.name)):
+        others = [bound[name] for name in bound if name in required[skill.name]]
+        bound[skill.name] = skill, await _approved_packages(engine, plan, skill, _joined(others))
+    if all(packages.wanted == wanted.digest for _, packages in bound.values()):
+        return wanted
+    return replace(wanted, held=_joined(bound.values()))
+
+
+def _required(skill: Skill, mounted: Mapping[str, Skill]) -> set[str]:
+    """Returns the names of all mounted skills that it requires, itself or through others."""
+    found: set[str] = set()
+    waiting = [skill]
+    while waiting:
+        named = {Requirement.parse(text).name for text in waiting.pop().needs.requires} & mounted.keys()
+        waiting += [mounted[name] for name in named - found]
+        found |= named
+    return found - {skill.name}
+
+
+def _joined(bound: Iterable[tuple[Skill, ApprovedPackages]]) -> tuple[Pin, ...]:
+    """Returns the packages of several approvals together. Raises Refused where two contradict each other."""
+    found: dict[str, tuple[Pin, Skill]] = {}
+    for skill, packages in bound:
+        for pin in _pins(packages.lock):
+            known, first = found.get(pin.name, (pin, skill))
+            both = agreed(known, pin)
+            if both is None:
+                raise Refused("PolicyRefused", _contradiction(first, known, skill, pin))
+            found[pin.name] = both, first
+    return tuple(found[name][0] for name in sorted(found))
+
+
+_pins = lru_cache(16)(parse_lock)
+
+
+def _contradiction(one: Skill, its: Pin, other: Skill, others: Pin) -> str:
+    files = " (other files)" if its.version == others.version else ""
+    first = f"'{one.name}' {one.version} is approved with {its.name} {its.version}"
+    second = f"'{other.name}' {other.version} with {others.name} {others.version}{files}"
+    return f"packages: {first}, {second}; let both require one exact version, or {ANEW}"
+
+
+async def _approved_packages(engine: Engine, plan: Plan, skill: Skill, held: tuple[Pin, ...]) -> ApprovedPackages:
+    """Returns the packages that the approval is of, resolved first where none are bound to it yet.
+
+    They are those of the skill alone, in its own environment: else a caller would choose them for everybody by what it
+    asks for beside the skill. ``held`` are those of the skills that it requires, without which it never runs.
+    """
+    approvals, environments = engine.approvals, engine.environments
+    packages = await approvals.packages(skill.name, skill.version, skill.digest)
+    if packages is not None:
+        return packages
+    named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
+    if named not in environments.names:
+        named = DEFAULT_ENVIRONMENT
+    own = replace(union(environments.definition(named), [Asked(skill.needs.dependencies, skill)]), held=held)
+    stored = await environments.lock(own)
+    if stored is None:
+        await _check_secrets(engine, plan, own)
+        built = (await _built(engine, plan, own)).built
+        assert built is not None, "it has requirements"
+        lock = built.lock
+    else:
+        lock = stored.lock
+    await _check_trust(engine, plan)
+    await _check_lock(engine, skill, own, lock.digest)
+    packages = ApprovedPackages(own.digest, lock.text)
+    packages = await approvals.bind_packages(skill.name, skill.version, skill.digest, packages)
+    if packages is None:
+        raise Refused("PolicyRefused", f"'{skill.name}' {skill.version} is not approved any more")
+    return packages
+
+
+async def _built(engine: Engine, plan: Plan, wanted: Wanted) -> Environment:
+    """Returns the environment, built first when it has to be. Raises BuildFailed."""
+    try:
+        return await engine.environments.of(wanted, plan.principal.name)
+    except BuildFailed as error:
+        if not wanted.held:
+            raise
+        skills = [skill for skill in plan.skills if plan.trust.standings[skill.name].by == "operator"]
+        names = ", ".join(f"'{skill.name}' {skill.version}" for skill in skills if skill.needs.dependencies)
+        rule = f"{error.message}; runs get the packages that {names} are approved with"
+        raise BuildFailed(f"{rule}: where these are in the way, {ANEW}", error.log) from error
 
 
 async def _check_secrets(engine: Engine, plan: Plan, wanted: Wanted) -> None:
@@ -77,20 +189,15 @@ async def _check_trust(engine: Engine, plan: Plan) -> None:
         raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
 
 
-async def _check_lock(
-    engine: Engine, plan: Plan, asked: Sequence[Asked], wanted: Wanted, environment: Environment
-) -> None:
+async def _check_lock(engine: Engine, skill: Skill, wanted: Wanted, lock: str) -> None:
     """Refuses a run whose approved requirements now resolve to other packages. An operator approved the packages of one
     lock, not the text of the requirements. Raises Refused."""
-    for skill in (who.skill for who in asked):
-        if skill is None or plan.trust.standings[skill.name].by != "operator":
-            continue
-        bound = await engine.approvals.bind(skill.name, skill.version, skill.digest, wanted.digest, environment.digest)
-        if bound != environment.digest:
-            rule = f"'{skill.name}' {skill.version} was approved with other packages for the same requirements"
-            locks = f"lock {bound[:SHOWN]}, now {environment.digest[:SHOWN]}" if bound else "it is not any more"
-            mend = f"`skillyard skill approve {skill.name}@{skill.version}`"
-            raise Refused("PolicyRefused", f"{rule} ({locks}): look at them, then {mend}")
+    bound = await engine.approvals.bind(skill.name, skill.version, skill.digest, wanted.digest, lock)
+    if bound != lock:
+        rule = f"'{skill.name}' {skill.version} was approved with other packages for the same requirements"
+        locks = f"lock {bound[:SHOWN]}, now {lock[:SHOWN]}" if bound else "it is not any more"
+        mend = f"`skillyard skill approve {skill.name}@{skill.version}`"
+        raise Refused("PolicyRefused", f"{rule} ({locks}): look at them, then {mend}")
 
 
 def check_packages(engine: Engine, plan: Plan, asked: Sequence[Asked]) -> None:

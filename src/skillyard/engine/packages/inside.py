@@ -38,9 +38,14 @@ def main() -> None:
 
 
 def resolve(asked: dict[str, Any]) -> None:
+    """Those of ``asked["held"]`` that are needed get just this version."""
     write("wanted.txt", asked["requirements"])
+    held = []
+    if asked["held"]:
+        write("held.txt", asked["held"])
+        held = ["-c", "held.txt"]
     uv(asked, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate", "-o", "lock.txt",
-       "wanted.txt")  # fmt: skip
+       *held, "wanted.txt")  # fmt: skip
     with open("lock.txt", "rb") as file:
         copy(file, sys.stdout.buffer)
 

@@ -49,8 +49,10 @@ class Locks:
             file.unlink(missing_ok=True)
 
     def _file(self, wanted: Wanted, origin: Origin) -> Path:
-        parts = json.dumps([wanted.requirements, origin.platform, origin.index, sorted(origin.source)])
-        return self._directory / f"{hashlib.sha256(parts.encode()).hexdigest()[:32]}.json"
+        parts = [wanted.requirements, origin.platform, origin.index, sorted(origin.source)]
+        if wanted.held:
+            parts.append(wanted.digest)
+        return self._directory / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
 
 
 def _read(file: Path) -> StoredLock | None:
