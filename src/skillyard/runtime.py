@@ -28,14 +28,14 @@ from skillyard.local_bundles import export_to, publish_source
 from skillyard.loop_thread import LoopThread
 from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.skill_stores import make_skill_stores
-from skillyard.stores.approvals import SqliteApprovals
-from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.database import Database
-from skillyard.stores.environments import LocalEnvironments
-from skillyard.stores.records import SqliteRecords
-from skillyard.stores.secret_audit import SqliteSecretAudit
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.files.environments import LocalEnvironments
+from skillyard.stores.files.tokens import FileTokens
+from skillyard.stores.sqlite.approvals import SqliteApprovals
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.records import SqliteRecords
+from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.wiring import make_backends, make_gate, make_schema_pool
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from skillyard.config.secrets import SecretSettings
 from skillyard.ports.secrets import SecretReader
-from skillyard.stores.secret_keys import KEY_VARIABLE, key_source
-from skillyard.stores.secret_readers.environment import EnvironmentSecrets
-from skillyard.stores.secret_readers.files import FileSecrets
-from skillyard.stores.secret_readers.narrowed import Binding, Narrowed
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
+from skillyard.stores.seal.readers.environment import EnvironmentSecrets
+from skillyard.stores.seal.readers.files import FileSecrets
+from skillyard.stores.seal.readers.narrowed import Binding, Narrowed
+from skillyard.stores.seal.secrets import SealedSecrets
 
 
 def make_secret_store(settings: SecretSettings, home: Path) -> SealedSecrets:
@@ -41,7 +41,7 @@ def _files(settings: SecretSettings) -> SecretReader:
 
 
 def _vault(settings: SecretSettings) -> SecretReader:
-    from skillyard.stores.secret_readers.vault import VaultPlace, VaultSecrets
+    from skillyard.stores.seal.readers.vault import VaultPlace, VaultSecrets
 
     given = settings.vault.model_dump(exclude={"projects", "skills"})
     return VaultSecrets(VaultPlace(**given))

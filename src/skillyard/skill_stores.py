@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from skillyard.config.settings import Settings
 from skillyard.data_dir import DataDir
-from skillyard.stores.database import Database
-from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.publications import SqlitePublications
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pytest
 import skillyard
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
-from skillyard.stores.blob_files import BlobFiles
+from skillyard.stores.files.blob_files import BlobFiles
 from tests.attacks.programs import program
 
 LOCKS = {
@@ -25,8 +25,8 @@ LOCKS = {
     "sandbox/native/keeper/ids.py": "files that stand for ids",
     "sandbox/native/keeper/main.py": "the keeper's own lock file",
     "sandbox/native/launch.py": "the keeper's own lock file",
-    "stores/blob_files.py": "contents that are being written and have no name that is shown yet",
-    "stores/state_file.py": "a lock file beside the state",
+    "stores/files/blob_files.py": "contents that are being written and have no name that is shown yet",
+    "stores/files/state_file.py": "a lock file beside the state",
 }
 """Where the server takes locks, and on what. Nothing of it is ever shown to a run: a lock that a run holds would stop
 the server, and one that the server holds would tell the run of it."""

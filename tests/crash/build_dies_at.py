@@ -20,8 +20,8 @@ from skillyard.engine.packages.building import Building
 from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environments import Environments
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.environments import LocalEnvironments, store
-from skillyard.stores.environments.locks import Locks
+from skillyard.stores.files.environments import LocalEnvironments, store
+from skillyard.stores.files.environments.locks import Locks
 from tests.unit.engine.fake_builder import FakeBuilder
 
 WANTED = Wanted.of(["alpha", "beta"])

@@ -28,7 +28,7 @@ from skillyard.engine.skills.registry import Registry
 from skillyard.engine.tasks import Tasks
 from skillyard.skill_stores import SkillStores, make_skill_stores
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite.database import Database
 from tests.bundles import skill_files, tar
 from tests.crash.dies_at import Deadly, die
 

@@ -19,7 +19,7 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.data_dir import DataDirUnusable
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite.database import Database
 from tests.hosts.conftest import Host
 from tests.unit.engine.fakes import FakeBackend
 

@@ -1,1 +1,1 @@
-"""Blobs, skills, records, secrets and tokens on the local disk."""
+"""Implementations of the ports that keep state: in SQLite, in files, sealed, and skills."""

@@ -165,7 +165,7 @@ def approving(patch: pytest.MonkeyPatch) -> None:
 def everybodys_names(patch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the store asks whose a name is."""
     from skillyard.engine.skills import ownership
-    from skillyard.stores import publication_rows
+    from skillyard.stores.sqlite import publication_rows
 
     for module in (ownership, publication_rows):
         patch.setattr(module, "claim_refusal", lambda name, owner, project: None)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from skillyard.stores.secret_keys import KEY_VARIABLE, KeySource, parse_keys
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.keys import KEY_VARIABLE, KeySource, parse_keys
+from skillyard.stores.seal.secrets import SealedSecrets
 
 Cli = Callable[..., Result]
 VALUE = "s3cret value"
@@ -205,7 +205,7 @@ def test_what_root_writes_stays_its_owners(bare: Cli, tmp_path: Path) -> None:
 
 def keyring_is_here() -> bool:
     from skillyard.domain.errors import StoreFault
-    from skillyard.stores.secret_keyring import read_key
+    from skillyard.stores.seal.keyring import read_key
 
     try:
         read_key("skillyard-none")
@@ -215,7 +215,7 @@ def keyring_is_here() -> bool:
 
 
 def test_a_key_in_the_kernels_keyring(bare: Cli, tmp_path: Path) -> None:
-    from skillyard.stores.secret_keyring import KeyringKeys, forget_key
+    from skillyard.stores.seal.keyring import KeyringKeys, forget_key
 
     if not keyring_is_here():
         pytest.skip("the kernel's keyring cannot be used here")

@@ -19,10 +19,10 @@ from skillyard.client.errors import RpcError
 from skillyard.client.sync import SyncClient
 from skillyard.domain.principal import Principal, Scope
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.database import Database
-from skillyard.stores.secret_audit import SqliteSecretAudit
-from skillyard.stores.secrets import SealedSecrets
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.tokens import FileTokens
+from skillyard.stores.seal.secrets import SealedSecrets
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from tests.faces.server.test_server import Server
 
 VALUE = "xyzzy-0123456789-plugh"
@@ -123,9 +123,9 @@ from skillyard.domain.principal import LOCAL
 from skillyard.engine.secrets.book import SecretBook
 from skillyard.engine.secrets.methods import call
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.database import Database
-from skillyard.stores.secret_audit import SqliteSecretAudit
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+from skillyard.stores.seal.secrets import SealedSecrets
 
 async def main(home):
     database = await Database.open(home / "skillyard.db")

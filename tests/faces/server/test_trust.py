@@ -19,7 +19,7 @@ from skillyard.client.run import Run
 from skillyard.client.sync import SyncClient
 from skillyard.domain.principal import Principal, Scope
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.tokens import FileTokens
 from tests.bundles import skill_files, tar
 from tests.faces.server.test_server import Server
 

@@ -21,7 +21,7 @@ import httpx2
 from skillyard.client.sync import SyncClient
 from skillyard.domain.principal import Principal, Scope
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.tokens import FileTokens
 from tests.crash.server import Server
 
 SCOPES = frozenset({Scope.EXECUTE, Scope.RUN_CODE, Scope.BLOBS, Scope.DISCOVER})

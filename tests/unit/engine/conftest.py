@@ -20,16 +20,16 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.engine.table import invoke
 from skillyard.ports.schemas import SchemaChecker
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
-from skillyard.stores.approvals import SqliteApprovals
-from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemIds
-from skillyard.stores.database import Database
-from skillyard.stores.environments import LocalEnvironments
-from skillyard.stores.publications import SqlitePublications
-from skillyard.stores.records import SqliteRecords
-from skillyard.stores.secret_audit import SqliteSecretAudit
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.files.environments import LocalEnvironments
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.snapshots import Snapshots
+from skillyard.stores.sqlite.approvals import SqliteApprovals
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.publications import SqlitePublications
+from skillyard.stores.sqlite.records import SqliteRecords
+from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.testing.memory_secrets import MemorySecrets
 from tests.unit.engine.building import MINE
 from tests.unit.engine.fake_builder import FakeBuilder

@@ -12,10 +12,10 @@ from skillyard.domain.skill.publication import PublicationLimits
 from skillyard.engine.skills.export import export, find_exported
 from skillyard.engine.skills.publishing import Published, publish
 from skillyard.ports.bundles import ArchiveForm
-from skillyard.stores.publications import SqlitePublications
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
+from skillyard.stores.sqlite.publications import SqlitePublications
 from tests.unit.engine.conftest import Rig, make_engine
 
 PUBLISHER = frozenset({Scope.DISCOVER, Scope.EXECUTE, Scope.PUBLISH})

@@ -15,7 +15,7 @@ import pytest
 
 from skillyard import SyncRuntime
 from skillyard.client.run import Run
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.secrets import SealedSecrets
 
 SKILL = """
 from . import helper

@@ -12,7 +12,7 @@ from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.observer import Fault, Recovered
-from skillyard.stores.records import SqliteRecords
+from skillyard.stores.sqlite.records import SqliteRecords
 from tests.unit.engine.conftest import ManualClock, Rig
 
 pytestmark = pytest.mark.anyio

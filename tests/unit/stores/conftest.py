@@ -17,14 +17,14 @@ from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.secrets import SecretAudit, SecretStore
 from skillyard.ports.tokens import TokenStore
-from skillyard.stores.approvals import SqliteApprovals
-from skillyard.stores.blobs import LocalBlobs
-from skillyard.stores.database import Database
-from skillyard.stores.publications import SqlitePublications
-from skillyard.stores.records import SqliteRecords
-from skillyard.stores.secret_audit import SqliteSecretAudit
-from skillyard.stores.secrets import SealedSecrets
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.files.tokens import FileTokens
+from skillyard.stores.seal.secrets import SealedSecrets
+from skillyard.stores.sqlite.approvals import SqliteApprovals
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.publications import SqlitePublications
+from skillyard.stores.sqlite.records import SqliteRecords
+from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_approvals import MemoryApprovals
 from skillyard.testing.memory_blobs import MemoryBlobs

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from skillyard.domain.secret.entry import SecretScope
-from skillyard.stores.secret_keys import GivenKeys
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.keys import GivenKeys
+from skillyard.stores.seal.secrets import SealedSecrets
 
 CRM = SecretScope("crm", "sales.*")
 

@@ -20,11 +20,11 @@ import pytest
 
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, StoreFault
-from skillyard.stores import migrations
-from skillyard.stores.blob_files import BlobFiles
-from skillyard.stores.blob_rows import content_key
-from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
+from skillyard.stores.files.blob_files import BlobFiles
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.sqlite import migrations
+from skillyard.stores.sqlite.blob_rows import content_key
 from skillyard.testing.blobs_suite import pattern, streamed, whole
 from tests.unit.stores.yard import files, yard
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, SkillyardError
 from skillyard.ports.blobs import BlobStore
-from skillyard.stores.blobs import LocalBlobs
-from skillyard.stores.database import Database
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.sqlite.database import Database
 from skillyard.testing.blobs_suite import streamed, whole
 from skillyard.testing.memory import ManualClock, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs

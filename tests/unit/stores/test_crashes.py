@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.work.record import RunStatus
-from skillyard.stores.blobs import LocalBlobs
-from skillyard.stores.database import Database
-from skillyard.stores.records import SqliteRecords
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.blobs_suite import pattern, whole
 from tests.unit.stores.yard import STEPS, filed, files, yard
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores import database as module
-from skillyard.stores import migrations
-from skillyard.stores.database import Database
-from skillyard.stores.transactions import Operation
+from skillyard.stores.sqlite import database as module
+from skillyard.stores.sqlite import migrations
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.transactions import Operation
 
 pytestmark = pytest.mark.anyio
 
@@ -229,8 +229,8 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
 OPENER = """
 import asyncio, sys
 from pathlib import Path
-from skillyard.stores.database import Database
-from skillyard.stores.transactions import Operation
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.transactions import Operation
 
 async def main():
     database = await Database.open(Path(sys.argv[1]))

@@ -21,7 +21,7 @@ from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.domain.package.lock_text import BadLock, Pin, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.environments import LocalEnvironments, locks
+from skillyard.stores.files.environments import LocalEnvironments, locks
 from skillyard.testing import environments_suite
 from skillyard.testing.memory import ManualClock
 from tests.unit.engine.fake_builder import pack

@@ -14,12 +14,12 @@ import pytest
 
 from skillyard.domain.skill.approval import Approval, ApprovedPackages
 from skillyard.domain.work.record import RunStatus
-from skillyard.stores import migrations
-from skillyard.stores.approvals import SqliteApprovals
-from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.database import Database
-from skillyard.stores.records import SqliteRecords
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.sqlite import migrations
+from skillyard.stores.sqlite.approvals import SqliteApprovals
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.records import SqliteRecords
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.publication import Publication
-from skillyard.stores.publications import SqlitePublications
+from skillyard.stores.sqlite.publications import SqlitePublications
 from tests.unit.stores.conftest import Opener
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
-from skillyard.stores.database import Database
-from skillyard.stores.records import SqliteRecords
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.memory import MemoryRecords
 from skillyard.testing.records_suite import ended, running
 

@@ -19,9 +19,9 @@ import pytest
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret.entry import SecretScope
 from skillyard.domain.secret.secret import Delivery
-from skillyard.stores import secret_seal
-from skillyard.stores.secret_keys import GivenKeyFile, key_source
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal import sealing
+from skillyard.stores.seal.keys import GivenKeyFile, key_source
+from skillyard.stores.seal.secrets import SealedSecrets
 from tests.unit.stores.sealed import CRM, fresh_key, given, value
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +66,7 @@ async def test_another_process_changes_are_seen_at_once(store: SealedSecrets, di
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.secrets import SealedSecrets
 
 async def main():
     store = SealedSecrets(Path(sys.argv[1]))
@@ -201,13 +201,13 @@ async def test_one_read_opens_one_value(store: SealedSecrets, directory: Path, m
         await store.set(f"S{number}", f"value-{number}")
     fresh = SealedSecrets(directory)
     opened: list[bytes] = []
-    plain = secret_seal.Cipher.open
+    plain = sealing.Cipher.open
 
-    def watched(self: secret_seal.Cipher, sealed: bytes, bound: bytes, name: str) -> bytes:
+    def watched(self: sealing.Cipher, sealed: bytes, bound: bytes, name: str) -> bytes:
         opened.append(plain(self, sealed, bound, name))
         return opened[-1]
 
-    monkeypatch.setattr(secret_seal.Cipher, "open", watched)
+    monkeypatch.setattr(sealing.Cipher, "open", watched)
     assert await value(fresh, "S7") == "value-7"
     assert [data for data in opened if data.startswith(b"value-")] == [b"value-7"]
     assert await value(fresh, "S7") == "value-7"
@@ -333,7 +333,7 @@ async def test_every_change_leaves_all_under_the_current_key(directory: Path) ->
 
 
 async def test_cryptography_is_not_imported_before_it_is_needed() -> None:
-    code = "import sys, skillyard.stores.secrets; sys.exit('cryptography' in sys.modules)"
+    code = "import sys, skillyard.stores.seal.secrets; sys.exit('cryptography' in sys.modules)"
     assert (await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=False)).returncode == 0
 
 

@@ -12,8 +12,8 @@ import pytest
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.secret.entry import SecretScope
 from skillyard.domain.secret.secret import Delivery
-from skillyard.stores.secret_keys import GivenKeys
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.keys import GivenKeys
+from skillyard.stores.seal.secrets import SealedSecrets
 from tests.unit.stores.sealed import CRM, fresh_key, given, value
 
 pytestmark = pytest.mark.anyio

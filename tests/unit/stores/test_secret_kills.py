@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.secrets import SealedSecrets
 from tests.unit.stores.sealed import value
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 DIES = """
 import asyncio, itertools, os, signal, sys
 from pathlib import Path
-from skillyard.stores.secrets import SealedSecrets
+from skillyard.stores.seal.secrets import SealedSecrets
 
 steps = 0
 

@@ -20,10 +20,10 @@ from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret.secret import Delivery
 from skillyard.ports.secrets import SecretReader
 from skillyard.secret_sources import make_secret_readers
-from skillyard.stores.secret_readers.environment import EnvironmentSecrets
-from skillyard.stores.secret_readers.files import FileSecrets
-from skillyard.stores.secret_readers.narrowed import Narrowed
-from skillyard.stores.secret_readers.vault import VaultPlace, VaultSecrets
+from skillyard.stores.seal.readers.environment import EnvironmentSecrets
+from skillyard.stores.seal.readers.files import FileSecrets
+from skillyard.stores.seal.readers.narrowed import Narrowed
+from skillyard.stores.seal.readers.vault import VaultPlace, VaultSecrets
 from tests.unit.stores.vault_server import FakeVault, Version, of, reply, speaking
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import pytest
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.stores.state_file import StateFile
-from skillyard.stores.tokens import USED_EVERY_S, FileTokens
+from skillyard.stores.files.state_file import StateFile
+from skillyard.stores.files.tokens import USED_EVERY_S, FileTokens
 from skillyard.testing.memory import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -167,8 +167,8 @@ import asyncio, sys
 from pathlib import Path
 from skillyard.domain.principal import Principal
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.state_file import StateFile
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.state_file import StateFile
+from skillyard.stores.files.tokens import FileTokens
 
 async def main():
     tokens = FileTokens(Path(sys.argv[1]), SystemClock())

@@ -18,12 +18,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from skillyard.stores import blob_files, blob_publication
-from skillyard.stores.blob_collector import Collector
-from skillyard.stores.blobs import LocalBlobs
 from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.database import Database
-from skillyard.stores.records import SqliteRecords
+from skillyard.stores.files import blob_files, blob_publication
+from skillyard.stores.files.blob_collector import Collector
+from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.sqlite.database import Database
+from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.blobs_suite import pattern, streamed, whole
 from skillyard.testing.records_suite import ended, running
 

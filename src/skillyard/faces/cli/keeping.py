@@ -12,7 +12,7 @@ from skillyard.client.discovery import default_data_dir
 from skillyard.data_dir import DataDir
 from skillyard.domain.principal import LOCAL
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.tokens import FileTokens
+from skillyard.stores.files.tokens import FileTokens
 
 if TYPE_CHECKING:
     from skillyard.engine.secrets.book import SecretBook
@@ -57,8 +57,8 @@ def secrets(data_dir: Path | None) -> Iterator[LocalSecrets]:
     from skillyard.config.settings import load_settings
     from skillyard.engine.secrets.book import SecretBook
     from skillyard.secret_sources import make_secret_store
-    from skillyard.stores.database import Database
-    from skillyard.stores.secret_audit import SqliteSecretAudit
+    from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 
     places = _places(data_dir)
     settings = load_settings(data_dir=places.home)

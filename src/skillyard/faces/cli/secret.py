@@ -200,7 +200,7 @@ def key() -> None:
 @key.command("new")
 def new_() -> None:
     """Print a new random key, for SKILLYARD_SECRETS_KEY, a key file or the keyring."""
-    from skillyard.stores.secret_keys import new_key
+    from skillyard.stores.seal.keys import new_key
 
     click.echo(new_key().text())
 
@@ -214,8 +214,8 @@ def load(name: str) -> None:
       skillyard secret key load skillyard < /root/skillyard.key      and secrets.keyring = "skillyard"
     """
     from skillyard.domain.errors import StoreFault
-    from skillyard.stores.secret_keyring import load_key
-    from skillyard.stores.secret_keys import MOST_TEXT, parse_keys
+    from skillyard.stores.seal.keyring import load_key
+    from skillyard.stores.seal.keys import MOST_TEXT, parse_keys
 
     text = decoded("key", sys.stdin.buffer.read(MOST_TEXT + 1))
     try:

@@ -32,7 +32,7 @@ from skillyard.stores.skills.layout import ScanLimits
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps
 from skillyard.stores.skills.validate import Profile, is_lenient
-from skillyard.stores.sqlite_faults import as_fault
+from skillyard.stores.sqlite.faults import as_fault
 
 CHECKED_INLINE = 256
 """Paths that are looked at on the event loop: about 1 ms. More go to a thread."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
+from skillyard.stores.files.state_file import give_to_owner
 from skillyard.stores.skills.catalogue.index.schema import SCHEMA, SCHEMA_VERSION
 from skillyard.stores.skills.catalogue.index.seal import Damaged, sealed
-from skillyard.stores.sqlite_faults import as_fault, primary_code
-from skillyard.stores.state_file import give_to_owner
+from skillyard.stores.sqlite.faults import as_fault, primary_code
 
 APPLICATION_ID = 0x736B7963
 """``skyc`` in ASCII."""

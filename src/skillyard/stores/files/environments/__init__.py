@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from skillyard.stores.environments.store import LocalEnvironments
+from skillyard.stores.files.environments.store import LocalEnvironments
 
 __all__ = ["LocalEnvironments"]

@@ -14,7 +14,7 @@ from skillyard.domain.paging import check_page
 from skillyard.domain.unicode import check_unicode
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunKind, RunRecord, RunStatus, check_status
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500
 

@@ -12,8 +12,8 @@ from skillyard.domain.skill.publication import Pin, Publication, PublicationEven
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.unicode import check_unicode
 from skillyard.ports.publications import Inserted, Withdrawn
-from skillyard.stores import publication_rows as rows
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite import publication_rows as rows
+from skillyard.stores.sqlite.database import Database
 
 
 class _Judge(Protocol):

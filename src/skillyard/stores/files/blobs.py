@@ -24,12 +24,12 @@ from skillyard.domain.media_type import check_media_type
 from skillyard.domain.paging import check_page, check_range
 from skillyard.ports.blobs import BlobInfo
 from skillyard.ports.clock import Clock, Ids
-from skillyard.stores import blob_rows as rows
-from skillyard.stores.blob_collector import Collector
-from skillyard.stores.blob_files import BlobFiles, disk_fault
-from skillyard.stores.blob_intake import INLINE, Allowance, Gauge, Intake
-from skillyard.stores.blob_publication import Publication
-from skillyard.stores.database import Database
+from skillyard.stores.files.blob_collector import Collector
+from skillyard.stores.files.blob_files import BlobFiles, disk_fault
+from skillyard.stores.files.blob_intake import INLINE, Allowance, Gauge, Intake
+from skillyard.stores.files.blob_publication import Publication
+from skillyard.stores.sqlite import blob_rows as rows
+from skillyard.stores.sqlite.database import Database
 
 DEFAULT_LIMITS = BlobLimits()
 _PIECE = 256 * 1024

@@ -21,8 +21,8 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.token import MAX_LENGTH, check_principal, check_token_value
 from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo
-from skillyard.stores.state_file import Stamp, StateFile
-from skillyard.stores.token_file import Held, TokenTable, dump, load
+from skillyard.stores.files.state_file import Stamp, StateFile
+from skillyard.stores.files.token_file import Held, TokenTable, dump, load
 
 T = TypeVar("T")
 

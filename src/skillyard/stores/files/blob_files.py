@@ -1,8 +1,7 @@
 """Contents as files: ``sha256/ab/<key>`` (0444); files on their way are below ``tmp``.
 
-A key (:func:`skillyard.stores.blob_rows.content_key`) is of one owner's content; of old contents, the digest itself.
-
-Directories are 0700. A file gets its final name only when it is complete. One that is being written is
+A key (:func:`skillyard.stores.sqlite.blob_rows.content_key`) is of one owner's content; of old contents, the digest
+itself. Directories are 0700. A file gets its final name only when it is complete. One that is being written is
 locked by its writer, so that what nobody has locked was left by a crash.
 """
 

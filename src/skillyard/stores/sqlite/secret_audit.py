@@ -8,7 +8,7 @@ from dataclasses import astuple, fields
 
 from skillyard.domain.paging import check_page
 from skillyard.domain.secret.event import SecretAct, SecretEvent
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
 from skillyard.ports.blobs import BlobInfo
-from skillyard.stores import blob_rows as rows
-from skillyard.stores.blob_files import BlobFiles
-from skillyard.stores.blob_intake import Content
+from skillyard.stores.files.blob_files import BlobFiles
+from skillyard.stores.files.blob_intake import Content
+from skillyard.stores.sqlite import blob_rows as rows
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.ports.environments import Origin, StoredLock
-from skillyard.stores.environments.small_file import read_json, write_json
+from skillyard.stores.files.environments.small_file import read_json, write_json
 
 MOST_LOCKS = 5000
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skillyard.stores import blob_rows as rows
-from skillyard.stores.blob_files import BlobFiles
-from skillyard.stores.database import Database
+from skillyard.stores.files.blob_files import BlobFiles
+from skillyard.stores.sqlite import blob_rows as rows
+from skillyard.stores.sqlite.database import Database
 
 logger = logging.getLogger(__name__)
 

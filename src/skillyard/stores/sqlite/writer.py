@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from skillyard.stores.sqlite_faults import as_fault
-from skillyard.stores.transactions import Done, Operation, commit_together
+from skillyard.stores.sqlite.faults import as_fault
+from skillyard.stores.sqlite.transactions import Done, Operation, commit_together
 
 MAX_BATCH = 256
 

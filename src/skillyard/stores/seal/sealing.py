@@ -18,7 +18,7 @@ from typing import Any
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.secret.entry import EVERYBODY, SecretEntry, SecretScope, SecretVersion
 from skillyard.domain.secret.secret import Delivery
-from skillyard.stores.secret_keys import Key
+from skillyard.stores.seal.keys import Key
 
 FORMAT = 2
 OLD_FORMAT = 1

@@ -1,7 +1,7 @@
 """Secrets in one sealed file, the key kept apart.
 
 The command line may change the file while a server runs: a change is seen at the next read. Each change writes the
-whole file anew and leaves every version sealed under the current key (:mod:`skillyard.stores.secret_seal`).
+whole file anew and leaves every version sealed under the current key (:mod:`skillyard.stores.seal.sealing`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from skillyard.domain.secret.entry import EVERYBODY, MAX_SECRETS, Secret, Secret
 from skillyard.domain.secret.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
 from skillyard.ports.clock import Clock
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.secret_keys import KeySource, OwnKeyFile
-from skillyard.stores.secret_seal import Cipher, SealedFile, dump, load, seal_value
-from skillyard.stores.state_file import Stamp, StateFile
+from skillyard.stores.files.state_file import Stamp, StateFile
+from skillyard.stores.seal.keys import KeySource, OwnKeyFile
+from skillyard.stores.seal.sealing import Cipher, SealedFile, dump, load, seal_value
 
 T = TypeVar("T")
 Entries = dict[tuple[str, str, str], SecretEntry]

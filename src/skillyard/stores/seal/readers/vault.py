@@ -21,9 +21,9 @@ from urllib.parse import quote, urlsplit
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret.entry import Secret
-from skillyard.stores.secret_file import read_small
-from skillyard.stores.secret_readers.vault_answer import MOST_BYTES, Answer, understand
-from skillyard.stores.secret_readers.vault_path import parse_template
+from skillyard.stores.seal.readers.vault_answer import MOST_BYTES, Answer, understand
+from skillyard.stores.seal.readers.vault_path import parse_template
+from skillyard.stores.seal.small_file import read_small
 
 if TYPE_CHECKING:
     import httpx2

@@ -9,7 +9,7 @@ from dataclasses import astuple, fields
 from skillyard.domain.paging import check_page
 from skillyard.domain.skill.approval import Approval, ApprovedPackages
 from skillyard.domain.unicode import check_unicode
-from skillyard.stores.database import Database
+from skillyard.stores.sqlite.database import Database
 
 _COLUMNS = ", ".join(field.name for field in fields(Approval))
 _PUT = f"INSERT OR REPLACE INTO approvals ({_COLUMNS}) VALUES ({', '.join('?' for _ in fields(Approval))})"  # noqa: S608

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.stores.secret_file import read_small
-from skillyard.stores.state_file import StateFile
+from skillyard.stores.files.state_file import StateFile
+from skillyard.stores.seal.small_file import read_small
 
 KEY_BYTES = 32
 KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
@@ -158,7 +158,7 @@ def key_source(home: Path, *, variable: str | None, file: Path | None, keyring: 
     if file is not None:
         return GivenKeyFile(file)
     if keyring:
-        from skillyard.stores.secret_keyring import KeyringKeys
+        from skillyard.stores.seal.keyring import KeyringKeys
 
         return KeyringKeys(keyring)
     return OwnKeyFile(home / "secrets.key", home / "secrets.sealed")

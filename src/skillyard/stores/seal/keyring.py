@@ -14,7 +14,7 @@ import os
 import platform
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.secret_keys import MOST_TEXT, GivenSource, Key, parse_keys
+from skillyard.stores.seal.keys import MOST_TEXT, GivenSource, Key, parse_keys
 
 _NUMBERS = {"x86_64": (248, 250), "aarch64": (217, 219)}
 """add_key and keyctl (syscalls(2))."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import QuotaExceeded, StoreFault
-from skillyard.stores.blob_files import BlobFiles, StagedFile
+from skillyard.stores.files.blob_files import BlobFiles, StagedFile
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.secret.entry import Secret
 from skillyard.domain.secret.secret import MAX_VALUE_BYTES
-from skillyard.stores.secret_file import read_small
+from skillyard.stores.seal.small_file import read_small
 
 
 class FileSecrets:

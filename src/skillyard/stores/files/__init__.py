@@ -1,0 +1,1 @@
+"""Stores in files of the data directory: blobs, tokens and environments."""
