@@ -26,8 +26,12 @@ TAKES = {
                 fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, at)
     """,
     "watches of epoll": """
-        pipes = [os.pipe()[0] for _ in range(250)]
-        numbers = range(900, 1000)
+        pipes = []
+        for _ in range(250):
+            one, two = os.pipe()
+            pipes.append(one)
+            os.close(two)
+        numbers = range(400, 500)
         for number in numbers:
             os.dup2(pipes[0], number)
         for _ in range(40):
@@ -43,7 +47,7 @@ TAKES = {
     "descriptors in flight": """
         for _ in range(4):
             held.append(socket.socketpair())
-            socket.send_fds(held[-1][0], [b"x"], [0] * 200)
+            socket.send_fds(held[-1][0], [b"x"], [0] * 100)
     """,
 }
 TAKE = """
@@ -89,10 +93,11 @@ OUT_OF_SIGHT = {
     """,
     "many processes work a little each": """
         (ready, go), (done, tell) = os.pipe(), os.pipe()
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         for _ in range(12):
             if os.fork() == 0:
                 os.close(go)
-                files = [tempfile.mkstemp(dir=".")[0] for _ in range(600)]
+                files = [tempfile.mkstemp(dir=".")[0] for _ in range(min(600, most - 50))]
                 os.read(ready, 1)
                 began, at = time.process_time(), 0
                 while time.process_time() - began < 0.18:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from skillyard.server_process import ServerProcess
 
 FULL = """
@@ -66,6 +68,13 @@ with SyncRuntime(Path(sys.argv[1])) as runtime:
     source = "import resource\\ndef main(): return resource.getrlimit(resource.RLIMIT_NOFILE)"
     print(runtime.run_code(source.replace("main()", "main(args)"))["output"])
 """
+IMPORTS = """
+import resource
+from skillyard.sandbox.native.keeper.zygote_process import lessen_descriptors
+resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
+lessen_descriptors()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
 
 
 def _told(source: str, *args: str) -> str:
@@ -87,6 +96,12 @@ def test_runs_go_on(tmp_path: Path) -> None:
 def test_a_sandbox_sends_fewer_descriptors_than_others_of_its_user_may(tmp_path: Path) -> None:
     """Those in flight count by user, and whoever sends one more is held to its own limit (unix(7))."""
     assert _told(FEW_DESCRIPTORS, str(tmp_path / "data")) == "{'result': [512, 512]}\n"
+
+
+@pytest.mark.parametrize(("keeper", "zygote"), [(1024, 640), (300, 150)])
+def test_a_package_sends_fewer_descriptors_than_the_keeper_may(keeper: int, zygote: int) -> None:
+    """By one message or more, where there are so many."""
+    assert _told(IMPORTS.format(keeper)) == f"{zygote} {zygote}\n"
 
 
 def test_a_server_may_have_as_many_descriptors_as_it_can(tmp_path: Path) -> None:

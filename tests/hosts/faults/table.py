@@ -87,14 +87,14 @@ FAULTS = (
                 os.write(fd, bytes(1 << 20))
     """, MEMORY, supervised=(("exit", "OSError"),)),
     Fault("memory: full pipes, of which a user gets little", """
-        held = [os.pipe() for _ in range(400)]
+        held = [os.pipe() for _ in range(240)]
         for _, end in held:
             os.set_blocking(end, False)
             refusal(fcntl.fcntl, end, 1031, 1 << 20)
             os.write(end, bytes(1 << 20))
         return {"pipes": len(held)}
     """, HARMLESS),
-    Fault("memory: socket buffers", "spread(20, lambda: pairs(400))", MEMORY, limits={"pids": 32}),
+    Fault("memory: socket buffers", "spread(20, lambda: pairs(240))", MEMORY, limits={"pids": 32}),
     Fault("memory: page tables", """
         libc.mmap.restype = ctypes.c_void_p
         size = 1 << 38

@@ -127,7 +127,8 @@ async def test_a_clock_set_forward_does_not_make_everything_expire(rig: Rig) -> 
 async def test_a_deadline_does_not_hear_of_a_clock_that_is_set(rig: Rig) -> None:
     clock = TwoClocks()
     rig.clock = clock
-    rig.configure(record_ttl_s=None)  # the first sweep goes on beside the run, by the clock as it was
+    await rig.engine.close()  # with its first sweep, and so below: it goes on beside the run, by the clock as it was
+    rig.configure(record_ttl_s=None)
     await rig.engine.start()
 
     async def sets_it_back(_: object) -> None:

@@ -53,6 +53,7 @@ READS: Mapping[str, str] = {
     "PYTHON": "Python: paths of time zones, documentation and user packages, the same in every run",
     "_PYTHON": "Python: where it was built",
     "SOURCE_DATE_EPOCH": "Python: dates in what it builds",
+    "DEB_PYTHON_INSTALL_LAYOUT": "Python, as Debian packages it: where it installs packages",
     "HOME": "set by us, the same in every run",
     "PATH": "set by us, the same in every run",
     "LANG": "set by us, the same in every run",

@@ -61,6 +61,7 @@ class Build(NamedTuple):
     processes: int
     data_bytes: int
     stack_bytes: int
+    descriptors: int
     cpus: tuple[int, ...]
     landlock: int
     proc_files: tuple[str, ...]
@@ -75,7 +76,7 @@ class Build(NamedTuple):
     @classmethod
     def decode(cls, raw: bytes) -> Build:
         *numbers, cpus, landlock_abi, files, directories = raw.decode().split(" ")
-        uid, own_uid, disk, inodes, processes, data, stack = map(int, numbers)
+        uid, own_uid, disk, inodes, processes, data, stack, descriptors = map(int, numbers)
         return cls(
             uid,
             bool(own_uid),
@@ -84,6 +85,7 @@ class Build(NamedTuple):
             processes,
             data,
             stack,
+            descriptors,
             tuple(map(int, cpus.split(","))) if cpus else (),
             int(landlock_abi),
             tuple(files.split(",")) if files else (),
@@ -217,9 +219,9 @@ def lessen_stacks(size: int) -> None:
 
 
 def descriptors() -> int:
-    """Returns the limit of descriptors: at most half of those that others of our user may have. Descriptors in flight
-    count by user, and a sender is held to its own limit (unix(7), ETOOMANYREFS); so the messages of sandboxes stop
-    nobody else."""
+    """Returns the limit of descriptors of a sandbox, in the keeper: at most half of those that it may have itself.
+    Descriptors in flight count by user, and a sender is held to its own limit (unix(7), ETOOMANYREFS); so the messages
+    of sandboxes stop nobody else."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if hard == resource.RLIM_INFINITY else min(1024, hard // 2)
 
@@ -239,7 +241,7 @@ def limits(spec: Build) -> tuple[tuple[int, int], ...]:
         (resource.RLIMIT_DATA, spec.data_bytes),
         (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
         (resource.RLIMIT_CORE, core_limit()),
-        (resource.RLIMIT_NOFILE, descriptors()),
+        (resource.RLIMIT_NOFILE, spec.descriptors),
         (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 1024),

@@ -267,6 +267,7 @@ class Yard:
             processes=shape.pids + 1 + (_SPARE_PIDS if self._host.cgroups.has("pids") else 0),
             data_bytes=shape.memory_mb * MIB + (shape.pids * _STACK if counted else 0),
             stack_bytes=0 if counted else walls.SMALL_STACK,
+            descriptors=walls.descriptors(),
             cpus=self._affinity(shape.cpus),
             landlock=self._host.landlock,
             proc_files=self._host.proc_files,

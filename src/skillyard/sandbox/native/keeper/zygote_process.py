@@ -24,7 +24,9 @@ _NAMESPACES = (
 )
 KEEPER_FD, _ERRORS_FD = 3, 2
 _DESCRIPTORS = 2048
-"""Of a zygote that imports packages; half of it is what a sandbox has at most."""
+"""Of a zygote that imports packages."""
+_UNDER_WAY = 384
+"""Descriptors of one message, SCM_MAX_FD, and of those that the keeper itself sends meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,8 @@ def lessen_descriptors() -> None:
     """Holds what packages are imported in below the keeper's limit, and above that of sandboxes: it is how many
     descriptors may be in flight, which the kernel counts by user (unix(7), ETOOMANYREFS)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    # The last message may take its sender past its limit, and must not reach the keeper's.
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(max(hard - _UNDER_WAY, hard // 2), _DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 

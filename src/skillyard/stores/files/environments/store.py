@@ -158,8 +158,7 @@ class LocalEnvironments:
     def _write(self, built: BuiltEnvironment) -> None:
         data = asdict(built)
         used_at = data.pop("used_at")
-        write_json(self._facts(built.digest), data)
-        os.utime(self._facts(built.digest), (used_at, used_at))
+        write_json(self._facts(built.digest), data, used_at)
 
     def _read(self, digest: str) -> BuiltEnvironment | None:
         """Facts that cannot be read are those of no environment: it is built again."""
