@@ -20,6 +20,7 @@ from skillyard.data_dir import DataDir
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal, Scope
+from skillyard.engine.app import App
 from skillyard.engine.blobs.methods import owned_blob
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.observer import Observer, ignore
@@ -79,15 +80,19 @@ class Runtime(ProtocolMethods):
         self.secrets = make_secret_store(self.settings.secrets, self.data_dir.home)
         self._backend = backend
         self._observer = observer
-        self._engine: Engine | None = None
+        self._app: App | None = None
         self._stack = AsyncExitStack()
 
     @property
-    def engine(self) -> Engine:
-        """The engine behind it. Raises RuntimeError unless the runtime is open."""
-        if self._engine is None:
+    def app(self) -> App:
+        """The services behind it. Raises RuntimeError unless the runtime is open."""
+        if self._app is None:
             raise RuntimeError("the runtime is not open: use 'async with Runtime(...)'")
-        return self._engine
+        return self._app
+
+    @property
+    def engine(self) -> Engine:
+        return self.app.engine
 
     async def __aenter__(self) -> Runtime:
         await self.open()
@@ -103,22 +108,22 @@ class Runtime(ProtocolMethods):
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(self.data_dir.owned())
-            self._engine = engine = await self._assemble(stack)
+            self._app = app = await self._assemble(stack)
             stack.callback(self._forget)
-            stack.push_async_callback(engine.close)
-            await engine.start()
+            stack.push_async_callback(app.close)
+            await app.start()
             self._stack = stack.pop_all()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Let runs end for ``grace_s`` seconds, cancel the rest, and leave nothing behind. Idempotent."""
-        if self._engine is not None:
-            await self._engine.close(grace_s)
+        if self._app is not None:
+            await self._app.close(grace_s)
         await self._stack.aclose()
 
     def _forget(self) -> None:
-        self._engine = None
+        self._app = None
 
-    async def _assemble(self, stack: AsyncExitStack) -> Engine:
+    async def _assemble(self, stack: AsyncExitStack) -> App:
         settings, places, ids = self.settings, self.data_dir, SystemIds()
         database = await Database.open(places.database, durable=settings.records.durable)
         stack.push_async_callback(database.close)
@@ -159,11 +164,11 @@ class Runtime(ProtocolMethods):
             gate=gate,
             secret_readers=readers,
         )
-        return Engine(ports, config, self._observer)
+        return App(ports, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The result of any method of the table. Raises what :func:`skillyard.engine.table.invoke` raises."""
-        return await invoke(self.engine, self.principal, method, params or {})
+        return await invoke(self.app, self.principal, method, params or {})
 
     async def put_blob(
         self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None

@@ -45,23 +45,23 @@ def named(value: Any, run: str, blob: str) -> Any:
 
 async def test_nothing_of_anothers(tmp_path: Any) -> None:
     async with Runtime(tmp_path / "data") as runtime:
-        own = await invoke(runtime.engine, ALICE, "run_code", {**CODE, "idempotency_key": "same"})
+        own = await invoke(runtime.app, ALICE, "run_code", {**CODE, "idempotency_key": "same"})
         run, blob = own["run_id"], own["logs_blob"]
         for what, (method, params) in NAMING.items():
             real, made_up = named(params, run, blob), named(params, "run_" + "0" * 32, "blob:" + "0" * 32)
             with pytest.raises(SkillyardError) as refused:
-                await invoke(runtime.engine, MALLORY, method, real)
+                await invoke(runtime.app, MALLORY, method, real)
             with pytest.raises(SkillyardError) as missing:
-                await invoke(runtime.engine, MALLORY, method, made_up)
+                await invoke(runtime.app, MALLORY, method, made_up)
             assert type(refused.value) is type(missing.value), what
-        theirs = await invoke(runtime.engine, MALLORY, "run_code", {**CODE, "idempotency_key": "same"})
+        theirs = await invoke(runtime.app, MALLORY, "run_code", {**CODE, "idempotency_key": "same"})
         assert theirs["run_id"] != run
         seen = await asyncio.gather(
-            *(invoke(runtime.engine, MALLORY, method, {}) for method in ("runs.list", "blobs.list"))
+            *(invoke(runtime.app, MALLORY, method, {}) for method in ("runs.list", "blobs.list"))
         )
         assert run not in str(seen)
         assert blob not in str(seen)
-        kept = await invoke(runtime.engine, ALICE, "read_blob", {"blob_id": blob})
+        kept = await invoke(runtime.app, ALICE, "read_blob", {"blob_id": blob})
         assert kept["preview"] == "private\n"
 
 
@@ -80,16 +80,14 @@ async def test_a_content_that_another_has_too_tells_nothing_of_it(tmp_path: Any,
     async with Runtime(tmp_path / "data") as runtime:
 
         async def stored(who: Principal) -> list[int]:
-            blob = await invoke(
-                runtime.engine, who, "create_blob", {"content": text, "encoding": "base64", "kind": "a/b"}
-            )
+            blob = await invoke(runtime.app, who, "create_blob", {"content": text, "encoding": "base64", "kind": "a/b"})
             run = {
                 "language": "python",
                 "code": LOOK,
                 "args": {"blob": blob["blob_id"]},
                 "input_blobs": [blob["blob_id"]],
             }
-            done = await invoke(runtime.engine, who, "run_code", run)
+            done = await invoke(runtime.app, who, "run_code", run)
             assert done["status"] == "completed", done
             return list(done["output"]["result"])
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from skillyard.domain.errors import InvalidInput, SkillyardError, shape
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.schema import Check, Schema, compile_schema, unknown_name
 
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
-
-Handler = Callable[["Engine", Principal, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+S = TypeVar("S")
+Handler = Callable[[S, Principal, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 Surface = Literal["protocol", "operator"]
 
 
+class Locator:
+    """Stands for the engine, which handlers get whose part has no service yet."""
+
+
 @dataclass(frozen=True, slots=True)
-class Method:
-    """``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` describes the
+class Method(Generic[S]):
+    """``handler`` gets the ``service`` of its class, the principal, and checked parameters with the defaults filled in.
+    ``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` describes the
     answer for documentation. ``scope`` or any of ``also`` lets a token call it. ``errors`` are the
     protocol-level errors besides InvalidInput that a caller must expect. ``runs`` marks the methods that
-    start a run, which ends when its caller goes away. ``handler`` gets checked parameters with the
-    defaults filled in.
+    start a run, which ends when its caller goes away.
     """
 
     name: str
@@ -34,7 +36,8 @@ class Method:
     errors: tuple[type[SkillyardError], ...]
     surface: Surface
     doc: str
-    handler: Handler
+    handler: Handler[S]
+    service: type[S] = Locator  # type: ignore[assignment]
     runs: bool = False
     also: frozenset[Scope] = frozenset()
     _check: Check = field(init=False, repr=False)

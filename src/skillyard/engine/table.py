@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
@@ -21,10 +21,9 @@ from skillyard.engine.skills import methods as catalogue_methods
 from skillyard.engine.skills import problems as catalogue_problems
 from skillyard.engine.skills import review as catalogue_review
 
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+S = TypeVar("S")
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Method[Any]] = {
     method.name: method
     for module in (
         approval_methods,
@@ -45,6 +44,15 @@ METHODS: dict[str, Method] = {
 }
 
 
+class Services(Protocol):
+    """The services that handlers get, by their classes. ``strict_params`` refuses parameters of unknown names."""
+
+    @property
+    def strict_params(self) -> bool: ...
+
+    def service(self, kind: type[S]) -> S: ...
+
+
 class UnknownMethod(SkillyardError):
     """No row of the table has this name (JSON-RPC 2.0 §5.1)."""
 
@@ -52,7 +60,7 @@ class UnknownMethod(SkillyardError):
     code = -32601
 
 
-async def invoke(engine: Engine, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+async def invoke(services: Services, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Authorise, check the parameters and call.
 
     Raises UnknownMethod, Forbidden, InvalidInput and what the method's row lists.
@@ -62,4 +70,5 @@ async def invoke(engine: Engine, principal: Principal, name: str, params: Mappin
         raise UnknownMethod(f"there is no method '{name[:64]}'")
     method.authorise(principal)
     with telling_no_secret(name):
-        return await method.handler(engine, principal, method.bind(params, strict=engine.config.strict_params))
+        bound = method.bind(params, strict=services.strict_params)
+        return await method.handler(services.service(method.service), principal, bound)

@@ -97,7 +97,7 @@ class _Process:
         return self._runtime.engine
 
     async def _invoke(self, principal: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
-        return await invoke(self._engine(), principal, name, params)
+        return await invoke(self._runtime.app, principal, name, params)
 
     def _app(self) -> Any:
         server = self._settings.server

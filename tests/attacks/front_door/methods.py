@@ -34,7 +34,7 @@ ANYTHING = st.recursive(
 )
 
 
-def params_of(method: Method) -> st.SearchStrategy[dict[str, Any]]:
+def params_of(method: Method[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Mostly the method's own names, with values good and bad, and now and then a name that it does not have."""
     properties: Mapping[str, Schema] = method.params["properties"]
     required = method.params["required"]

@@ -13,6 +13,7 @@ from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox.protection import Level, Protection
 from skillyard.domain.secret.entry import Secret
 from skillyard.domain.work.record import RunRecord
+from skillyard.engine.app import App
 from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.observer import Event
@@ -66,9 +67,9 @@ class DictSecrets(MemorySecrets):
 
 @dataclass
 class Rig:
-    """What a test holds: the engine and everything behind it."""
+    """What a test holds: the services and everything behind them."""
 
-    engine: Engine
+    app: App
     backend: FakeBackend
     skills: FakeSkills
     secrets: DictSecrets
@@ -82,8 +83,12 @@ class Rig:
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def engine(self) -> Engine:
+        return self.app.engine
+
     async def call(self, method: str, /, principal: Principal | None = None, **params: Any) -> dict[str, Any]:
-        return await invoke(self.engine, principal or self.principal, method, params)
+        return await invoke(self.app, principal or self.principal, method, params)
 
     async def run(self, script: Script | None = None, /, **params: Any) -> dict[str, Any]:
         """run_code while the backend plays ``script``."""
@@ -112,11 +117,11 @@ class Rig:
 
     def configure(self, **changes: Any) -> None:
         """Another engine over the same stores."""
-        self.engine = make_engine(self, replace(self.engine.config, **changes))
+        self.app = make_app(self, replace(self.app.config, **changes))
         self.engine.backends.admit(self.backend, self.extra["probe"])
 
 
-def make_engine(rig: Rig, config: EngineConfig) -> Engine:
+def make_app(rig: Rig, config: EngineConfig) -> App:
     ports = Ports(
         backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
         blobs=rig.extra["blobs"],
@@ -133,7 +138,7 @@ def make_engine(rig: Rig, config: EngineConfig) -> Engine:
         schemas=rig.schemas,
         gate=rig.gate,
     )
-    return Engine(ports, config, rig.events.append, rig.builder)
+    return App(ports, config, rig.events.append, rig.builder)
 
 
 @pytest.fixture
@@ -144,7 +149,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await blobs.prepare()
     config = EngineConfig(isolation=FakeBackend.name)
     rig = Rig(
-        engine=None,  # type: ignore[arg-type]
+        app=None,  # type: ignore[arg-type]
         backend=FakeBackend(),
         skills=FakeSkills(),
         secrets=DictSecrets(clock),
@@ -156,13 +161,13 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         schemas=SchemaPool(NO_ACCOUNT),
         extra={"blobs": blobs, "records": SqliteRecords(database)},
     )
-    rig.engine = make_engine(rig, config)
-    await rig.engine.start()
+    rig.app = make_app(rig, config)
+    await rig.app.start()
     offer = rig.engine.backends.default
     assert offer is not None
     rig.extra["probe"] = offer.probe
     yield rig
-    await rig.engine.close()
+    await rig.app.close()
     await rig.schemas.close()
     await rig.backend.close()
     await database.close()

@@ -16,7 +16,7 @@ from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.sqlite.publications import SqlitePublications
-from tests.unit.engine.conftest import Rig, make_engine
+from tests.unit.engine.conftest import Rig, make_app
 
 PUBLISHER = frozenset({Scope.DISCOVER, Scope.EXECUTE, Scope.PUBLISH})
 ANN = Principal("ann", PUBLISHER, project="crm")
@@ -70,6 +70,6 @@ async def publisher(rig: Rig, limits: PublicationLimits | None = None, **bundles
     await skills.start()
     rig.skills = skills  # type: ignore[assignment]
     rig.extra |= {"publications": publications, "bundles": store}
-    rig.engine = make_engine(rig, rig.engine.config)
+    rig.app = make_app(rig, rig.app.config)
     rig.engine.backends.admit(rig.backend, rig.extra["probe"])
     return Publisher(rig, skills, snapshots, directory)

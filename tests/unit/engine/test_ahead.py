@@ -16,7 +16,7 @@ from skillyard.engine.packages.curated import CURATED, curated, is_read
 from skillyard.gate.client import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
 from skillyard.guest.mounted import SKILL_DIR, SKILLS_DIR
-from tests.unit.engine.conftest import Rig, make_engine, playing
+from tests.unit.engine.conftest import Rig, make_app, playing
 from tests.unit.engine.fakes import FakeBackend, a_skill, result
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def _remake(rig: Rig, **more: Any) -> None:
     config = EngineConfig(
         isolation=FakeBackend.name, environments=ENVIRONMENTS, packages=PackagesConfig(run_code=("*",)), **more
     )
-    rig.engine = make_engine(rig, config)
+    rig.app = make_app(rig, config)
     rig.backend.script = playing(result({}))
     await rig.engine.start()
 

@@ -12,7 +12,7 @@ from skillyard.domain.sandbox.isolation import WAIVED
 from skillyard.domain.sandbox.protection import Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.engine import Engine
-from tests.unit.engine.conftest import Rig, make_engine
+from tests.unit.engine.conftest import Rig, make_app
 from tests.unit.engine.fakes import FakeBackend
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ def named(name: str) -> FakeBackend:
 
 async def engine_over(rig: Rig, *backends: FakeBackend, **config: Any) -> Engine:
     rig.extra["backends"] = {backend.name: backend for backend in backends}
-    rig.engine = make_engine(rig, replace(rig.engine.config, **config))
+    rig.app = make_app(rig, replace(rig.app.config, **config))
     await rig.engine.start()
     return rig.engine
 

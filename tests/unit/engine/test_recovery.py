@@ -83,7 +83,7 @@ async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) ->
 async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: Rig) -> None:
     mallory = Principal("mallory", frozenset(Scope))
     params = {"language": "python", "code": CODE}
-    others = [(await invoke(rig.engine, mallory, "run_code", params))["run_id"] for _ in range(4)]
+    others = [(await invoke(rig.app, mallory, "run_code", params))["run_id"] for _ in range(4)]
     own = (await rig.run())["run_id"]
     rig.configure(owner_records=2)
     assert (await recovery.sweep(rig.engine, expire=False)).records == 2

@@ -191,14 +191,14 @@ _HANDLERS: dict[str, BookHandler] = {
 }
 
 
-def _over_engine(name: str) -> Handler:
+def _over_engine(name: str) -> Handler[Engine]:
     async def handler(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
         return await _HANDLERS[name](engine.secret_book, principal, params)
 
     return handler
 
 
-def _method(name: str, doc: str, params: Schema, result: Schema, *errors: type[Any]) -> Method:
+def _method(name: str, doc: str, params: Schema, result: Schema, *errors: type[Any]) -> Method[Any]:
     return Method(
         name=name,
         doc=doc,

@@ -43,7 +43,9 @@ _PUBLICATION: dict[str, Schema] = {
 }
 
 
-def _change(name: str, doc: str, params: Schema, result: Schema, handler: Handler, *errors: type[Any]) -> Method:
+def _change(
+    name: str, doc: str, params: Schema, result: Schema, handler: Handler[Any], *errors: type[Any]
+) -> Method[Any]:
     return Method(
         name=name,
         doc=doc,

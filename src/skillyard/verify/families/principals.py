@@ -22,7 +22,7 @@ async def _as(yard: Yard, who: Principal, method: str, params: Mapping[str, Any]
     from skillyard.engine.table import invoke
 
     assert yard.runtime is not None
-    return await invoke(yard.runtime.engine, who, method, params)
+    return await invoke(yard.runtime.app, who, method, params)
 
 
 def _named(run: str, blob: str) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -70,7 +70,7 @@ async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **param
     from skillyard.engine import table
 
     assert yard.runtime is not None
-    return await table.invoke(yard.runtime.engine, who, method, params)
+    return await table.invoke(yard.runtime.app, who, method, params)
 
 
 async def _told(yard: Yard, name: str, **more: Any) -> str:
