@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.bench.many_skills import write_skills
+from bench.made_skills import write_skills
 from skillyard.stores.skills import Catalogue
 from skillyard.stores.skills.tree import Caps, read_tree
 

@@ -6,26 +6,24 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skillyard._version import __version__
-from skillyard.bench import budget
-from skillyard.bench.catalogue import Shelf
+from skillyard.bench.baseline import PYTHON, PYTHON_BARE, interpreter
 from skillyard.bench.idle import Idle
-from skillyard.bench.network import Ways
-from skillyard.bench.peers import BUBBLEWRAP, PYTHON, PYTHON_BARE, interpreter
-from skillyard.bench.schemas import Checked
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.bench.subject import Skipped, Subject
 
-FORMAT = 2
-_WITH_DATA = {PYTHON: f"{PYTHON}_data", BUBBLEWRAP: f"{BUBBLEWRAP}_data"}
+FORMAT = 3
+MIB = 1024 * 1024
+BASES = {"vs_python": PYTHON, "vs_python_bare": PYTHON_BARE}
+"""Names of ratios, and the subjects that latencies are divided by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Report:
-    """Latencies in seconds, throughputs in jobs per second; ``startup`` in seconds by title."""
+    """Latencies in seconds, throughputs in jobs per second."""
 
     quick: bool
     took_s: float
@@ -34,18 +32,10 @@ class Report:
     latency: Mapping[str, Rounds]
     throughput: Mapping[str, Mapping[int, Rounds]]
     idle: Idle | None
-    startup: Mapping[str, Sequence[float]]
     server_start_s: Sequence[float]
     protections: Mapping[str, str]
-    skipped: Sequence[Skipped]
-    network: Ways | None = None
-    catalogue: Shelf | None = None
-    schemas: Checked | None = None
-
-    def budget(self) -> list[budget.Line]:
-        return budget.compare(
-            self.latency, self.throughput, self.idle, self.startup, self.network, self.catalogue, self.schemas
-        )
+    skipped: list[Skipped]
+    bases: Mapping[str, str] = field(default_factory=lambda: BASES)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
@@ -59,13 +49,7 @@ class Report:
             "latency": list(self.latencies()),
             "throughput": list(self.throughputs()),
             "idle": asdict(self.idle) if self.idle else None,
-            "network": list(self.network.rows()) if self.network else [],
-            "policy_added_ms": self.network.added_ms() if self.network else None,
-            "catalogue": self.catalogue.as_dict() if self.catalogue else None,
-            "schemas": self.schemas.as_dict() if self.schemas else None,
-            "startup": [{"title": title, **in_ms(samples)} for title, samples in self.startup.items()],
             "server_start": in_ms(self.server_start_s),
-            "budget": [line.as_dict() for line in self.budget()],
             "skipped": [asdict(one) for one in self.skipped],
         }
 
@@ -79,9 +63,7 @@ class Report:
                     "rounds": len(rounds.blocks),
                     "samples": len(rounds.samples),
                     **in_ms(rounds.samples),
-                    "vs_python": self._ratio(subject, PYTHON),
-                    "vs_python_bare": self._ratio(subject, PYTHON_BARE),
-                    "vs_bubblewrap": self._ratio(subject, BUBBLEWRAP),
+                    **{name: self._ratio(subject, base) for name, base in self.bases.items()},
                 }
 
     def throughputs(self) -> Iterator[dict[str, Any]]:
@@ -93,9 +75,15 @@ class Report:
                 rate = round(median(rounds.samples), 1)
                 yield {**_named(subject), "concurrency": level, "windows": len(rounds.blocks), "runs_per_s": rate}
 
+    def show(self) -> None:
+        """Prints tables for people."""
+        from skillyard.bench.tables import show
+
+        show(self)
+
     def _ratio(self, subject: Subject, base: str) -> float | None:
         """Against the base doing the same job."""
-        same = base if subject.job.environment == "base" else _WITH_DATA.get(base, "")
+        same = base if subject.job.environment == "base" else f"{base}_data"
         if same not in self.latency:
             return None
         ratio = self.latency[subject.id].ratio(self.latency[same])
@@ -109,7 +97,7 @@ def host() -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)),
-        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // budget.MIB,
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB,
         "root": os.geteuid() == 0,
         "baseline": {"python": interpreter(), "site_packages": "empty, of a virtual environment of its own"},
     }

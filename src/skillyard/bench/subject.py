@@ -29,17 +29,17 @@ class Awaited:
     """A coroutine function on this event loop."""
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._work = work
+        self.work = work
 
     async def once(self) -> float:
         began = time.perf_counter()
-        await self._work()
+        await self.work()
         return time.perf_counter() - began
 
     async def until(self, deadline: float) -> int:
         count = 0
         while time.perf_counter() < deadline:
-            await self._work()
+            await self.work()
             count += 1
         return count
 
@@ -48,7 +48,7 @@ class Blocking:
     """A function, called and timed in a thread of its own."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+        self.work = work
 
     async def once(self) -> float:
         return await asyncio.to_thread(self._timed)
@@ -58,13 +58,13 @@ class Blocking:
 
     def _timed(self) -> float:
         began = time.perf_counter()
-        self._work()
+        self.work()
         return time.perf_counter() - began
 
     def _repeated(self, deadline: float) -> int:
         count = 0
         while time.perf_counter() < deadline:
-            self._work()
+            self.work()
             count += 1
         return count
 

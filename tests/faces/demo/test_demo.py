@@ -1,4 +1,4 @@
-"""``skillyard demo`` for real, and that it fails when something does not hold."""
+"""``./demo`` for real, without its setting up, and that it fails when something does not hold."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo.material import ATTACKS, HEADER, HOSTILE, write_orders
 from skillyard.bench.processes import alive, family
-from skillyard.demo.code import ATTACKS, HOSTILE
-from skillyard.demo.orders import HEADER, write_orders
+
+PROJECT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def demo(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skillyard", "demo", *options]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170)
+    command = [sys.executable, "-m", "examples.demo", *options]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=170, cwd=PROJECT)
 
 
 def test_it_shows_the_main_job_and_leaves_the_report_alone(tmp_path: Path) -> None:
@@ -74,8 +75,8 @@ def test_an_unusable_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_it_stops_its_server_and_removes_its_directory(tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-m", "skillyard", "demo", "--rows", "1000000", "--dir", str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "examples.demo", "--rows", "1000000", "--dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
     assert process.stdout is not None
     for line in process.stdout:
         if "ready at" in line:

@@ -1,4 +1,4 @@
-"""``skillyard bench --quick`` for real: its shape, and that it measured what it says."""
+"""``python -m bench --quick`` and ``skillyard bench --quick`` for real: their shape, and that they measured."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+PROJECT = Path(__file__).parents[3]
+
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("bench") / "bench.json"
-    command = [sys.executable, "-m", "skillyard", "bench", "--quick", "--json", "--ready", "4", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "bench", "--quick", "--json", "--ready", "4", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     printed: dict[str, Any] = json.loads(done.stdout)
@@ -31,8 +33,20 @@ def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
+def test_the_command_measures_runs_beside_a_plain_interpreter() -> None:
+    command = [sys.executable, "-m", "skillyard", "bench", "--quick", "--json", "--ready", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(done.stdout)
+    rows = by_id(found["latency"])
+    assert {"ready", "on_demand", "http", "http_on_demand", "python", "python_bare"} == rows.keys()
+    assert rows["python"]["vs_python"] == 1
+    assert found["idle"]["sandboxes"] == 2
+    assert "budget" not in found
+
+
 def test_it_says_what_and_where(report: dict[str, Any]) -> None:
-    assert report["format"] == 2
+    assert report["format"] == 3
     baseline = Path(report["host"]["baseline"]["python"])
     assert baseline == Path(os.path.realpath(baseline))
     assert "shims" not in baseline.parts

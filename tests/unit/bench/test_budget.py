@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from skillyard.bench.budget import MANY_SKILLS, Line, compare
-from skillyard.bench.catalogue import Shelf
+from bench.budget import MANY_SKILLS, Line, compare
+from bench.catalogue import Shelf
+from bench.network import Ways
+from bench.schemas import Checked
 from skillyard.bench.idle import Idle
-from skillyard.bench.network import Ways
-from skillyard.bench.schemas import Checked
 from skillyard.bench.stats import Rounds
 
 MIB = 1024 * 1024

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.bench.many_skills import name_of, write_skills, write_version
+from bench.made_skills import name_of, write_skills, write_version
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.skill.skill import Skill
 from skillyard.stores.skills import Catalogue

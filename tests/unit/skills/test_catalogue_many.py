@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.bench.catalogue import measure
+from bench.catalogue import measure
 
 pytestmark = [pytest.mark.anyio, pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -28,7 +28,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": (f"{_HERE}.doctor", "doctor"),
     "verify": (f"{_HERE}.verify", "verify"),
     "bench": (f"{_HERE}.bench", "bench"),
-    "demo": (f"{_HERE}.demo", "demo"),
     "version": (f"{_HERE}.version", "version"),
 }
 

@@ -30,6 +30,28 @@ def data_dir_option(command: F) -> F:
     )(command)
 
 
+def bench_options(command: F) -> F:
+    """``quick``, ``ready``, ``output`` and ``as_json`` of a benchmark."""
+    for decorate in (
+        json_option,
+        click.option(
+            "--output",
+            type=click.Path(path_type=Path, dir_okay=False, writable=True),
+            metavar="FILE",
+            help="Write the numbers there as JSON, too; - is --json.",
+        ),
+        click.option(
+            "--ready",
+            type=click.IntRange(1, 4000),
+            metavar="N",
+            help="Sandboxes to hold ready when their idle cost is measured.  [default: 100]",
+        ),
+        click.option("--quick", is_flag=True, help="Seconds instead of a minute or two, and no numpy: a sign of life."),
+    ):
+        command = decorate(command)
+    return command
+
+
 def isolation_option(help_text: str) -> Callable[[F], F]:
     """``isolation``: a backend's name, ``auto``, or None for what the settings say."""
     return click.option("--isolation", type=click.Choice(CHOICES), help=help_text)

@@ -1,5 +1,5 @@
 """What the network's rows are measured against, as processes of their own: a server that sends bytes, and the plainest
-proxy that there is. ``python -m skillyard.bench.outside server CERTIFICATE`` or ``proxy``; the ports are printed, and
+proxy that there is. ``python bench/outside.py server CERTIFICATE`` or ``proxy``; the ports are printed, and
 the process ends with its standard input.
 """
 

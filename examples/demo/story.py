@@ -9,21 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skillyard.client.run import Run
-from skillyard.client.sync import SyncClient
-from skillyard.demo.code import (
+from examples.demo.material import (
     ANSWER,
     ATTACKS,
     CROWD,
     CROWD_LIMITS,
+    HEADER,
     HOG,
     HOG_LIMITS,
     HOSTILE,
     QUESTION,
+    REGIONS,
     SKILL,
+    write_orders,
 )
-from skillyard.demo.orders import HEADER, REGIONS, write_orders
-from skillyard.demo.screen import Screen
+from examples.demo.screen import Screen
+from skillyard.client.run import Run
+from skillyard.client.sync import SyncClient
 from skillyard.faces.cli.render import size
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.bench.certificates import certify
+from bench.certificates import certify
+from skillyard.bench.baseline import interpreter
 from skillyard.bench.job import SUM, WrongResult
-from skillyard.bench.peers import interpreter
 from skillyard.bench.stats import Rounds
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import SkillyardError

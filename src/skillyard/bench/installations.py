@@ -1,4 +1,4 @@
-"""skillyard as it is measured: runtimes in this process and servers beside it, with and without ready sandboxes."""
+"""Opens skillyard as it is measured: runtimes in this process, servers beside it, with and without ready sandboxes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WARM_UP = 5
 
 
 @dataclass(slots=True)
-class Yards:
+class Installations:
     """``ready`` makes sandboxes ahead, ``demand`` none; the servers likewise."""
 
     ready: Runtime
@@ -124,7 +124,7 @@ def _share(built: Path, other: Path) -> None:
 
 
 @asynccontextmanager
-async def open_yards(home: Path) -> AsyncIterator[Yards]:
+async def open_installations(home: Path) -> AsyncIterator[Installations]:
     """Four data directories below ``home``. Nothing is left running."""
     async with AsyncExitStack() as stack:
         runtimes = [
@@ -136,7 +136,7 @@ async def open_yards(home: Path) -> AsyncIterator[Yards]:
             for made, ready in ((home / "server", "4"), (home / "server-demand", "0"))
         ]
         clients = [stack.enter_context(SyncClient(data_dir=server.data_dir)) for server in servers]
-        yield Yards(runtimes[0], runtimes[1], servers[0], servers[1], clients[0], clients[1])
+        yield Installations(runtimes[0], runtimes[1], servers[0], servers[1], clients[0], clients[1])
 
 
 def _settings(data_dir: Path, ready: int) -> Settings:

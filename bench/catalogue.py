@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.bench.many_skills import name_of, write_skills, write_version
+from bench.made_skills import name_of, write_skills, write_version
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.client.sync import SyncClient
 from skillyard.config.settings import load_settings
@@ -83,7 +83,7 @@ class Shelf:
 async def measure(home: Path, names: int, versions: int, rounds: int) -> Shelf:
     """``versions`` of each of ``names`` skills. Raises what a runtime, a server and their
     methods raise, and TimeoutError."""
-    shelf, choice = Shelf(names, versions), random.Random(names)  # noqa: S311 - which skills are asked for
+    shelf, choice = Shelf(names, versions), random.Random(names)
     await asyncio.to_thread(lambda: list(write_skills(home / "skills", names, versions)))
     for number in range(STARTS):
         began = time.perf_counter()

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skillyard.bench.catalogue import Shelf
+from bench.catalogue import Shelf
+from bench.network import Ways
+from bench.schemas import Checked
+from skillyard.bench.baseline import PYTHON
 from skillyard.bench.idle import Idle
-from skillyard.bench.network import Ways
-from skillyard.bench.peers import PYTHON
-from skillyard.bench.schemas import Checked
+from skillyard.bench.report import MIB
 from skillyard.bench.stats import Rounds, median, percentile
 
 _BASE = "a clean python3 -I"
-MIB = 1024 * 1024
 ENOUGH_READY = 1000
 MANY_SKILLS = 2000
 

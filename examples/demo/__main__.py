@@ -1,4 +1,4 @@
-"""``skillyard demo``."""
+"""Does the main job of a Skills Runtime on this machine and shows it: ``./demo``, or ``python -m examples.demo``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any
 
 import click
 
+from examples.demo.screen import Screen
+from examples.demo.story import DemoFailed, Story
 from skillyard._version import __version__
 from skillyard.bench.processes import alive, family
 from skillyard.bundled import EXAMPLES
 from skillyard.client.errors import RunFailed
 from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
-from skillyard.demo.screen import Screen
-from skillyard.demo.story import DemoFailed, Story
 from skillyard.domain.sandbox.isolation import AUTO, STRONGEST_FIRST
 from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level
-from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.failures import Exit, Failure, reported
 from skillyard.server_process import ServerFailed, ServerProcess
 from skillyard.stores.skills.snapshots import remove_tree
 
@@ -37,8 +37,28 @@ _END_S = 5.0
 """What a keeper may take to end once its server is gone."""
 
 
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--rows",
+    type=click.IntRange(1000, 5_000_000),
+    default=300_000,
+    show_default=True,
+    help="Rows of the table that it makes.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where to work, and to leave the report.  [default: a temporary directory]",
+)
+@click.option("--keep", is_flag=True, help="Leave the data directory, to look at it and to serve it.")
 def demo(rows: int, directory: Path | None, keep: bool) -> None:
-    """What :mod:`skillyard.faces.cli.demo` calls. Raises Failure."""
+    """Do the main job of a Skills Runtime on this machine, and show it.
+
+    A server is started with the example skills. A table of several hundred thousand rows becomes a blob, a skill
+    summarises it, and code that imports the skill answers a question about it. Hostile code is contained. The demo
+    shows each step, its result, its time, and the walls that stood. Nothing is left running.
+    """
     try:
         with _ending_well(), _workplace(directory, keep) as work:
             _show(work, (directory or work).absolute() / "report.md", rows)
@@ -156,3 +176,8 @@ def _ending_well() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    with reported():
+        demo(standalone_mode=False)

@@ -1,0 +1,80 @@
+"""Measures everything that the project promises of itself: ``python -m bench`` from a checkout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from bench import catalogue, commands, network, schemas
+from bench.peers import BUBBLEWRAP, open_peers
+from bench.report import WholeReport
+from skillyard.bench.main import Say, measure, show
+from skillyard.bench.report import BASES
+from skillyard.bench.subject import Skipped
+from skillyard.bench.turns import Plan
+from skillyard.client.errors import RunFailed
+from skillyard.domain.errors import SkillyardError
+from skillyard.faces.cli.failures import reported
+from skillyard.faces.cli.options import bench_options
+from skillyard.server_process import ServerFailed, ServerProcess
+
+T = TypeVar("T")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@bench_options
+def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+    """Measure what the project promises of itself, beside others that do the same job.
+
+    What `skillyard bench` measures, beside bubblewrap, sandlock, srt and docker where they are installed; then bytes
+    and connections through the gate, a catalogue of many skills, schemas that do not end, and the start of commands.
+    All is held against the project's budget. Works in a directory of its own.
+    """
+
+    async def work(home: Path, say: Say) -> WholeReport:
+        return await _measure(home, Plan.of(quick=quick, ready=ready), say, quick=quick)
+
+    if str(output) == "-":
+        output, as_json = None, True
+    show(work, output, as_json=as_json)
+
+
+async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeReport:
+    runs = await measure(home / "runs", plan, say, quick=quick, peers=open_peers)
+    say("ways out")
+    rounds, size = (2, 4 << 20) if quick else (8, 64 << 20)
+    ways, closed = await _tried("network", "the ways out", network.measure(home / "network", rounds, size))
+    skills = 40 if quick else 2000
+    say(f"a catalogue of {skills} skills")
+    shelf, unread = await _tried(
+        "catalogue", "the catalogue", catalogue.measure(home / "catalogue", skills, versions=5, rounds=40)
+    )
+    seconds = 2.0 if quick else 12.0
+    say(f"schemas that do not end, {seconds:.0f} s")
+    checked, unchecked = await _tried("schemas", "schemas that do not end", schemas.measure(home / "schemas", seconds))
+    say("commands")
+    starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
+    runs.skipped += [*closed, *unread, *unchecked]
+    runs.bases = {**BASES, "vs_bubblewrap": BUBBLEWRAP}
+    return WholeReport(runs, starts, ways, shelf, checked)
+
+
+async def _tried(name: str, title: str, measuring: Awaitable[T]) -> tuple[T | None, list[Skipped]]:
+    try:
+        return await measuring, []
+    except (SkillyardError, RunFailed, ServerFailed, TimeoutError, OSError) as error:
+        return None, [Skipped(name, title, " ".join(str(error).split())[:200])]
+
+
+def _commands(data_dir: Path, times: int) -> dict[str, list[float]]:
+    with ServerProcess(data_dir) as server:
+        return commands.measure(server.data_dir, times)
+
+
+if __name__ == "__main__":
+    with reported():
+        bench(standalone_mode=False)

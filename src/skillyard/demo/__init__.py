@@ -1,1 +1,0 @@
-"""``skillyard demo``: the main job of a Skills Runtime on this machine, from nothing, in half a minute."""
