@@ -28,17 +28,20 @@ from skillyard.domain.network.session import EgressLimits, EgressPlan
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader
 from skillyard.domain.sandbox.spec import Stream as Output
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.gate import http_proxy, name_service, proxy, socks
-from skillyard.gate.client_hello import HelloReader, Malformed
+from skillyard.gate import proxy as proxies
+from skillyard.gate import socks
 from skillyard.gate.dial import Dialer
-from skillyard.gate.dns_message import read_question
+from skillyard.gate.dns import server
+from skillyard.gate.dns.message import read_question
+from skillyard.gate.failures import Refused, Trouble
 from skillyard.gate.host_port import parse_host_port
-from skillyard.gate.http_guard import HttpGuard
-from skillyard.gate.http_head import Heads, check_written
+from skillyard.gate.http import proxy
+from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.http.head import Heads, check_written
+from skillyard.gate.relay.first_words import FirstWords, sniff
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.sniff import FirstWords, sniff
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Refused, Trouble
+from skillyard.gate.tls.client_hello import HelloReader, Malformed
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
@@ -223,19 +226,19 @@ READERS = {
     "the gate of SOCKS": Reader(
         _served(socks.serve), GATE, "gate/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
     ),
-    "the gate of HTTP proxy requests": Reader(_served(http_proxy.serve), GATE, "gate/http_proxy.py", (REQUEST,)),
-    "the gate of what comes to the proxy": Reader(_served(proxy.serve), GATE, "gate/proxy.py", (REQUEST,)),
+    "the gate of HTTP proxy requests": Reader(_served(proxy.serve), GATE, "gate/http/proxy.py", (REQUEST,)),
+    "the gate of what comes to the proxy": Reader(_served(proxies.serve), GATE, "gate/proxy.py", (REQUEST,)),
     "the gate of DNS over TCP": Reader(
-        _served(name_service.serve), GATE, "gate/name_service.py", (len(QUERY).to_bytes(2) + QUERY,)
+        _served(server.serve), GATE, "gate/dns/server.py", (len(QUERY).to_bytes(2) + QUERY,)
     ),
-    "the gate of DNS": Reader(read_question, (), "gate/dns_message.py", (QUERY,)),
+    "the gate of DNS": Reader(read_question, (), "gate/dns/message.py", (QUERY,)),
     "the gate of TLS": Reader(
-        lambda data: HelloReader().feed(data), (Malformed,), "gate/client_hello.py", (hello(b"api.example.com"),)
+        lambda data: HelloReader().feed(data), (Malformed,), "gate/tls/client_hello.py", (hello(b"api.example.com"),)
     ),
-    "the gate of HTTP heads": Reader(_heads, (Refused,), "gate/http_head.py", (REQUEST,)),
-    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "gate/http_guard.py", (REQUEST,)),
-    "the gate of first words": Reader(_first_words, (Trouble,), "gate/sniff.py", (REQUEST,)),
-    "the gate of what it sniffs": Reader(sniff, (), "gate/sniff.py", (REQUEST,)),
+    "the gate of HTTP heads": Reader(_heads, (Refused,), "gate/http/head.py", (REQUEST,)),
+    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "gate/http/guard.py", (REQUEST,)),
+    "the gate of first words": Reader(_first_words, (Trouble,), "gate/relay/first_words.py", (REQUEST,)),
+    "the gate of what it sniffs": Reader(sniff, (), "gate/relay/first_words.py", (REQUEST,)),
     "the gate of hosts": Reader(
         lambda data: parse_host_port(data.decode("latin-1")), (), "gate/host_port.py", (b"[::1]:80", b"a:99999")
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from skillyard.gate.stream import Stream
+from skillyard.gate.relay.stream import Stream
 
 _BOUND_S = 2.0
 _MOST = 1 << 20

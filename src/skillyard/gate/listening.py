@@ -6,14 +6,15 @@ import socket
 from collections.abc import Callable, Sequence
 
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
-from skillyard.gate import name_service, proxy, transparent
+from skillyard.gate import direct, proxy
 from skillyard.gate.addresses import endpoint
-from skillyard.gate.door import Door, Serve
-from skillyard.gate.name_service import Datagrams
-from skillyard.gate.room import Room
+from skillyard.gate.descriptors import Room
+from skillyard.gate.dns import server
+from skillyard.gate.dns.server import Datagrams
+from skillyard.gate.listener import Door, Serve
 from skillyard.gate.session import Session
 
-_SPOKEN: dict[int, Serve] = {DNS_PORT: name_service.serve, PROXY_PORT: proxy.serve}
+_SPOKEN: dict[int, Serve] = {DNS_PORT: server.serve, PROXY_PORT: proxy.serve}
 
 
 class Listening:
@@ -36,7 +37,7 @@ class Listening:
         if sock.type == socket.SOCK_DGRAM:
             return Datagrams(self._session, sock)
         _, port = endpoint(sock.getsockname())
-        return Door(self._session, sock, _SPOKEN.get(port, transparent.serve), self._room, self._on_fault)
+        return Door(self._session, sock, _SPOKEN.get(port, direct.serve), self._room, self._on_fault)
 
     def close(self) -> None:
         """Idempotent."""

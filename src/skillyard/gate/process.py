@@ -10,9 +10,9 @@ import signal
 import socket
 from typing import Any
 
+from skillyard.gate.descriptors import Room, raise_limit
 from skillyard.gate.dial import Dialer
 from skillyard.gate.own_addresses import OwnAddresses
-from skillyard.gate.room import Room, raise_limit
 from skillyard.gate.service import Service
 from skillyard.sandbox.native import jail
 from skillyard.watches import new_event_loop

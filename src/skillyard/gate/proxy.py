@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.gate import http_proxy, socks
+from skillyard.gate import socks
+from skillyard.gate.http import proxy
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
 
 
 async def serve(session: Session, client: Stream) -> None:
@@ -19,4 +20,4 @@ async def serve(session: Session, client: Stream) -> None:
     elif first[0] in socks.VERSIONS:
         await socks.serve(session, client)
     else:
-        await http_proxy.serve(session, client)
+        await proxy.serve(session, client)

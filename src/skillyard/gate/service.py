@@ -10,11 +10,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from skillyard.gate.channel import Channel, Message
+from skillyard.gate.descriptors import Room
 from skillyard.gate.dial import Dialer
-from skillyard.gate.intercept import Interception
 from skillyard.gate.listening import Listening
-from skillyard.gate.room import Room
 from skillyard.gate.session import Session
+from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.trust import upstream_context
 from skillyard.gate.wire import plan_in, policy_in
 

@@ -8,10 +8,10 @@ from skillyard.domain.network.address import Address, closed
 from skillyard.domain.network.policy import Decision, Policy
 from skillyard.domain.network.session import Connection, EgressPlan, NetworkLog
 from skillyard.gate.dial import Dialer
-from skillyard.gate.intercept import Interception
+from skillyard.gate.failures import Ended, Refused, Trouble, Unreachable
 from skillyard.gate.log import Log
 from skillyard.gate.synthetic import Synthetic
-from skillyard.gate.trouble import Ended, Refused, Trouble, Unreachable
+from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.upstream import Upstream
 from skillyard.gate.usage import Usage
 from skillyard.gate.visit import Visit, current_visit

@@ -7,12 +7,12 @@ import ipaddress
 
 from skillyard.domain.network.address import parse_address
 from skillyard.domain.network.rule import canonical_name
+from skillyard.gate.failures import Refused, Trouble, Unreachable
 from skillyard.gate.farewell import farewell
 from skillyard.gate.host_port import Host
 from skillyard.gate.meant import meant
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Refused, Trouble, Unreachable
 from skillyard.gate.tunnel import carry
 
 VIA = "socks5"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from skillyard.gate.guard import Guard
-from skillyard.gate.relay import relay
-from skillyard.gate.sniff import FirstWords
-from skillyard.gate.stream import Stream
+from skillyard.gate.relay.first_words import FirstWords
+from skillyard.gate.relay.guard import Guard
+from skillyard.gate.relay.relay import relay
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.upstream import Upstream
 
 

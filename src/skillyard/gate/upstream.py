@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.network.address import Address
 from skillyard.domain.network.session import Connection
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Ended, Refused, Trouble
+from skillyard.gate.failures import Ended, Refused, Trouble
+from skillyard.gate.relay.stream import Stream
 
 if TYPE_CHECKING:
     from skillyard.gate.session import Session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 
-from skillyard.gate.stream import Stream
+from skillyard.gate.relay.stream import Stream
 
 _VISIT: contextvars.ContextVar[Visit | None] = contextvars.ContextVar("visit", default=None)
 

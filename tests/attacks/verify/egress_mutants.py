@@ -6,7 +6,7 @@ from __future__ import annotations
 from tests.attacks.verify.mutants import Mutant
 
 ADDRESS, POLICY = "domain/network/address.py", "domain/network/policy.py"
-TLS, HEAD = "gate/tls_guard.py", "gate/http_head.py"
+TLS, HEAD = "gate/tls/guard.py", "gate/http/head.py"
 WALLS = "sandbox/native/walls.py"
 
 MUTANTS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from skillyard.gate.failures import Refused
 from skillyard.gate.host_port import Host
-from skillyard.gate.http_guard import HttpGuard
-from skillyard.gate.trouble import Refused
+from skillyard.gate.http.guard import HttpGuard
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 NAME = "a.x.com"

@@ -18,11 +18,11 @@ from skillyard.domain.network.policy import Layer, Policy
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, new_placeholder
 from skillyard.gate.dial import Dialer
-from skillyard.gate.intercept import Interception
+from skillyard.gate.failures import Trouble
 from skillyard.gate.proxy import serve
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Trouble
+from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.trust import upstream_context
 from tests.unit.gate.programs.authority import Authority
 from tests.unit.gate.programs.web import Asked, Route, Web

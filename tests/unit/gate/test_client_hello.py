@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.gate.client_hello import MOST, Hello, HelloReader, Malformed
+from skillyard.gate.tls.client_hello import MOST, Hello, HelloReader, Malformed
 from tests.unit.gate import hellos
 from tests.unit.gate.hellos import alpn, extension, hello, message, records, server_name, vector
 

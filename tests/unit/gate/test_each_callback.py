@@ -17,12 +17,12 @@ import pytest
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.channel import Channel, Message
+from skillyard.gate.descriptors import Room
 from skillyard.gate.dial import Dialer
-from skillyard.gate.door import Door
-from skillyard.gate.room import Room
+from skillyard.gate.listener import Door
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.service import Service
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
 from skillyard.gate.wire import plan_out
 
 pytestmark = pytest.mark.anyio

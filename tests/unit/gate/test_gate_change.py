@@ -12,8 +12,8 @@ from skillyard.domain.network.address import Address
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.client import ProcessGate
 from skillyard.gate.dial import Dialer
+from skillyard.gate.failures import Ended, Refused
 from skillyard.gate.session import Session
-from skillyard.gate.trouble import Ended, Refused
 from tests.unit.gate.gates import BOUND_S, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.unit.gate.rooms import Rooms
 

@@ -13,12 +13,12 @@ import pytest
 
 from skillyard.domain.network.session import EgressLimits, EgressPlan
 from skillyard.gate.client import ProcessGate
+from skillyard.gate.descriptors import Room
 from skillyard.gate.dial import Dialer
-from skillyard.gate.door import Door
+from skillyard.gate.listener import Door
 from skillyard.gate.own_addresses import OwnAddresses
-from skillyard.gate.room import Room
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
 from tests.unit.gate.gates import Plugged, Server, cut_off, echo, plugged, policy, reaching, until
 from tests.unit.gate.rooms import Rooms
 from tests.unit.gate.test_gate_limits import blast

@@ -21,10 +21,10 @@ from skillyard.domain.network.policy import Layer, Policy, parse_rules
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
 from skillyard.gate.channel import Channel, Message
 from skillyard.gate.dial import Dialer
+from skillyard.gate.failures import Silent, Unreachable
 from skillyard.gate.log import MOST_KINDS, Log
 from skillyard.gate.own_addresses import OwnAddresses
 from skillyard.gate.synthetic import MOST_NAMES, OWN, POOL, Synthetic
-from skillyard.gate.trouble import Silent, Unreachable
 from skillyard.gate.usage import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native import kernel

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skillyard.gate.failures import Refused, Trouble, Unreachable
 from skillyard.gate.host_port import parse_host_port
-from skillyard.gate.http_guard import HttpGuard
-from skillyard.gate.http_head import MOST_HEAD
-from skillyard.gate.trouble import Refused, Trouble, Unreachable
+from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.http.head import MOST_HEAD
 from tests.unit.gate.guarded_http import NAME, OK, SWITCHED, answer, get, post, say
 
 

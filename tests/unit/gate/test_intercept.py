@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from skillyard.gate.trouble import Ended
+from skillyard.gate.failures import Ended
 from tests.unit.gate.intercepted import BOUND_S, LOOPBACK, TOKEN, Gate, Outside, all_of, server
 from tests.unit.gate.programs.web import Answer, Asked
 

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import TRUST_FILE, EgressLimits
-from skillyard.gate.authority import Authority, NotBound
-from skillyard.gate.tls import TlsEnd, TlsFault
+from skillyard.gate.tls.authority import Authority, NotBound
+from skillyard.gate.tls.connection import TlsEnd, TlsFault
 from skillyard.gate.trust import TRUST_ENV, TrustFiles, system_certificates
 from tests.unit.gate.intercepted import TOKEN, Gate, Outside, all_of, server
 from tests.unit.gate.programs.authority import Authority as OtherAuthority

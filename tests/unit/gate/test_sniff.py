@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.gate.sniff import FirstWords, Kind, sniff
-from skillyard.gate.tls_guard import ACCESS_DENIED
-from skillyard.gate.trouble import Trouble
+from skillyard.gate.failures import Trouble
+from skillyard.gate.relay.first_words import FirstWords, Kind, sniff
+from skillyard.gate.tls.guard import ACCESS_DENIED
 from tests.unit.gate.hellos import hello, message, records, server_name
 
 GET = b"GET / HTTP/1.1\r\nHost: a.x.com\r\n\r\n"

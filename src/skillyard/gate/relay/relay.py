@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from skillyard.gate.failures import Refused, Unreachable
 from skillyard.gate.farewell import farewell
-from skillyard.gate.guard import Guard
-from skillyard.gate.guarded import Guarded
-from skillyard.gate.pump import Pump
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Refused, Unreachable
+from skillyard.gate.relay.guard import Guard
+from skillyard.gate.relay.guarded import Guarded
+from skillyard.gate.relay.raw import Pump
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.upstream import Upstream
 
 

@@ -7,10 +7,10 @@ import re
 
 import h11
 
-from skillyard.gate.guard import Outbox
-from skillyard.gate.http_head import Fields, Heads, check_trailer, check_written, end_to_end, listed
-from skillyard.gate.trouble import Refused, Unreachable
-from skillyard.gate.words import ANY, Answer, Words
+from skillyard.gate.failures import Refused, Unreachable
+from skillyard.gate.http.content import ANY, Answer, Words
+from skillyard.gate.http.head import Fields, Heads, check_trailer, check_written, end_to_end, listed
+from skillyard.gate.relay.guard import Outbox
 
 MOST_EVENTS = 64
 """Parts of messages that are passed on before others have their turn."""

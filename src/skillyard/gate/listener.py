@@ -8,10 +8,10 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from skillyard.domain.network.session import PROXY_PORT
-from skillyard.gate.room import Room
+from skillyard.gate.descriptors import Room
+from skillyard.gate.failures import Trouble
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Trouble
 from skillyard.gate.visit import Visit
 
 Serve = Callable[[Session, Stream], Awaitable[None]]

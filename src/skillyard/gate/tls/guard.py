@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from skillyard.gate.client_hello import HANDSHAKE, Hello, HelloReader, Malformed, Records
-from skillyard.gate.guard import Prompt
+from skillyard.gate.failures import Refused
 from skillyard.gate.host_port import Host
-from skillyard.gate.trouble import Refused
+from skillyard.gate.relay.guard import Prompt
+from skillyard.gate.tls.client_hello import HANDSHAKE, Hello, HelloReader, Malformed, Records
 
 ALERT = 21
 ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
@@ -40,7 +40,7 @@ class _Phase(Enum):
 
 
 class TlsGuard(Prompt):
-    """See :class:`~skillyard.gate.guard.Guard`."""
+    """See :class:`~skillyard.gate.relay.guard.Guard`."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()

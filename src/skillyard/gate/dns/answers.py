@@ -7,7 +7,7 @@ import ipaddress
 
 from skillyard.domain.network.policy import Decision
 from skillyard.domain.network.session import DNS_PORT
-from skillyard.gate.dns_message import ANY, NOERROR, NXDOMAIN, REFUSED, SERVFAIL, A, read_question, write_answer
+from skillyard.gate.dns.message import ANY, NOERROR, NXDOMAIN, REFUSED, SERVFAIL, A, read_question, write_answer
 from skillyard.gate.session import Session
 
 VIA = "dns"

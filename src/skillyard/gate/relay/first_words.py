@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 from enum import Enum
 
-from skillyard.gate.guard import Guard, Open, Outbox
+from skillyard.gate.failures import Refused
 from skillyard.gate.host_port import Host
-from skillyard.gate.http_guard import HttpGuard, refusal
-from skillyard.gate.tls_guard import ACCESS_DENIED, TlsGuard
-from skillyard.gate.trouble import Refused
-from skillyard.gate.words import ANY, Words
+from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.http.guard import HttpGuard, refusal
+from skillyard.gate.relay.guard import Guard, Open, Outbox
+from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
 
 TLS_PORT, HTTP_PORT = 443, 80
 _MOST = 1 << 16
@@ -87,7 +87,7 @@ def _sniff_line(data: bytes) -> Kind | None:
 
 
 class FirstWords(Outbox):
-    """See :class:`~skillyard.gate.guard.Guard`: waits for the client's first words and goes on as the guard of what
+    """See :class:`~skillyard.gate.relay.guard.Guard`: waits for the client's first words and goes on as the guard of what
     they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw, and while it may become
     either, as much passes as no server takes for a request, even should nothing follow. The server may speak first.
     ``words`` judge what HTTP in plain text says; ``tls`` makes the guard of TLS, where it is no :class:`TlsGuard`."""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.authority import Authority
-from skillyard.gate.client_hello import HelloReader, Malformed
-from skillyard.gate.guard import ROOM
-from skillyard.gate.http_guard import HttpGuard
-from skillyard.gate.mask import Masker, Masks
-from skillyard.gate.placeholder import Placeholders, Scanner
-from skillyard.gate.tls import TlsEnd, TlsFault
-from skillyard.gate.tls_guard import ACCESS_DENIED, why_not
-from skillyard.gate.trouble import Ended, Refused, Trouble, Unreachable
-from skillyard.gate.words import Sealed, Unsealed, Words, check_body
+from skillyard.gate.failures import Ended, Refused, Trouble, Unreachable
+from skillyard.gate.http.content import Sealed, Unsealed, Words, check_body
+from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.http.mask import Masker, Masks
+from skillyard.gate.http.placeholder import Placeholders, Scanner
+from skillyard.gate.relay.guard import ROOM
+from skillyard.gate.tls.authority import Authority
+from skillyard.gate.tls.client_hello import HelloReader, Malformed
+from skillyard.gate.tls.connection import TlsEnd, TlsFault
+from skillyard.gate.tls.guard import ACCESS_DENIED, why_not
 
 HTTPS = 443
 
@@ -65,7 +65,7 @@ class Interception:
 
 
 class InterceptGuard:
-    """See :class:`~skillyard.gate.guard.Guard`."""
+    """See :class:`~skillyard.gate.relay.guard.Guard`."""
 
     raw = False
 

@@ -6,12 +6,12 @@ from typing import NoReturn
 
 import h11
 
-from skillyard.gate.guard import ROOM, Outbox
+from skillyard.gate.failures import Refused, Trouble
 from skillyard.gate.host_port import Host, write_host_port
-from skillyard.gate.http_exchange import ClientSide, Exchange
-from skillyard.gate.http_head import check_connection, check_host, split_target
-from skillyard.gate.trouble import Refused, Trouble
-from skillyard.gate.words import ANY, Words
+from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.http.exchange import ClientSide, Exchange
+from skillyard.gate.http.head import check_connection, check_host, split_target
+from skillyard.gate.relay.guard import ROOM, Outbox
 
 HTTP = 80
 
@@ -29,7 +29,7 @@ def refusal(reason: str, status: int = 403) -> bytes:
 
 
 class HttpGuard(Outbox):
-    """See :class:`~skillyard.gate.guard.Guard`. One exchange at a time: a request that was sent ahead is judged when
+    """See :class:`~skillyard.gate.relay.guard.Guard`. One exchange at a time: a request that was sent ahead is judged when
     the answer before it is complete, so that each answer belongs to the request that was judged. ``default_port`` is
     meant by a Host field without one; ``words`` judge what is said beyond its form."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import quote, quote_plus
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.placeholder import encoded_forms
+from skillyard.gate.http.placeholder import encoded_forms
 
 MIN_LINE = 16
 _DERIVED = 8

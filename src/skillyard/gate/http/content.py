@@ -12,9 +12,9 @@ from typing import Protocol
 import h11
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.mask import Masker, Masks
-from skillyard.gate.placeholder import Headers, Placeholders, Scanner, in_body
-from skillyard.gate.trouble import Refused, Unreachable
+from skillyard.gate.failures import Refused, Unreachable
+from skillyard.gate.http.mask import Masker, Masks
+from skillyard.gate.http.placeholder import Headers, Placeholders, Scanner, in_body
 
 MOST_HELD = 1 << 16
 """Bytes of an answer whose length is said first that are held, so that its length can be said anew."""

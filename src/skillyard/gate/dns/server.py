@@ -8,9 +8,9 @@ import ipaddress
 import socket
 import struct
 
-from skillyard.gate.names import Names
+from skillyard.gate.dns.answers import Names
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.stream import Stream
 
 _IPV6_PKTINFO, _IP_PKTINFO = 50, 8  # linux/in6.h, linux/in.h
 _IN6_PKTINFO = struct.Struct("16si")

@@ -8,22 +8,22 @@ import contextlib
 
 import h11
 
+from skillyard.gate.failures import Refused, Silent, Trouble, Unreachable
 from skillyard.gate.farewell import farewell
-from skillyard.gate.guard import ROOM, Outbox
 from skillyard.gate.host_port import Host, parse_host_port, write_host_port
-from skillyard.gate.http_exchange import ClientSide, Exchange
-from skillyard.gate.http_guard import refusal
-from skillyard.gate.http_head import Fields, check_connection, check_host, end_to_end, split_target
+from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.http.exchange import ClientSide, Exchange
+from skillyard.gate.http.guard import refusal
+from skillyard.gate.http.head import Fields, check_connection, check_host, end_to_end, split_target
 from skillyard.gate.meant import meant
 from skillyard.gate.parked import Parked
-from skillyard.gate.relay import confer, relay
+from skillyard.gate.relay.first_words import HTTP_PORT, TLS_PORT
+from skillyard.gate.relay.guard import ROOM, Outbox
+from skillyard.gate.relay.relay import confer, relay
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.sniff import HTTP_PORT, TLS_PORT
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Refused, Silent, Trouble, Unreachable
 from skillyard.gate.tunnel import carry
 from skillyard.gate.upstream import Upstream
-from skillyard.gate.words import ANY, Words
 
 VIA, VIA_CONNECT = "http", "connect"
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -199,7 +199,7 @@ class _Connection:
 
 
 class _OneExchange(Outbox):
-    """See :class:`~skillyard.gate.guard.Guard`: one request, which was judged, and its answer."""
+    """See :class:`~skillyard.gate.relay.guard.Guard`: one request, which was judged, and its answer."""
 
     def __init__(self, side: ClientSide) -> None:
         super().__init__()

@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from skillyard.gate.failures import Refused, Trouble, Unreachable
 from skillyard.gate.farewell import farewell
 from skillyard.gate.meant import meant
+from skillyard.gate.relay.first_words import HTTP_PORT, TLS_PORT, sniff, told
+from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.sniff import HTTP_PORT, TLS_PORT, sniff, told
-from skillyard.gate.stream import Stream
-from skillyard.gate.trouble import Refused, Trouble, Unreachable
 from skillyard.gate.tunnel import carry
 
 VIA = "direct"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.gate.stream import TURN, Stream
-from skillyard.gate.trouble import Trouble
+from skillyard.gate.failures import Trouble
+from skillyard.gate.relay.stream import TURN, Stream
 
 _PIECE = 1 << 18
 _BUFFER = bytearray(_PIECE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from skillyard.gate.guard import Guard
-from skillyard.gate.stream import PIECE, Stream
-from skillyard.gate.trouble import Refused, Unreachable
+from skillyard.gate.failures import Refused, Unreachable
+from skillyard.gate.relay.guard import Guard
+from skillyard.gate.relay.stream import PIECE, Stream
 
 _PAUSE_S = 0.05
 """Without a word of the server's, after which what its guard holds back goes on."""
