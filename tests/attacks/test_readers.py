@@ -28,17 +28,16 @@ from skillyard.domain.network.session import EgressLimits, EgressPlan
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader
 from skillyard.domain.sandbox.spec import Stream as Output
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.gate import proxy as proxies
-from skillyard.gate import socks
+from skillyard.gate import listener, socks
+from skillyard.gate.addresses import parse_host_port
 from skillyard.gate.dial import Dialer
 from skillyard.gate.dns import server
 from skillyard.gate.dns.message import read_question
-from skillyard.gate.failures import Refused, Trouble
-from skillyard.gate.host_port import parse_host_port
+from skillyard.gate.failures import Failure, Refused
 from skillyard.gate.http import proxy
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.http.head import Heads, check_written
-from skillyard.gate.relay.first_words import FirstWords, sniff
+from skillyard.gate.relay.first_bytes import FirstBytes, sniff
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
@@ -161,7 +160,7 @@ def _guarded(data: bytes) -> None:
 
 
 def _first_words(data: bytes) -> None:
-    words = FirstWords("api.example.com", 80)
+    words = FirstBytes("api.example.com", 80)
     words.client_says(data)
     words.client_says(b"")
 
@@ -187,7 +186,7 @@ REQUEST = b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\
 QUERY = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\x03api\x07example\x03com\0\0\x01\0\x01"
 ENDED = b'{"ended":"p","status":0,"cpu":0.1,"rss":1}'
 CHANNEL = b"".join(kind + len(body).to_bytes(4) + body for kind, body in ((b"R", b'{"result":1}'), (b"Z", b"")))
-GATE = (Trouble, OSError)
+GATE = (Failure, OSError)
 
 READERS = {
     "the keeper of its sandboxes' inits": Reader(
@@ -227,7 +226,7 @@ READERS = {
         _served(socks.serve), GATE, "gate/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
     ),
     "the gate of HTTP proxy requests": Reader(_served(proxy.serve), GATE, "gate/http/proxy.py", (REQUEST,)),
-    "the gate of what comes to the proxy": Reader(_served(proxies.serve), GATE, "gate/proxy.py", (REQUEST,)),
+    "the gate of what comes to the proxy": Reader(_served(listener.serve_proxy), GATE, "gate/listener.py", (REQUEST,)),
     "the gate of DNS over TCP": Reader(
         _served(server.serve), GATE, "gate/dns/server.py", (len(QUERY).to_bytes(2) + QUERY,)
     ),
@@ -236,11 +235,11 @@ READERS = {
         lambda data: HelloReader().feed(data), (Malformed,), "gate/tls/client_hello.py", (hello(b"api.example.com"),)
     ),
     "the gate of HTTP heads": Reader(_heads, (Refused,), "gate/http/head.py", (REQUEST,)),
-    "the gate of HTTP inside": Reader(_guarded, (Trouble,), "gate/http/guard.py", (REQUEST,)),
-    "the gate of first words": Reader(_first_words, (Trouble,), "gate/relay/first_words.py", (REQUEST,)),
-    "the gate of what it sniffs": Reader(sniff, (), "gate/relay/first_words.py", (REQUEST,)),
+    "the gate of HTTP inside": Reader(_guarded, (Failure,), "gate/http/guard.py", (REQUEST,)),
+    "the gate of first words": Reader(_first_words, (Failure,), "gate/relay/first_bytes.py", (REQUEST,)),
+    "the gate of what it sniffs": Reader(sniff, (), "gate/relay/first_bytes.py", (REQUEST,)),
     "the gate of hosts": Reader(
-        lambda data: parse_host_port(data.decode("latin-1")), (), "gate/host_port.py", (b"[::1]:80", b"a:99999")
+        lambda data: parse_host_port(data.decode("latin-1")), (), "gate/addresses.py", (b"[::1]:80", b"a:99999")
     ),
 }
 
@@ -255,9 +254,9 @@ OWN_WORDS = {
     "sandbox/landlock/walls.py": "the keeper's",
     "sandbox/landlock/keeper/zygote_process.py": "the keeper's",
     "sandbox/gvisor/bundle.py": "our own file",
-    "gate/launch.py": "the server's",
+    "gate/link.py": "the server's",
     "gate/channel.py": "the gate's and the server's, held to be frames; test_each_callback.py",
-    "gate/own_addresses.py": "the kernel's",
+    "gate/addresses.py": "the kernel's",
 }
 _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
 
@@ -265,7 +264,7 @@ _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
 def _all_that_parse() -> set[str]:
     top = Path(skillyard.__file__).parent
     found = set()
-    for folder in ("sandbox", "egress"):
+    for folder in ("sandbox", "gate"):
         for path in (top / folder).rglob("*.py"):
             calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
             if any(isinstance(call, ast.Attribute) and call.attr in _PARSERS for call in calls):

@@ -15,7 +15,7 @@ from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, T
 from skillyard.domain.sandbox.protection import Level
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.work.limits import Limits
-from skillyard.gate import synthetic
+from skillyard.gate import session
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.native import rtnetlink, walls
 from skillyard.sandbox.native.backend import NativeBackend
@@ -189,6 +189,6 @@ async def test_a_directory_of_certificates_is_no_file(ground: Ground) -> None:
 
 
 def test_both_sides_say_the_same() -> None:
-    assert str(synthetic.OWN) == rtnetlink.SANDBOX_ADDRESS
+    assert str(session.OWN) == rtnetlink.SANDBOX_ADDRESS
     assert walls.TRUST == TRUST_FILE
     assert len(USUAL_PORTS) <= MOST_PORTS

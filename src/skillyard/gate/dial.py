@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from skillyard.domain.network.address import Address, nat64_prefixes
 from skillyard.gate.addresses import plain
-from skillyard.gate.failures import Silent, Unreachable
+from skillyard.gate.failures import TimedOut, Unreachable
 
 _THREADS = 64
 _AT_ONCE = 4
@@ -50,11 +50,11 @@ class Dialer:
                 looked_up.add_done_callback(lambda done: _back(done, turn))
                 return await asyncio.shield(looked_up)
         except TimeoutError:
-            raise Silent(f"{name} cannot be looked up within {within:g} s") from None
+            raise TimedOut(f"{name} cannot be looked up within {within:g} s") from None
 
     async def learn_nat64(self, within: float) -> None:
         """Asks the host's name servers for the prefix of a NAT64 (RFC 7050). It does so before an IPv6 address is
-        judged. Raises Silent while they have not answered."""
+        judged. Raises TimedOut while they have not answered."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._learnt_at + _NAT64_S:
             return
@@ -65,7 +65,7 @@ class Dialer:
             async with asyncio.timeout(within):
                 found = await asyncio.shield(learning)
         except TimeoutError:
-            raise Silent(f"whether there is a NAT64 cannot be looked up within {within:g} s") from None
+            raise TimedOut(f"whether there is a NAT64 cannot be looked up within {within:g} s") from None
         finally:
             first = self._learning is learning
             if first and learning.done():
@@ -89,7 +89,7 @@ class Dialer:
                     return await _connect(addresses[0], port), addresses[0]
                 return await _race(addresses[:_MOST_CANDIDATES], port)
         except TimeoutError:
-            raise Silent(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
+            raise TimedOut(f"{addresses[0]} port {port} does not answer within {within:g} s") from None
         except OSError as error:
             raise Unreachable(f"{addresses[0]} port {port}: {os.strerror(error.errno or 0)}") from None
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from skillyard.gate.failures import Refused, Trouble, Unreachable
-from skillyard.gate.farewell import farewell
-from skillyard.gate.meant import meant
-from skillyard.gate.relay.first_words import HTTP_PORT, TLS_PORT, sniff, told
+from skillyard.gate.failures import Failure, Refused, Unreachable
+from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT, refusal_for, sniff
+from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.tunnel import carry
 
 VIA = "direct"
 _MOST_WORDS = 1 << 16
@@ -24,17 +22,17 @@ not kept waiting."""
 async def serve(session: Session, client: Stream) -> None:
     address, port = client.local
     try:
-        upstream = await session.reach(VIA, meant(session, VIA, address, port), port)
-    except (Refused, Unreachable) as trouble:
-        await _tell(session, client, port, trouble)
+        upstream = await session.reach(VIA, address, port)
+    except (Refused, Unreachable) as failure:
+        await _tell(session, client, port, failure)
         raise
     except BaseException:
         client.reset()
         raise
-    await carry(client, upstream)
+    await tunnel(session, client, upstream)
 
 
-async def _tell(session: Session, client: Stream, port: int, trouble: Trouble) -> None:
+async def _tell(session: Session, client: Stream, port: int, failure: Failure) -> None:
     """On the ports of the web in the client's own protocol, once it has said something; else by a reset at once."""
     if port not in (TLS_PORT, HTTP_PORT):
         client.reset()
@@ -45,6 +43,6 @@ async def _tell(session: Session, client: Stream, port: int, trouble: Trouble) -
             while len(said) < _MOST_WORDS and (data := await client.read()):
                 said += data
                 if (kind := sniff(said)) is not None:
-                    await client.write(told(kind, trouble.reason))
+                    await client.write(refusal_for(kind, failure.reason))
                     break
-    await farewell(client)
+    await client.finish()

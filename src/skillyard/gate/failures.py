@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 
-class Trouble(Exception):
+class Failure(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class Refused(Trouble):
+class Refused(Failure):
     """The policy, or what every connection is held to, says no."""
 
 
-class Unreachable(Trouble):
+class Unreachable(Failure):
     """It was allowed, and there is no such name, or nobody answers."""
 
 
-class Silent(Unreachable):
+class TimedOut(Unreachable):
     """Nobody answers in time."""
 
 
-class Ended(Trouble):
+class Ended(Failure):
     """It was under way, and a limit, a narrower policy or the end of its session ended it."""

@@ -1,4 +1,4 @@
-"""The server's connection to one process of the gate: questions with answers, and what it says by itself."""
+"""The server's connection to one process of the gate: requests with answers, and its own reports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from typing import Any
 
 from skillyard.domain.errors import GateFault
 from skillyard.gate.channel import Channel, Message
-from skillyard.gate.launch import last_words, launch
+from skillyard.own_process import start_own
 
+_PROGRAM = "skillyard.gate.process"
+_NEEDS = ("skillyard", "h11", "cryptography")
+_ENVIRONMENT = {"LANG": "C.UTF-8", "LOCALDOMAIN": "."}
+"""No search list (resolv.conf(5)): the name that is looked up is the one that was judged, not ``wiki.corp.example``
+for ``wiki``, which rules for ``corp.example`` do not meet."""
 _START_BOUND_S = 20.0
 _END_BOUND_S = 5.0
 _ENDED = "its process ended"
 _CLOSED = "it was closed"
 
 
-def _nobody_hears(_: str) -> None:
-    """Takes the end of a gate that nobody attends."""
+def _ignore(_: str) -> None:
+    """Ignores the end of a gate that nobody attends."""
 
 
-async def start(uid: int, on_fault: Callable[[str], None] = _nobody_hears) -> Link:
-    """A gate that is ready. Raises GateFault."""
-    process, sock = await launch(uid)
+async def start(uid: int, on_fault: Callable[[str], None] = _ignore) -> Link:
+    """Returns a gate that is ready. Raises GateFault."""
+    process, sock = await _launch(uid)
     link = Link(process, sock, on_fault)
     try:
         async with asyncio.timeout(_START_BOUND_S):
@@ -44,13 +49,13 @@ async def start(uid: int, on_fault: Callable[[str], None] = _nobody_hears) -> Li
 
 
 class Link:
-    """``why`` says how it ended, once it has."""
+    """Starts with :func:`start`; ``why`` says how it ended."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, sock: socket.socket, on_fault: Callable[[str], None]
     ) -> None:
         self._on_fault = on_fault
-        self.on_end: Callable[[str], None] = _nobody_hears
+        self.on_end: Callable[[str], None] = _ignore
         """Called once with the reason when the gate ended without having been closed."""
         self._loop = asyncio.get_running_loop()
         self._process = process
@@ -60,7 +65,7 @@ class Link:
         self._facts: asyncio.Future[Message] = self._loop.create_future()
         self._end = self._loop.create_task(self._watch())
         self.told: dict[str, Message] = {}
-        """The last that was said of each session's log, should nobody answer any more."""
+        """The latest log of each session, for when the gate answers no more."""
         self.why = ""
 
     @property
@@ -69,23 +74,24 @@ class Link:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it said of itself when it was ready; empty before."""
+        """Returns its facts about its walls; empty before it is ready."""
         return self._facts.result() if self._facts.done() and self._facts.exception() is None else {}
 
     async def ready(self) -> None:
-        """Raises GateFault when it ends first."""
+        """Waits for its facts. Raises GateFault when it ends first."""
         await asyncio.shield(self._facts)
 
     async def ask(self, message: Message, sockets: Sequence[socket.socket] = ()) -> Any:
-        """The answer; ``sockets`` are given away. Raises GateFault."""
+        """Returns the answer; ``sockets`` are given away. Raises GateFault."""
         answer = await self.post(message, sockets)
         if "error" in answer:
             raise GateFault(answer["error"])
         return answer["ok"]
 
     def post(self, message: Message, sockets: Sequence[socket.socket] = ()) -> asyncio.Future[Message]:
-        """What will be answered, ``ok`` or ``error``; GateFault when the gate ends before. ``sockets`` are given away.
-        Raises GateFault."""
+        """Returns a future of the answer, ``ok`` or ``error``; it fails with GateFault when the gate ends before.
+
+        ``sockets`` are given away. Raises GateFault."""
         number = next(self._numbers)
         future: asyncio.Future[Message] = self._loop.create_future()
         self._asked[number] = future
@@ -98,15 +104,15 @@ class Link:
 
     @property
     def behind(self) -> bool:
-        """Whether something that was sent has not left yet."""
+        """Whether sent messages have not left yet."""
         return self._channel.behind
 
     def tell(self, message: Message) -> None:
-        """Without waiting for the answer."""
+        """Sends without waiting for the answer."""
         self._send(next(self._numbers), message)
 
     async def close(self) -> None:
-        """The process ends when its channel does. Idempotent."""
+        """Closes the channel, with which the process ends. Idempotent."""
         self._gone(_CLOSED)
         try:
             async with asyncio.timeout(_END_BOUND_S):
@@ -136,8 +142,8 @@ class Link:
         self._gone(_ENDED)
 
     async def _watch(self) -> None:
-        """Until the process has ended, which is then waited for."""
-        said = await last_words(self._process)
+        """Waits for the end of the process and says why it ended."""
+        said = await _error_output(self._process)
         code = await self._process.wait()
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
         lines = said.splitlines()
@@ -155,3 +161,21 @@ class Link:
         self._asked.clear()
         if first and why != _CLOSED:
             self.on_end(why)
+
+
+async def _launch(uid: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Starts the process; returns it and our end of its channel. Raises GateFault."""
+    try:
+        return await start_own(_PROGRAM, _NEEDS, {"uid": uid}, _ENVIRONMENT, asyncio.subprocess.PIPE)
+    except OSError as error:
+        raise GateFault(f"the gate cannot start: {error.filename or ''} {error.strerror or error}") from error
+
+
+async def _error_output(process: asyncio.subprocess.Process, most: int = 2000) -> str:
+    """Returns the end of its standard error, once it has ended."""
+    said = b""
+    assert process.stderr is not None
+    with contextlib.suppress(OSError):
+        while data := await process.stderr.read(most):
+            said = (said + data)[-most:]
+    return said.decode("utf-8", "replace").strip()

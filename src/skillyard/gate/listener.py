@@ -1,18 +1,24 @@
-"""One listening socket: accepts connections, within the session's limits, and serves each in a task of its own."""
+"""The sockets that listen inside one session's sandbox, and the connections that they accept."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import resource
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
-from skillyard.domain.network.session import PROXY_PORT
-from skillyard.gate.descriptors import Room
-from skillyard.gate.failures import Trouble
+from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
+from skillyard.gate import direct, socks
+from skillyard.gate.addresses import endpoint
+from skillyard.gate.dns import server as dns
+from skillyard.gate.failures import Failure
+from skillyard.gate.http import proxy as http_proxy
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.visit import Visit
+from skillyard.gate.upstream import SandboxConnection
 
 Serve = Callable[[Session, Stream], Awaitable[None]]
 
@@ -20,17 +26,72 @@ _AT_ONCE = 32
 """Connections accepted before others have their turn."""
 _CROWDED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LATER_S = 0.1
+_KEPT = 256
+"""Descriptors for files, the channel, name lookups and a burst that is not counted yet."""
+_EACH = 2
+"""Descriptors of a connection: the sandbox's side and the far side."""
 
 
-class Door:
+class Listeners:
+    """Serves a sandbox's sockets by their port; unforeseen faults go to ``on_fault``."""
+
+    def __init__(self, session: Session, capacity: Capacity, on_fault: Callable[[BaseException], None]) -> None:
+        self._session = session
+        self._capacity = capacity
+        self._on_fault = on_fault
+        self._served: list[Listener | dns.Datagrams] = []
+
+    def add(self, sockets: Sequence[socket.socket]) -> None:
+        """Serves them until :meth:`close`. Raises OSError for an unknown kind of socket."""
+        for sock in sockets:
+            sock.setblocking(False)
+            self._served.append(self._serve(sock))
+            self._capacity.listening += 1
+
+    def _serve(self, sock: socket.socket) -> Listener | dns.Datagrams:
+        if sock.type == socket.SOCK_DGRAM:
+            return dns.Datagrams(self._session, sock)
+        _, port = endpoint(sock.getsockname())
+        serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy}.get(port, direct.serve)
+        return Listener(self._session, sock, serve, self._capacity, self._on_fault)
+
+    def close(self) -> None:
+        """Closes them. Idempotent."""
+        for served in self._served:
+            served.close()
+        self._capacity.listening -= len(self._served)
+        self._served.clear()
+
+
+async def serve_proxy(session: Session, client: Stream) -> None:
+    """Serves HTTP and SOCKS, told apart by the first byte. Raises as both do, after the client was told."""
+    async with asyncio.timeout(session.limits.idle_s):  # some programs connect ahead
+        first = await client.read()
+    client.unread(first)
+    if not first:
+        client.close()
+    elif first[0] in socks.VERSIONS:
+        await socks.serve(session, client)
+    else:
+        await http_proxy.serve(session, client)
+
+
+class Listener:
+    """Accepts connections of one socket and serves each in its own task."""
+
     def __init__(
-        self, session: Session, sock: socket.socket, serve: Serve, room: Room, on_fault: Callable[[BaseException], None]
+        self,
+        session: Session,
+        sock: socket.socket,
+        serve: Serve,
+        capacity: Capacity,
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         self._session = session
         self._sock = sock
         self._fd = sock.fileno()
         self._serve = serve
-        self._room = room
+        self._capacity = capacity
         self._on_fault = on_fault
         self._loop = asyncio.get_running_loop()
         self._later: asyncio.TimerHandle | None = None
@@ -43,9 +104,9 @@ class Door:
         self._sock.close()
 
     def _open(self) -> None:
-        self._loop.add_reader(self._fd, self._knocked)
+        self._loop.add_reader(self._fd, self._readable)
 
-    def _knocked(self) -> None:
+    def _readable(self) -> None:
         for _ in range(_AT_ONCE):
             try:
                 sock, _ = self._sock.accept()
@@ -54,7 +115,7 @@ class Door:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # Who knocks waits in the kernel's queue meanwhile; a socket that is broken is left alone.
+                # Clients wait in the kernel's queue meanwhile; a broken socket is left alone.
                 self._loop.remove_reader(self._fd)
                 if error.errno in _CROWDED:
                     self._later = self._loop.call_later(_LATER_S, self._open)
@@ -62,16 +123,16 @@ class Door:
             self._admit(Stream(sock, self._session.limits.idle_s))
 
     def _admit(self, client: Stream) -> None:
-        session, room = self._session, self._room
-        why = room.full_for(session.usage.connections) or session.usage.enter()
+        session, capacity = self._session, self._capacity
+        why = capacity.full_for(session.usage.connections) or session.usage.enter()
         if why is not None:
             self._turn_away(client, why)
             return
-        room.connections += 1
-        visit = Visit(client)
-        session.visits.add(visit)
-        visit.task = self._loop.create_task(self._visit(visit))
-        visit.task.add_done_callback(lambda _: self._over(visit))  # one that is ended at once never begins
+        capacity.connections += 1
+        connection = SandboxConnection(client)
+        session.connections.add(connection)
+        connection.task = self._loop.create_task(self._run(connection))
+        connection.task.add_done_callback(lambda _: self._over(connection))  # one that is ended at once never begins
 
     def _turn_away(self, client: Stream, why: str) -> None:
         address, port = client.local
@@ -79,18 +140,52 @@ class Door:
         self._session.refuse(via, self._session.name_of(address) or str(address), port, why, layer="limits")
         client.reset()
 
-    async def _visit(self, visit: Visit) -> None:
-        visit.enter()
+    async def _run(self, connection: SandboxConnection) -> None:
+        connection.enter()
         try:
-            await self._serve(self._session, visit.client)
-        except (Trouble, OSError):
+            await self._serve(self._session, connection.client)
+        except (Failure, OSError):
             pass  # the log has it, or a side went away
         except Exception as fault:  # noqa: BLE001 - one connection's fault must not be another's
             self._on_fault(fault)
         finally:
-            visit.client.reset()
+            connection.client.reset()
 
-    def _over(self, visit: Visit) -> None:
-        self._session.visits.discard(visit)
+    def _over(self, connection: SandboxConnection) -> None:
+        self._session.connections.discard(connection)
         self._session.usage.leave()
-        self._room.connections -= 1
+        self._capacity.connections -= 1
+
+
+class Capacity:
+    """Shares this process's descriptors between sessions when they become few.
+
+    ``listening`` counts the sockets that listen inside sandboxes."""
+
+    def __init__(self, descriptors: int) -> None:
+        self._descriptors = descriptors
+        self.sessions = 0
+        self.listening = 0
+        self.connections = 0
+
+    def full_for(self, own: int) -> str | None:
+        """Returns why a session that has ``own`` connections cannot have another one, or None.
+
+        The first half goes to any session; the second half is divided evenly."""
+        most = max(0, self._descriptors - _KEPT - self.listening) // _EACH
+        if self.connections < most // 2 or own < most // (2 * max(1, self.sessions)):
+            return None
+        return "the gate has no room for more connections of this run"
+
+
+def raise_descriptors() -> int:
+    """Raises this process's limit of descriptors as far as possible and returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        most = int(Path("/proc/sys/fs/nr_open").read_text("ascii"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        return most
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+    return soft

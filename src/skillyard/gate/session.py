@@ -1,24 +1,32 @@
-"""One run's session, in the gate's process: what it may reach, what it reached, and what is under way."""
+"""One run's session in the gate's process: what it may reach, what it reached, and what is under way."""
 
 from __future__ import annotations
 
+import ipaddress
 import time
 
 from skillyard.domain.network.address import Address, closed
 from skillyard.domain.network.policy import Decision, Policy
 from skillyard.domain.network.session import Connection, EgressPlan, NetworkLog
+from skillyard.gate.addresses import Host
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Ended, Refused, Trouble, Unreachable
+from skillyard.gate.failures import Ended, Failure, Refused, Unreachable
 from skillyard.gate.log import Log
-from skillyard.gate.synthetic import Synthetic
 from skillyard.gate.tls.intercept import Interception
-from skillyard.gate.upstream import Upstream
-from skillyard.gate.usage import Usage
-from skillyard.gate.visit import Visit, current_visit
+from skillyard.gate.upstream import SandboxConnection, Upstream, Usage
+
+POOL = ipaddress.IPv4Network("198.18.0.0/15")
+"""Addresses that stand for names inside one session; no network routes them (RFC 2544)."""
+OWN = POOL[1]
+"""The sandbox's own, on lo: with it, resolvers that look for a configured family (AI_ADDRCONFIG) ask for IPv4."""
+_FIRST = 2
+MOST_NAMES = 8192
 
 
 class Session:
-    """``policy`` is replaced by :meth:`change`. ``interception`` is there when there are secrets at the gate."""
+    """Reaches servers within ``policy``, which :meth:`change` replaces, and logs each connection.
+
+    ``interception`` is there when there are secrets at the gate."""
 
     def __init__(self, id: str, plan: EgressPlan, dialer: Dialer, interception: Interception | None = None) -> None:
         self.id = id
@@ -26,27 +34,34 @@ class Session:
         self.limits = plan.limits
         self.interception = interception
         self.log = Log()
-        self.names = Synthetic()
+        self.names = SyntheticAddresses()
         self.usage = Usage(plan.limits)
-        self.visits: set[Visit] = set()
+        self.connections: set[SandboxConnection] = set()
         self.closed = False
         self._dialer = dialer
         self._live: set[Upstream] = set()
         self._tried: dict[int, Connection] = {}
-        """What is being looked up and dialled."""
+        """Connections that are being looked up or dialled."""
         self._began = time.monotonic()
 
     def address_of(self, name: str) -> Address | None:
-        """The synthetic address that stands for ``name``, a canonical one; None when there are too many."""
+        """Returns the synthetic address of a canonical name; None when there are too many."""
         return self.names.address_of(name)
 
     def name_of(self, address: Address) -> str | None:
-        """The name that a synthetic address stands for."""
+        """Returns the name that a synthetic address stands for."""
         return self.names.name_of(address)
 
-    async def reach(self, via: str, host: str | Address, port: int) -> Upstream:
-        """A connection to ``host``, a canonical name (:func:`canonical_name`) or a literal address that is not
-        synthetic. It is in the log however this ends. Raises Refused, Unreachable and Ended."""
+    async def reach(self, via: str, host: Host, port: int) -> Upstream:
+        """Returns a connection to ``host``, a canonical name (:func:`canonical_name`) or an address.
+
+        A synthetic address means its name. The log has it however this ends. Raises Refused, Unreachable and Ended."""
+        if not isinstance(host, str) and host in POOL:
+            named = self.name_of(host)
+            if named is None:
+                reason = f"{host} stands for no name that was asked for"
+                raise self.refuse(via, str(host), port, reason, layer="floor")
+            host = named
         name, literal = (host, None) if isinstance(host, str) else (None, host)
         decision = self.policy.ask(name, literal, port)
         tried = self._connection(via, str(host), port, decision)
@@ -61,8 +76,8 @@ class Session:
             decision = judged.decision
             self.note(via, str(host), port, decision)
             raise Refused(decision.reason) from None
-        except (Refused, Unreachable, Ended) as trouble:
-            self.note(via, str(host), port, decision, reason=trouble.reason)
+        except (Refused, Unreachable, Ended) as failure:
+            self.note(via, str(host), port, decision, reason=failure.reason)
             raise
         finally:
             del self._tried[id(tried)]
@@ -87,25 +102,24 @@ class Session:
             sock.close()
             raise Ended("the session is over") if self.closed else _Judged(decision)
         note = self._connection(via, name or str(address), port, decision)
-        upstream = Upstream(sock, self, name, address, port, note)
-        upstream.visit = current_visit()
+        upstream = Upstream(sock, self.usage, name, address, port, note, self._gone)
         self._live.add(upstream)
         self.log.changed = True
         return upstream
 
     def refuse(self, via: str, host: str, port: int, reason: str, layer: str = "held", rule: str = "") -> Refused:
-        """Log what is refused before it could be reached, such as a request that is malformed; to be raised."""
+        """Logs a refusal before anything was reached, such as of a malformed request. Returns the error to raise."""
         self.note(via, host, port, Decision(False, layer, rule, reason))
         return Refused(reason)
 
     def note(self, via: str, host: str, port: int, decision: Decision, *, reason: str = "") -> None:
-        """Log a connection that is over, or was none. ``reason`` replaces the decision's."""
+        """Logs a connection that is over or was never made. ``reason`` replaces the decision's."""
         one = self._connection(via, host, port, decision)
         one.reason = reason or decision.reason
         self.log.add(one)
 
     def change(self, policy: Policy) -> None:
-        """For what is reached from here on; what is under way and no longer allowed is ended."""
+        """Applies ``policy`` from now on, and ends connections that it does not allow."""
         self.policy = policy
         own = self._dialer.own()
         for upstream in list(self._live):
@@ -113,21 +127,20 @@ class Session:
             if not decision.allowed:
                 upstream.stop(f"ended by a change: {decision.reason}")
 
-    def gone(self, upstream: Upstream) -> None:
-        """An upstream was closed."""
+    def _gone(self, upstream: Upstream) -> None:
         self._live.discard(upstream)
         upstream.note.last_ms = self.elapsed_ms()
         self.log.add(upstream.note)
 
     def report(self) -> NetworkLog:
-        """What was decided so far."""
+        """Returns the log with the connections that are under way."""
         return self.log.snapshot([*(upstream.note for upstream in self._live), *self._tried.values()])
 
     def close(self) -> NetworkLog:
-        """End everything, forget every secret; the whole log."""
+        """Ends every connection, forgets every secret and returns the whole log."""
         self.closed = True
-        for visit in list(self.visits):
-            visit.end(Ended("the session is over"))
+        for connection in list(self.connections):
+            connection.end(Ended("the session is over"))
         for upstream in list(self._live):
             upstream.abort(ConnectionAbortedError("closed"))
         if self.interception is not None:
@@ -146,9 +159,32 @@ class Session:
         )
 
 
-class _Judged(Trouble):
-    """No address of the target may be dialled."""
+class _Judged(Failure):
+    """The policy allows none of the target's addresses."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision.reason)
         self.decision = decision
+
+
+class SyntheticAddresses:
+    """Gives each name one address for the life of a session: programs keep addresses beyond any time to live."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, ipaddress.IPv4Address] = {}
+        self._names: list[str] = []
+
+    def address_of(self, name: str) -> ipaddress.IPv4Address | None:
+        """Returns None when the session has asked for too many names."""
+        found = self._by_name.get(name)
+        if found is None and len(self._names) < MOST_NAMES:
+            found = ipaddress.IPv4Address(int(POOL.network_address) + _FIRST + len(self._names))
+            self._by_name[name] = found
+            self._names.append(name)
+        return found
+
+    def name_of(self, address: Address) -> str | None:
+        if address not in POOL:
+            return None
+        at = int(address) - int(POOL.network_address) - _FIRST
+        return self._names[at] if 0 <= at < len(self._names) else None

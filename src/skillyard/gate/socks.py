@@ -7,13 +7,11 @@ import ipaddress
 
 from skillyard.domain.network.address import parse_address
 from skillyard.domain.network.rule import canonical_name
-from skillyard.gate.failures import Refused, Trouble, Unreachable
-from skillyard.gate.farewell import farewell
-from skillyard.gate.host_port import Host
-from skillyard.gate.meant import meant
+from skillyard.gate.addresses import Host
+from skillyard.gate.failures import Failure, Refused, Unreachable
+from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.tunnel import carry
 
 VIA = "socks5"
 VERSIONS = (4, 5)
@@ -39,7 +37,7 @@ class _Denied(Refused):
 
 
 async def serve(session: Session, client: Stream) -> None:
-    """Returns when the connection is over; raises what streams raise, and Trouble once the client was told."""
+    """Returns when the connection is over; raises what streams raise, and Failure once the client was told."""
     try:
         async with asyncio.timeout(session.limits.header_s):
             host, port = await _asked(client)
@@ -49,20 +47,20 @@ async def serve(session: Session, client: Stream) -> None:
     except _Denied as denied:
         session.refuse(VIA, denied.host, denied.port, denied.reason)
         await client.write(_SOCKS4_REJECTED if denied.code < 0 else _reply(denied.code))
-        await farewell(client)
+        await client.finish()
         return
     try:
-        upstream = await session.reach(VIA, meant(session, VIA, host, port), port)
-    except Trouble as trouble:
-        await client.write(_reply(_code_of(trouble)))
-        await farewell(client)
+        upstream = await session.reach(VIA, host, port)
+    except Failure as failure:
+        await client.write(_reply(_code_of(failure)))
+        await client.finish()
         raise
     try:
         await client.write(_reply(_DONE))
     except BaseException:
         upstream.close()
         raise
-    await carry(client, upstream)
+    await tunnel(session, client, upstream)
 
 
 async def _asked(client: Stream) -> tuple[Host, int]:
@@ -73,7 +71,7 @@ async def _asked(client: Stream) -> tuple[Host, int]:
     methods = await _exactly(client, (await _exactly(client, 1))[0])
     if 0 not in methods:
         await client.write(_NONE_OF_THEM)
-        await farewell(client)
+        await client.finish()
         raise _Gone
     await client.write(_NO_AUTHENTICATION)
     version, command, reserved, kind = await _exactly(client, 4)
@@ -121,7 +119,7 @@ def _reply(code: int) -> bytes:
     return bytes([5, code, 0, _IPV4]) + bytes(6)
 
 
-def _code_of(trouble: Trouble) -> int:
-    if isinstance(trouble, Refused):
+def _code_of(failure: Failure) -> int:
+    if isinstance(failure, Refused):
         return _NOT_ALLOWED
-    return _UNREACHABLE if isinstance(trouble, Unreachable) else _FAILED
+    return _UNREACHABLE if isinstance(failure, Unreachable) else _FAILED

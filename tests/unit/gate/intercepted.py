@@ -18,8 +18,8 @@ from skillyard.domain.network.policy import Layer, Policy
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, new_placeholder
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Trouble
-from skillyard.gate.proxy import serve
+from skillyard.gate.failures import Failure
+from skillyard.gate.listener import serve_proxy
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception
@@ -138,8 +138,8 @@ class Gate:
 
     async def _visit(self, client: Stream) -> None:
         try:
-            await serve(self.session, client)
-        except (Trouble, OSError):
+            await serve_proxy(self.session, client)
+        except (Failure, OSError):
             pass
         except Exception as fault:  # noqa: BLE001 - the test that made it is told
             self.faults.append(fault)

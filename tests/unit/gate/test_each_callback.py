@@ -17,11 +17,10 @@ import pytest
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.channel import Channel, Message
-from skillyard.gate.descriptors import Room
 from skillyard.gate.dial import Dialer
-from skillyard.gate.listener import Door
+from skillyard.gate.listener import Capacity, Listener
+from skillyard.gate.process import Service
 from skillyard.gate.relay.stream import Stream
-from skillyard.gate.service import Service
 from skillyard.gate.session import Session
 from skillyard.gate.wire import plan_out
 
@@ -64,7 +63,7 @@ async def gate() -> AsyncIterator[Gate]:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    service = Service(theirs, Dialer(frozenset), Room(10_000))
+    service = Service(theirs, Dialer(frozenset), Capacity(10_000))
     told: asyncio.Queue[Message] = asyncio.Queue()
     channel = Channel(ours, lambda message, _: told.put_nowait(message), lambda: None)
     yield Gate(service, channel, ours, told)
@@ -155,7 +154,7 @@ async def test_a_connection_whose_service_fails_ends_alone() -> None:
         await client.write(b"served")
         client.close()
 
-    door = Door(session, listener, serve, Room(10_000), faults.append)
+    door = Listener(session, listener, serve, Capacity(10_000), faults.append)
     try:
         for wanted in (b"", b"served"):
             reader, writer = await asyncio.open_connection(*listener.getsockname())

@@ -12,11 +12,10 @@ from dataclasses import replace
 import pytest
 
 from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.client import ProcessGate
-from skillyard.gate.descriptors import Room
 from skillyard.gate.dial import Dialer
-from skillyard.gate.listener import Door
-from skillyard.gate.own_addresses import OwnAddresses
+from skillyard.gate.listener import Capacity, Listener
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from tests.unit.gate.gates import Plugged, Server, cut_off, echo, plugged, policy, reaching, until
@@ -114,16 +113,16 @@ async def test_connections_that_a_session_ends_before_they_are_served_take_no_ro
     async def serve(_: Session, client: Stream) -> None:
         await client.read()
 
-    own, room = OwnAddresses(), Room(100_000)
+    own, room = OwnAddresses(), Capacity(100_000)
     session = Session("one", EgressPlan(policy("*")), Dialer(own))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
-        door = Door(session, listener, serve, room, lambda fault: pytest.fail(str(fault)))
+        door = Listener(session, listener, serve, room, lambda fault: pytest.fail(str(fault)))
         clients = [socket.create_connection(listener.getsockname()) for _ in range(5)]
-        door._knocked()
+        door._readable()
         assert room.connections == 5
         session.close()  # in the same turn of the loop, as when both became readable together
-        await until(lambda: not session.visits)
+        await until(lambda: not session.connections)
         assert (room.connections, session.usage.connections) == (0, 0)
         door.close()
         for client in clients:
@@ -144,7 +143,7 @@ async def test_without_descriptors_who_knocks_waits_and_is_served_later() -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
         listener.setblocking(False)
         client.settimeout(10)
-        door = Door(session, listener, serve, Room(100_000), lambda fault: pytest.fail(str(fault)))
+        door = Listener(session, listener, serve, Capacity(100_000), lambda fault: pytest.fail(str(fault)))
         usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = os.dup(client.fileno())
         os.close(free)  # the next one that would be given
@@ -163,7 +162,7 @@ async def test_without_descriptors_who_knocks_waits_and_is_served_later() -> Non
 
 
 def test_room_is_shared_out_when_it_becomes_scarce() -> None:
-    room = Room(256 + 400)  # two hundred connections
+    room = Capacity(256 + 400)  # two hundred connections
     room.sessions = 4
     assert room.full_for(99) is None
     room.connections = 100

@@ -19,13 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skillyard.domain.network.policy import Layer, Policy, parse_rules
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
+from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.channel import Channel, Message
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Silent, Unreachable
+from skillyard.gate.failures import TimedOut, Unreachable
 from skillyard.gate.log import MOST_KINDS, Log
-from skillyard.gate.own_addresses import OwnAddresses
-from skillyard.gate.synthetic import MOST_NAMES, OWN, POOL, Synthetic
-from skillyard.gate.usage import Usage
+from skillyard.gate.session import MOST_NAMES, OWN, POOL, SyntheticAddresses
+from skillyard.gate.upstream import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native import kernel
 
@@ -80,7 +80,7 @@ def test_no_flood_hides_what_was_reached() -> None:
 class Names(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.synthetic = Synthetic()
+        self.synthetic = SyntheticAddresses()
         self.known: dict[str, ipaddress.IPv4Address] = {}
 
     @rule(name=st.sampled_from([f"n{n}.test" for n in range(30)]))
@@ -106,7 +106,7 @@ TestNames.settings = settings(max_examples=15, stateful_step_count=30)
 
 
 def test_a_session_can_ask_for_so_many_names_only() -> None:
-    synthetic = Synthetic()
+    synthetic = SyntheticAddresses()
     assert all(synthetic.address_of(f"n{n}.test") is not None for n in range(MOST_NAMES))
     assert synthetic.address_of("more.test") is None
     assert synthetic.address_of("n0.test") is not None
@@ -185,7 +185,7 @@ async def test_lookups_that_hang_take_no_more_threads_than_their_session_has(mon
     dialer = Dialer(lambda: ())
     for _ in range(3):
         slow = [dialer.resolve("hostile", f"slow{n}.test", 0.05) for n in range(10)]
-        assert {type(fault) for fault in await asyncio.gather(*slow, return_exceptions=True)} == {Silent}
+        assert {type(fault) for fault in await asyncio.gather(*slow, return_exceptions=True)} == {TimedOut}
     assert len(entered) == 4
     with pytest.raises(Unreachable, match="not known"):
         await dialer.resolve("neighbour", "quick.test", 20)

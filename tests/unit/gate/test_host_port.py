@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.gate.host_port import Host, parse_host_port, write_host_port
+from skillyard.gate.addresses import Host, parse_host_port, write_host_port
 
 V4, V6 = ipaddress.ip_address("192.0.2.7"), ipaddress.ip_address("2001:db8::7")
 

@@ -7,8 +7,8 @@ import ipaddress
 
 import pytest
 
+from skillyard.gate.addresses import Host
 from skillyard.gate.failures import Refused
-from skillyard.gate.host_port import Host
 from skillyard.gate.http.guard import HttpGuard
 from tests.unit.gate.guarded_http import NAME, OK, SWITCHED, UPGRADE, get, post, refused, say
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.gate.failures import Refused, Trouble, Unreachable
-from skillyard.gate.host_port import parse_host_port
+from skillyard.gate.addresses import parse_host_port
+from skillyard.gate.failures import Failure, Refused, Unreachable
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.http.head import MOST_HEAD
 from tests.unit.gate.guarded_http import NAME, OK, SWITCHED, answer, get, post, say
@@ -154,7 +154,7 @@ def test_whatever_is_passed_on_is_for_the_host(requests: list[bytes], step: int)
     said = b"".join(requests)
     guard = HttpGuard(NAME, 80)
     passed = bytearray()
-    with contextlib.suppress(Trouble):
+    with contextlib.suppress(Failure):
         for at in range(0, len(said), step):
             if guard.over:
                 break
@@ -184,7 +184,7 @@ def test_whatever_is_passed_on_is_for_the_host(requests: list[bytes], step: int)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_anything_at_all(client: bytes, server: bytes) -> None:
     guard = HttpGuard(NAME, 80)
-    with contextlib.suppress(Trouble):
+    with contextlib.suppress(Failure):
         guard.client_says(client)
         guard.client_says(get())
         guard.server_says(server)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.client import ProcessGate
-from skillyard.gate.dns.answers import Names
 from skillyard.gate.dns.message import (
     AAAA,
     ANY,
@@ -29,6 +28,7 @@ from skillyard.gate.dns.message import (
     read_question,
     write_answer,
 )
+from skillyard.gate.dns.server import Names
 from skillyard.gate.session import Session
 from tests.unit.gate.gates import Plugged, plugged, policy
 from tests.unit.gate.rooms import Rooms

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.gate.failures import Trouble
-from skillyard.gate.relay.first_words import FirstWords, Kind, sniff
+from skillyard.gate.failures import Failure
+from skillyard.gate.relay.first_bytes import FirstBytes, Kind, sniff
 from skillyard.gate.tls.guard import ACCESS_DENIED
 from tests.unit.gate.hellos import hello, message, records, server_name
 
@@ -101,18 +101,18 @@ def test_no_request_of_a_lenient_server_is_something_else(parts: list[bytes]) ->
         assert sniff(said) is Kind.HTTP
 
 
-def talk(guard: FirstWords, said: bytes) -> str | None:
+def talk(guard: FirstBytes, said: bytes) -> str | None:
     """Why it is refused, None if it is not."""
     try:
         guard.client_says(said)
-    except Trouble as trouble:
+    except Failure as trouble:
         return trouble.reason
     return None
 
 
 @pytest.mark.parametrize("said", [GET, b"SSH-2.0-x\r\n", b"PRI * HTTP/2.0\r\n\r\n", b"\x80\x2e\x01\x03\x01", b"\0"])
 def test_port_443_is_for_tls(said: bytes) -> None:
-    guard = FirstWords("a.x.com", 443)
+    guard = FirstBytes("a.x.com", 443)
     assert talk(guard, said) is not None
     assert guard.over
     assert guard.for_server() == b""
@@ -120,7 +120,7 @@ def test_port_443_is_for_tls(said: bytes) -> None:
 
 @pytest.mark.parametrize("said", [hello(), b"SSH-2.0-x\r\n", b"\0", b"PRI * HTTP/2.0\r\n\r\n"])
 def test_port_80_is_for_http(said: bytes) -> None:
-    guard = FirstWords("a.x.com", 80)
+    guard = FirstBytes("a.x.com", 80)
     assert talk(guard, said) is not None
     assert guard.over
     assert guard.for_server() == b""
@@ -134,7 +134,7 @@ def test_a_refusal_is_told_in_the_clients_own_words() -> None:
         (8080, b"PRI * HTTP/2.0\r\n\r\n", b""),
         (8443, hello(b"b.x.com"), ACCESS_DENIED),
     ):
-        guard = FirstWords("a.x.com", port)
+        guard = FirstBytes("a.x.com", port)
         assert talk(guard, said) is not None
         assert guard.for_client().startswith(told)
         assert guard.for_server() == b""
@@ -143,7 +143,7 @@ def test_a_refusal_is_told_in_the_clients_own_words() -> None:
 @pytest.mark.parametrize("port", [80, 443, 22])
 def test_what_is_its_port_s_passes(port: int) -> None:
     said = {80: GET, 443: hello(), 22: b"SSH-2.0-x\r\n"}[port]
-    guard = FirstWords("a.x.com", port)
+    guard = FirstBytes("a.x.com", port)
     for at in range(len(said)):
         guard.client_says(said[at : at + 1])
     assert guard.for_server() == said
@@ -161,13 +161,13 @@ def test_what_is_its_port_s_passes(port: int) -> None:
     ],
 )
 def test_other_ports_are_held_to_the_name_too(said: bytes) -> None:
-    guard = FirstWords("a.x.com", 8443)
+    guard = FirstBytes("a.x.com", 8443)
     assert talk(guard, said) is not None
     assert guard.for_server() == b""
 
 
 def test_a_server_may_speak_first() -> None:
-    guard = FirstWords("a.x.com", 25)
+    guard = FirstBytes("a.x.com", 25)
     guard.server_says(b"220 hello\r\n")
     assert guard.for_client() == b"220 hello\r\n"
     guard.client_says(b"EHLO x\r\n")
@@ -176,17 +176,17 @@ def test_a_server_may_speak_first() -> None:
 
 
 def test_a_client_may_only_listen() -> None:
-    guard = FirstWords("a.x.com", 13)
+    guard = FirstBytes("a.x.com", 13)
     guard.client_says(b"")
     assert guard.raw
-    assert talk(FirstWords("a.x.com", 443), b"") is not None
+    assert talk(FirstBytes("a.x.com", 443), b"") is not None
 
 
 @pytest.mark.parametrize(
     "said", [b"user", b"PING", b'{"id": 1}', b"0032git-upload-pack /x\0host=a.x.com\0", b"\n", b"\x16", b"GET", b"HTTP"]
 )
 def test_words_that_are_no_request_yet_pass_as_they_come(said: bytes) -> None:
-    guard = FirstWords("a.x.com", 79)
+    guard = FirstBytes("a.x.com", 79)
     guard.client_says(said)
     assert guard.for_server() == said
     guard.client_says(b"")
@@ -197,7 +197,7 @@ def test_words_that_are_no_request_yet_pass_as_they_come(said: bytes) -> None:
 @pytest.mark.parametrize("said", [b"GET /x", b"GET http://b.x.com/ HTTP/1.0", b"X / http/1", b"PROXY UNKNOWN"])
 def test_what_is_a_request_once_its_line_ends_waits_and_is_refused_at_its_end(said: bytes) -> None:
     """There are servers that take the end of what is said for the end of a line."""
-    guard = FirstWords("a.x.com", 8080)
+    guard = FirstBytes("a.x.com", 8080)
     for at in range(len(said)):
         guard.client_says(said[at : at + 1])
     passed = guard.for_server()
@@ -211,7 +211,7 @@ def test_what_is_a_request_once_its_line_ends_waits_and_is_refused_at_its_end(sa
 def test_what_becomes_a_request_after_it_began_to_pass_is_held_all_the_same() -> None:
     honest = b"POST / HTTP/1.1\r\nHost: a.x.com:8080\r\nContent-Length: 0\r\n\r\n"
     for rest, held in ((honest, False), (honest.replace(b"a.x", b"b.x"), True), (honest.replace(b"/ ", b"/\t"), True)):
-        guard = FirstWords("a.x.com", 8080)
+        guard = FirstBytes("a.x.com", 8080)
         guard.client_says(b"POST")
         assert guard.for_server() == b"POST"
         assert (talk(guard, rest[4:]) is not None) is held
@@ -221,8 +221,8 @@ def test_what_becomes_a_request_after_it_began_to_pass_is_held_all_the_same() ->
 @settings(deadline=None, max_examples=400)
 @given(st.lists(_parts, max_size=8), st.integers(1, 3))
 def test_what_passes_early_is_never_a_request(parts: list[bytes], size: int) -> None:
-    said, guard, passed = b"".join(parts), FirstWords("a.x.com", 8080), b""
-    with contextlib.suppress(Trouble):
+    said, guard, passed = b"".join(parts), FirstBytes("a.x.com", 8080), b""
+    with contextlib.suppress(Failure):
         for at in range(0, len(said), size):
             guard.client_says(said[at : at + size])
             if guard.raw:
@@ -234,7 +234,7 @@ def test_what_passes_early_is_never_a_request(parts: list[bytes], size: int) -> 
 
 
 def test_what_is_written_anew_cannot_have_begun_to_pass() -> None:
-    guard = FirstWords("a.x.com", 8080)
+    guard = FirstBytes("a.x.com", 8080)
     guard.client_says(b"POST http://a.x.com:8080/x")
     assert talk(guard, b" HTTP/1.1\r\nHost: a.x.com:8080\r\n\r\n") is not None
     assert guard.for_client().startswith(b"HTTP/1.1 403 ")
@@ -243,7 +243,7 @@ def test_what_is_written_anew_cannot_have_begun_to_pass() -> None:
 
 @pytest.mark.parametrize("port", [443, 80])
 def test_nothing_passes_before_it_is_known_on_ports_of_the_web(port: int) -> None:
-    guard = FirstWords("a.x.com", port)
+    guard = FirstBytes("a.x.com", port)
     guard.client_says(b"PO" if port == 80 else b"\x16")
     assert guard.for_server() == b""
 
@@ -251,9 +251,9 @@ def test_nothing_passes_before_it_is_known_on_ports_of_the_web(port: int) -> Non
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([80, 443, 5432]))
 def test_anything_at_all(said: list[bytes], port: int) -> None:
-    guard = FirstWords("a.x.com", port)
+    guard = FirstBytes("a.x.com", port)
     passed = b""
-    with contextlib.suppress(Trouble):
+    with contextlib.suppress(Failure):
         for data in said:
             guard.client_says(data)
             passed += guard.for_server()

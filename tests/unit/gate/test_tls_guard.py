@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.gate.addresses import Host
 from skillyard.gate.failures import Refused
-from skillyard.gate.host_port import Host
 from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
 from tests.unit.gate.hellos import HELLO_RANDOM, extension, hello, message, records, server_name, vector
 from tests.unit.gate.programs.authority import Authority

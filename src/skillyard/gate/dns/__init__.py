@@ -1,1 +1,1 @@
-"""dns."""
+"""The name server of a sandbox."""

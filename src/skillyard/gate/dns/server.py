@@ -1,4 +1,7 @@
-"""Questions to the name server over UDP and TCP (RFC 1035 §4.2, RFC 7766), answered from the very address asked."""
+"""The name server of a sandbox, over UDP and TCP (RFC 1035 §4.2, RFC 7766), at any address.
+
+It gives each name that the policy allows a synthetic address and asks nobody: no question leaves the gate.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,17 @@ import ipaddress
 import socket
 import struct
 
-from skillyard.gate.dns.answers import Names
+from skillyard.domain.network.policy import Decision
+from skillyard.domain.network.session import DNS_PORT
+from skillyard.gate.dns.message import ANY, NOERROR, NXDOMAIN, REFUSED, SERVFAIL, A, read_question, write_answer
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
+
+VIA = "dns"
+_MOST_LOGGED = 50
+"""Refused names that a session's log has one by one, so that questions leave room for connections."""
+_OTHERS = "other names"
+_MOST_REMEMBERED = 1024
 
 _IPV6_PKTINFO, _IP_PKTINFO = 50, 8  # linux/in6.h, linux/in.h
 _IN6_PKTINFO = struct.Struct("16si")
@@ -24,9 +35,59 @@ _MOST_IN_WINDOW = 200
 _MOST_ON_STREAM = 100
 
 
+class Names:
+    """Answers questions of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._policy = session.policy
+        self._known: dict[str, bool] = {}
+        self._refused: set[str] = set()
+
+    def answer(self, message: bytes) -> bytes | None:
+        """Returns the answer to a question, None for anything else."""
+        question = read_question(message)
+        if question is None:
+            return None
+        if question.error:
+            return write_answer(question, question.error)
+        if not question.ours:
+            return write_answer(question, REFUSED)
+        if question.name is None or not self._allowed(question.name):
+            self._refuse(question.name)
+            return write_answer(question, NXDOMAIN)
+        if question.kind not in (A, ANY):
+            return write_answer(question, NOERROR)
+        address = self._session.address_of(question.name)
+        if not isinstance(address, ipaddress.IPv4Address):
+            return write_answer(question, SERVFAIL)
+        return write_answer(question, NOERROR, address)
+
+    def _allowed(self, name: str) -> bool:
+        """Asks the policy once for each name: questions come in floods and policies have many rules."""
+        if self._policy is not self._session.policy or len(self._known) >= _MOST_REMEMBERED:
+            self._policy = self._session.policy
+            self._known.clear()
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._policy.answers(name)
+        return known
+
+    def _refuse(self, name: str | None) -> None:
+        shown, reason = name or _OTHERS, "this is no host name"
+        if name is not None:
+            if name not in self._refused and len(self._refused) >= _MOST_LOGGED:
+                shown, reason = _OTHERS, "no rule allows them"  # without the policy: questions come in floods
+            else:
+                self._refused.add(name)
+                reason = self._policy.ask(name, None, 443).reason
+        self._session.note(VIA, shown, DNS_PORT, Decision(False, "names", "", reason))
+
+
 class Datagrams:
-    """One UDP socket, until :meth:`close`. Whoever made it has set that it tells which address was asked
-    (IPV6_RECVPKTINFO, IP_PKTINFO) and may answer from it (IPV6_FREEBIND)."""
+    """Serves one UDP socket until :meth:`close`.
+
+    The socket tells which address was asked (IPV6_RECVPKTINFO, IP_PKTINFO) and may answer from it (IPV6_FREEBIND)."""
 
     def __init__(self, session: Session, sock: socket.socket) -> None:
         self._names = Names(session)
@@ -74,7 +135,7 @@ class Datagrams:
 
 
 def _from_there(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """The control message that makes the asked address the answer's source."""
+    """Returns the control message that makes the asked address the answer's source."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO) and len(data) >= _IN6_PKTINFO.size:
             address, index = _IN6_PKTINFO.unpack_from(data)
@@ -87,7 +148,7 @@ def _from_there(ancillary: list[tuple[int, int, bytes]]) -> list[tuple[int, int,
 
 
 async def serve(session: Session, client: Stream) -> None:
-    """Over TCP: one question after the other. Returns when the client ends, or says what is no question."""
+    """Serves TCP: one question after the other, until the client ends or sends something else."""
     names = Names(session)
     async with asyncio.timeout(session.limits.header_s):
         for _ in range(_MOST_ON_STREAM):
@@ -103,7 +164,7 @@ async def serve(session: Session, client: Stream) -> None:
 
 
 async def _exactly(client: Stream, count: int) -> bytes:
-    """Empty when it ends before."""
+    """Reads ``count`` bytes; returns none when the client ends before."""
     data = b""
     while len(data) < count:
         piece = await client.read(count - len(data))

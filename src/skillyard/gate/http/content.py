@@ -24,7 +24,7 @@ Part = h11.Data | h11.EndOfMessage
 Answer = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
 
 
-class Words(Protocol):
+class ContentRules(Protocol):
     def request(self, request: h11.Request) -> h11.Request:
         """What is sent for it. Raises Refused."""
         ...
@@ -67,11 +67,11 @@ class _Any(_Still):
         return [part]
 
 
-ANY: Words = _Any()
+ANY: ContentRules = _Any()
 """Hold them to nothing."""
 
 
-class Unsealed(_Still):
+class PlainContent(_Still):
     """On a connection in plain text: placeholders are refused."""
 
     def __init__(self, placeholders: Placeholders) -> None:
@@ -93,7 +93,7 @@ class Unsealed(_Still):
         return [part]
 
 
-class Sealed:
+class SecretContent:
     """On a connection to a host that ``bound`` secrets are bound to: placeholders in header fields are replaced, and
     values in answers masked. ``used`` is told the name of each secret that is put in; ``sent`` are those that were, on
     any connection of the session."""

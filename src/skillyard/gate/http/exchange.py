@@ -8,7 +8,7 @@ import re
 import h11
 
 from skillyard.gate.failures import Refused, Unreachable
-from skillyard.gate.http.content import ANY, Answer, Words
+from skillyard.gate.http.content import ANY, Answer, ContentRules
 from skillyard.gate.http.head import Fields, Heads, check_trailer, check_written, end_to_end, listed
 from skillyard.gate.relay.guard import Outbox
 
@@ -88,13 +88,13 @@ class ClientSide:
 
 class Exchange(Outbox):
     """``request`` was judged. Where ``hop`` is true, the connections on both sides live on their own, and fields for
-    one hop are not passed on. ``words`` judge the content, from the request on: raises Refused."""
+    one hop are not passed on. ``content`` judges the messages, from the request on: raises Refused."""
 
-    def __init__(self, client: ClientSide, request: h11.Request, *, hop: bool, words: Words = ANY) -> None:
+    def __init__(self, client: ClientSide, request: h11.Request, *, hop: bool, content: ContentRules = ANY) -> None:
         super().__init__()
         self._client = client
         self._hop = hop
-        self._words = words
+        self._content = content
         self._server = h11.Connection(h11.CLIENT, _INCOMPLETE)
         self._heads = Heads(strict=False)
         self.busy = False
@@ -103,7 +103,7 @@ class Exchange(Outbox):
         """Whether the client was told some of the answer."""
         self.switched = False
         """Whether the connection is a WebSocket's from here on."""
-        self._to_server += self._server.send(words.request(request)) or b""
+        self._to_server += self._server.send(content.request(request)) or b""
 
     @property
     def answered(self) -> bool:
@@ -145,18 +145,18 @@ class Exchange(Outbox):
     @property
     def holding(self) -> bool:
         """Whether some of the answer waits for what follows, or for :meth:`pause`."""
-        return self._words.holding and not self.answered
+        return self._content.holding and not self.answered
 
     def pause(self) -> None:
         """The server says nothing more for now."""
-        for part in self._words.paused():
+        for part in self._content.paused():
             self._to_client += self._client.http.send(part) or b""
 
     def _pass_request(self) -> bool:
         event = self._client.body()
         if event is None:
             return False
-        self._words.sent(event)
+        self._content.sent(event)
         self._to_server += self._server.send(event) or b""
         return not isinstance(event, h11.EndOfMessage)
 
@@ -167,7 +167,7 @@ class Exchange(Outbox):
             raise Unreachable(f"the server's answer is malformed: {_QUOTED.sub('', str(error))}") from None
         if event is None:
             return False
-        for part in self._words.answered(event):
+        for part in self._content.answered(event):
             if isinstance(part, h11.InformationalResponse):
                 self._pass_interim(part)
             else:

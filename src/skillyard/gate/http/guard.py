@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import h11
 
-from skillyard.gate.failures import Refused, Trouble
-from skillyard.gate.host_port import Host, write_host_port
-from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.addresses import Host, write_host_port
+from skillyard.gate.failures import Failure, Refused
+from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.exchange import ClientSide, Exchange
 from skillyard.gate.http.head import check_connection, check_host, split_target
 from skillyard.gate.relay.guard import ROOM, Outbox
@@ -29,16 +29,18 @@ def refusal(reason: str, status: int = 403) -> bytes:
 
 
 class HttpGuard(Outbox):
-    """See :class:`~skillyard.gate.relay.guard.Guard`. One exchange at a time: a request that was sent ahead is judged when
-    the answer before it is complete, so that each answer belongs to the request that was judged. ``default_port`` is
-    meant by a Host field without one; ``words`` judge what is said beyond its form."""
+    """Guards HTTP (:class:`~skillyard.gate.relay.guard.Guard`), one exchange at a time.
 
-    def __init__(self, host: Host, port: int, *, default_port: int = HTTP, words: Words = ANY) -> None:
+    A request that was sent ahead is judged when the answer before it is complete, so that each answer belongs to the
+    request that was judged. A Host field without a port means ``default_port``; ``content`` judges the messages beyond
+    their form."""
+
+    def __init__(self, host: Host, port: int, *, default_port: int = HTTP, content: ContentRules = ANY) -> None:
         super().__init__()
         self._host = host
         self._port = port
         self._default_port = default_port
-        self._words = words
+        self._content = content
         self._client = ClientSide()
         self._exchange: Exchange | None = None
         self._client_ended = False
@@ -92,8 +94,8 @@ class HttpGuard(Outbox):
         try:
             while not self.over and not self.raw and self._next_step():
                 pass
-        except Trouble as trouble:
-            self.fail(trouble)
+        except Failure as failure:
+            self.fail(failure)
 
     def _next_step(self) -> bool:
         """Whether there is another one."""
@@ -119,7 +121,7 @@ class HttpGuard(Outbox):
         return False
 
     def _begun(self, request: h11.Request) -> Exchange:
-        return Exchange(self._client, self._judged(request), hop=False, words=self._words)
+        return Exchange(self._client, self._judged(request), hop=False, content=self._content)
 
     def _judged(self, request: h11.Request) -> h11.Request:
         """The request as it is sent. Raises Refused."""
@@ -134,7 +136,7 @@ class HttpGuard(Outbox):
         self._to_server += exchange.for_server()
         self._to_client += exchange.for_client()
 
-    def fail(self, trouble: Trouble) -> NoReturn:
+    def fail(self, failure: Failure) -> NoReturn:
         """End the connection; the client is told unless it was told some of an answer."""
         self.over = True
         answering = False
@@ -145,5 +147,5 @@ class HttpGuard(Outbox):
             answering = self._exchange.answering
         self._to_server.clear()
         if not answering:
-            self._to_client += refusal(trouble.reason, 403 if isinstance(trouble, Refused) else 502)
-        raise trouble
+            self._to_client += refusal(failure.reason, 403 if isinstance(failure, Refused) else 502)
+        raise failure

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import h11
 
+from skillyard.gate.addresses import Host, parse_host_port, write_host_port
 from skillyard.gate.failures import Refused
-from skillyard.gate.host_port import Host, parse_host_port, write_host_port
 
 MOST_HEAD = 1 << 16
 MOST_FIELDS = 256

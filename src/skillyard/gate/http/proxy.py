@@ -8,29 +8,25 @@ import contextlib
 
 import h11
 
-from skillyard.gate.failures import Refused, Silent, Trouble, Unreachable
-from skillyard.gate.farewell import farewell
-from skillyard.gate.host_port import Host, parse_host_port, write_host_port
-from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.addresses import Host, parse_host_port, write_host_port
+from skillyard.gate.failures import Failure, Refused, TimedOut, Unreachable
+from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.exchange import ClientSide, Exchange
 from skillyard.gate.http.guard import refusal
 from skillyard.gate.http.head import Fields, check_connection, check_host, end_to_end, split_target
-from skillyard.gate.meant import meant
-from skillyard.gate.parked import Parked
-from skillyard.gate.relay.first_words import HTTP_PORT, TLS_PORT
+from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT
 from skillyard.gate.relay.guard import ROOM, Outbox
-from skillyard.gate.relay.relay import confer, relay
+from skillyard.gate.relay.relay import relay, relay_exchange, tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
-from skillyard.gate.tunnel import carry
-from skillyard.gate.upstream import Upstream
+from skillyard.gate.upstream import IdleUpstreams, Upstream
 
 VIA, VIA_CONNECT = "http", "connect"
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 async def serve(session: Session, client: Stream) -> None:
-    """Returns when the connection is over; raises what streams raise, and Trouble once the client was told."""
+    """Returns when the connection is over; raises what streams raise, and Failure once the client was told."""
     connection = _Connection(session, client)
     try:
         while await connection.exchange():
@@ -46,13 +42,13 @@ class _Connection:
         self._session = session
         self._client = client
         self._side = ClientSide()
-        self._parked = Parked()
+        self._idle = IdleUpstreams()
 
     def close(self) -> None:
-        self._parked.close()
+        self._idle.close()
 
     async def exchange(self) -> bool:
-        """Serve one request; whether there may be another. Raises Trouble once the client was told."""
+        """Serve one request; whether there may be another. Raises Failure once the client was told."""
         try:
             request = await self._next_request()
         except Refused as refused:
@@ -60,7 +56,7 @@ class _Connection:
             await self._tell(refused)
             raise
         if request is None:
-            await farewell(self._client)
+            await self._client.finish()
             return False
         if request.method == b"CONNECT":
             await self._connect(request)
@@ -82,18 +78,18 @@ class _Connection:
                 self._side.feed(data)
         return request
 
-    async def _tell(self, trouble: Trouble) -> None:
-        status = 403 if isinstance(trouble, Refused) else 504 if isinstance(trouble, Silent) else 502
+    async def _tell(self, failure: Failure) -> None:
+        status = 403 if isinstance(failure, Refused) else 504 if isinstance(failure, TimedOut) else 502
         with contextlib.suppress(OSError):
-            await self._client.write(refusal(trouble.reason, status))
-        await farewell(self._client)
+            await self._client.write(refusal(failure.reason, status))
+        await self._client.finish()
 
     async def _reach(self, via: str, host: Host, port: int) -> Upstream:
-        """Raises Trouble once the client was told."""
+        """Raises Failure once the client was told."""
         try:
-            return await self._session.reach(via, meant(self._session, via, host, port), port)
-        except Trouble as trouble:
-            await self._tell(trouble)
+            return await self._session.reach(via, host, port)
+        except Failure as failure:
+            await self._tell(failure)
             raise
 
     async def _connect(self, request: h11.Request) -> None:
@@ -111,7 +107,7 @@ class _Connection:
             upstream.close()
             raise
         self._client.unread(ahead)
-        await carry(self._client, upstream)
+        await tunnel(self._session, self._client, upstream)
 
     def _said_ahead(self) -> bytes:
         """What the client said for the other side before it was told that it may. Raises Refused."""
@@ -120,22 +116,22 @@ class _Connection:
         return self._side.rest()
 
     async def _forward(self, request: h11.Request) -> bool:
-        """Whether there may be another request. Raises Trouble once the client was told."""
+        """Whether there may be another request. Raises Failure once the client was told."""
         host, port, target = await self._judged(request)
-        reused = self._parked.take((host, port))
+        reused = self._idle.take((host, port))
         upstream = reused or await self._reach(VIA, host, port)
         guard = _OneExchange(self._side)
         try:
-            guard.begin(_passed_on(request, target), self._words())
-            await confer(self._client, upstream, guard)
-        except (Refused, Unreachable) as trouble:
-            if isinstance(trouble, Refused):
-                upstream.refuse(trouble.reason)
+            guard.begin(_passed_on(request, target), self._content())
+            await relay_exchange(self._client, upstream, guard)
+        except (Refused, Unreachable) as failure:
+            if isinstance(failure, Refused):
+                upstream.refuse(failure.reason)
             upstream.close()
             if guard.answering:
                 self._client.reset()
             else:
-                await self._tell(trouble)
+                await self._tell(failure)
             raise
         except OSError:
             upstream.close()
@@ -170,16 +166,16 @@ class _Connection:
             raise
         return host, port, target
 
-    def _words(self) -> Words:
+    def _content(self) -> ContentRules:
         interception = self._session.interception
-        return ANY if interception is None else interception.unsealed()
+        return ANY if interception is None else interception.plain_content()
 
     async def _after(self, guard: _OneExchange, upstream: Upstream, key: tuple[Host, int], reused: bool) -> bool:
         """Keep what may be used again, close what may not. Whether the client may go on."""
         if not guard.complete:
             upstream.close()
             if guard.answered:  # before all was asked
-                await farewell(self._client)
+                await self._client.finish()
                 return False
             if guard.client_ended or guard.answering or reused:
                 # What was cut off must not look whole; and a client asks again when a connection that it kept ends.
@@ -188,11 +184,11 @@ class _Connection:
             await self._tell(Unreachable(f"{write_host_port(*key)} ended without an answer"))
             return False
         if guard.server_may_go_on:
-            self._parked.put(key, upstream)
+            self._idle.put(key, upstream)
         else:
             upstream.close()
         if not self._side.may_go_on:
-            await farewell(self._client)
+            await self._client.finish()
             return False
         self._side.next()
         return True
@@ -208,9 +204,9 @@ class _OneExchange(Outbox):
         self.client_ended = False
         self._server_ended = False
 
-    def begin(self, request: h11.Request, words: Words) -> None:
+    def begin(self, request: h11.Request, content: ContentRules) -> None:
         """Raises Refused."""
-        self._exchange = Exchange(self._side, request, hop=True, words=words)
+        self._exchange = Exchange(self._side, request, hop=True, content=content)
         self.go_on()
 
     @property

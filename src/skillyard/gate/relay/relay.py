@@ -1,39 +1,60 @@
-"""Bytes both ways between a sandbox and what it reached, until both have ended or one is gone."""
+"""Relays bytes between a sandbox and a server until both have ended or one is gone."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
-from skillyard.gate.failures import Refused, Unreachable
-from skillyard.gate.farewell import farewell
+from skillyard.gate.failures import Failure, Refused, Unreachable
+from skillyard.gate.relay.first_bytes import FirstBytes
 from skillyard.gate.relay.guard import Guard
-from skillyard.gate.relay.guarded import Guarded
-from skillyard.gate.relay.raw import Pump
-from skillyard.gate.relay.stream import Stream
+from skillyard.gate.relay.guarded_relay import GuardedRelay
+from skillyard.gate.relay.stream import TURN, Stream
+from skillyard.gate.session import Session
 from skillyard.gate.upstream import Upstream
 
+_PIECE = 1 << 18
+_BUFFER = bytearray(_PIECE)
+_VIEW = memoryview(_BUFFER)
 
-async def relay(client: Stream, upstream: Upstream, first: bytes = b"", guard: Guard | None = None) -> None:
-    """``first`` was read from the client already. ``guard`` judges what is said until it is raw. Both streams are
-    closed when this returns or raises: OSError, Refused, Unreachable or Ended, the client having been told."""
-    guarded = None if guard is None else Guarded(client, upstream, guard)
+
+async def tunnel(session: Session, client: Stream, upstream: Upstream) -> None:
+    """Relays a connection that is held to the host that was allowed. Returns and raises as :func:`relay` does."""
+    await relay(client, upstream, _guard_of(session, upstream))
+
+
+def _guard_of(session: Session, upstream: Upstream) -> Guard:
+    """Ends TLS to the hosts that secrets are bound to here, and refuses placeholders in plain text."""
+    interception, name, port = session.interception, upstream.name, upstream.port
+    if interception is None:
+        return FirstBytes(upstream.host, port)
+    tls = None
+    if name is not None and interception.has(name, port):
+        tls = partial(interception.guard, name, port, upstream.carries)
+    return FirstBytes(upstream.host, port, content=interception.plain_content(), tls=tls)
+
+
+async def relay(client: Stream, upstream: Upstream, guard: Guard | None = None) -> None:
+    """Relays until both have ended. ``guard`` judges what is said until it is raw.
+
+    Both streams are closed when this returns or raises: OSError, Refused, Unreachable or Ended, after the client was
+    told."""
+    guarded = None if guard is None else GuardedRelay(client, upstream, guard)
     watch = _Watch(client, upstream, guarded)
     try:
         if guarded is not None:
-            await guarded.run(first)
-        elif first:
-            await upstream.write(first)
+            await guarded.run()
         if guard is None or guard.raw:
             watch.guarded = None
-            await Pump(client, upstream).over
-        await farewell(client)
-    except Refused as trouble:
-        upstream.refuse(trouble.reason)
-        await farewell(client)
+            await RawRelay(client, upstream).over
+        await client.finish()
+    except Refused as refused:
+        upstream.refuse(refused.reason)
+        await client.finish()
         raise
-    except Unreachable as trouble:
-        upstream.abort(trouble)
-        await farewell(client)
+    except Unreachable as unreachable:
+        upstream.abort(unreachable)
+        await client.finish()
         raise
     except BaseException:
         client.reset()
@@ -43,25 +64,126 @@ async def relay(client: Stream, upstream: Upstream, first: bytes = b"", guard: G
         upstream.close()
 
 
-async def confer(client: Stream, upstream: Upstream, guard: Guard) -> None:
-    """One exchange: until ``guard`` is raw or over, or both have ended. Both streams stay open; raises as
-    :func:`relay` does, the client having been told what the guard had to say."""
-    guarded = Guarded(client, upstream, guard)
+async def relay_exchange(client: Stream, upstream: Upstream, guard: Guard) -> None:
+    """Relays one exchange, until ``guard`` is raw or over or both have ended. Both streams stay open.
+
+    Raises as :func:`relay` does, after the client was told what the guard had to say."""
+    guarded = GuardedRelay(client, upstream, guard)
     watch = _Watch(client, upstream, guarded)
     try:
-        await guarded.run(b"")
+        await guarded.run()
     finally:
         watch.stop()
 
 
-class _Watch:
-    """One timer for the life of a connection, set on where bytes have gone by meanwhile."""
+class RawRelay:
+    """Passes bytes both ways as they come.
 
-    def __init__(self, client: Stream, upstream: Upstream, guarded: Guarded | None) -> None:
+    All connections share one buffer: bytes that the other side does not take yet are kept, and nothing is read
+    meanwhile. Measured, it is as fast as splice(2), and needs no pipe. ``over`` is done when both sides have ended; it
+    has the fault of the stream that failed or was closed."""
+
+    def __init__(self, client: Stream, server: Stream) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._streams = (client, server)
+        if client.closed or server.closed:
+            self.over.set_exception(client.fault or server.fault or ConnectionAbortedError("closed"))
+            return
+        self._ways = (_Way(self, client, server), _Way(self, server, client))
+        for stream in self._streams:
+            stream.watch(self._closed)
+        for way in self._ways:
+            way.begin()
+
+    def way_is_done(self) -> None:
+        if all(way.done for way in self._ways):
+            self.finish(None)
+
+    def finish(self, fault: Exception | None) -> None:
+        if self.over.done():
+            return
+        for way in self._ways:
+            way.stop()
+        for stream in self._streams:
+            stream.unwatch(self._closed)
+        if fault is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(fault)
+
+    def _closed(self) -> None:
+        fault = next((stream.fault for stream in self._streams if stream.fault is not None), None)
+        self.finish(fault or ConnectionAbortedError("closed"))
+
+
+class _Way:
+    """One direction: either ``source`` is read or, with something ``left``, ``target`` is written."""
+
+    def __init__(self, pump: RawRelay, source: Stream, target: Stream) -> None:
+        self._pump = pump
+        self._source = source
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._in, self._out = source.sock.fileno(), target.sock.fileno()
+        self._left = memoryview(b"")
+        self.done = False
+
+    def begin(self) -> None:
+        self._left = memoryview(self._source.take_held())
+        if self._left:
+            self._loop.add_writer(self._out, self._writable)
+        else:
+            self._loop.add_reader(self._in, self._readable)
+
+    def stop(self) -> None:
+        self.done = True
+        self._left = memoryview(b"")
+        self._loop.remove_reader(self._in)
+        self._loop.remove_writer(self._out)
+
+    def _readable(self) -> None:
+        try:
+            for _ in range(TURN // _PIECE):
+                count = self._source.read_into(_BUFFER)
+                if count is None:
+                    return
+                if not count:
+                    self._end()
+                    return
+                sent = self._target.write_some(_VIEW[:count])
+                if sent < count:
+                    self._left = memoryview(bytes(_VIEW[sent:count]))
+                    self._loop.remove_reader(self._in)
+                    self._loop.add_writer(self._out, self._writable)
+                    return
+        except (OSError, Failure) as fault:
+            self._pump.finish(fault)
+
+    def _writable(self) -> None:
+        try:
+            self._left = self._left[self._target.write_some(self._left) :]
+        except (OSError, Failure) as fault:
+            self._pump.finish(fault)
+            return
+        if not self._left:
+            self._loop.remove_writer(self._out)
+            self._loop.add_reader(self._in, self._readable)
+
+    def _end(self) -> None:
+        self.done = True
+        self._loop.remove_reader(self._in)
+        self._target.end()
+        self._pump.way_is_done()
+
+
+class _Watch:
+    """Ends a connection on which nothing moves: one timer, set on while bytes go by."""
+
+    def __init__(self, client: Stream, upstream: Upstream, guarded: GuardedRelay | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._client = client
         self._upstream = upstream
-        self._limits = upstream.session.limits
+        self._limits = upstream.limits
         self.guarded = guarded
         self._timer = self._loop.call_soon(self._look)
 

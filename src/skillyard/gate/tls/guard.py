@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from skillyard.gate.addresses import Host
 from skillyard.gate.failures import Refused
-from skillyard.gate.host_port import Host
 from skillyard.gate.relay.guard import Prompt
 from skillyard.gate.tls.client_hello import HANDSHAKE, Hello, HelloReader, Malformed, Records
 

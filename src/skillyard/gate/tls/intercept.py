@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.failures import Ended, Refused, Trouble, Unreachable
-from skillyard.gate.http.content import Sealed, Unsealed, Words, check_body
+from skillyard.gate.failures import Ended, Failure, Refused, Unreachable
+from skillyard.gate.http.content import ContentRules, PlainContent, SecretContent, check_body
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.http.mask import Masker, Masks
 from skillyard.gate.http.placeholder import Placeholders, Scanner
@@ -43,17 +43,17 @@ class Interception:
         """Whether TLS connections to ``name`` end here."""
         return bool(self._placeholders.bound(name, port))
 
-    def unsealed(self) -> Words:
+    def plain_content(self) -> ContentRules:
         """What the messages of one connection in plain text are held to."""
-        return Unsealed(self._placeholders)
+        return PlainContent(self._placeholders)
 
     def guard(self, name: str, port: int, used: Callable[[str], None]) -> InterceptGuard:
         """For one TLS connection to a host that :meth:`has` said yes to; ``used`` is told the name of each secret that
         is put in. Raises NotBound for other hosts, and Ended once all is forgotten."""
         if self._authority is None:
             raise Ended("the session is over")
-        words = Sealed(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
-        http = HttpGuard(name, port, default_port=HTTPS, words=words)
+        content = SecretContent(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
+        http = HttpGuard(name, port, default_port=HTTPS, content=content)
         ours, theirs = TlsEnd(self._authority.context(name)), TlsEnd(self._verify(), name)
         return InterceptGuard(name, ours, theirs, http, Masker(self._masks, fit=True), self._placeholders.scanner())
 
@@ -89,7 +89,7 @@ class InterceptGuard:
         self._early = bytearray()
         """What the client said before the server showed who it is: nothing is made of it until then."""
         self._denied = b""
-        self._trouble: Unreachable | None = None
+        self._failure: Unreachable | None = None
         """Of the server; the client is told when it asks for something."""
         self._over = False
 
@@ -111,8 +111,8 @@ class InterceptGuard:
             self._greeted(self._reader, data)
             return
         said = self._heard_client(data)
-        if said and self._trouble is not None:
-            self._fail(self._trouble)
+        if said and self._failure is not None:
+            self._fail(self._failure)
         self._early += said
         if self._server.ready:
             self._hear_early()
@@ -121,14 +121,14 @@ class InterceptGuard:
 
     def server_says(self, data: bytes) -> None:
         """See Guard."""
-        if self._trouble is not None:
+        if self._failure is not None:
             return
         try:
             said = self._server.hear(data)
         except TlsFault as fault:
-            self._trouble = Unreachable(f"TLS with {self._name}: {fault.reason}")
+            self._failure = Unreachable(f"TLS with {self._name}: {fault.reason}")
             if self._early or self._http.asked:
-                self._fail(self._trouble)
+                self._fail(self._failure)
             return
         if self._server.ready:
             self._hear_early()
@@ -217,7 +217,7 @@ class InterceptGuard:
         """Let HTTP hear what was said; what comes of it is encrypted, also when it raises."""
         try:
             says(said)
-        except Trouble:
+        except Failure:
             self._over = True
             raise
         finally:
@@ -232,9 +232,9 @@ class InterceptGuard:
             return data
         return self._masker.feed(data) + (self._masker.flush() if self._over else b"")
 
-    def _fail(self, trouble: Trouble) -> None:
+    def _fail(self, failure: Failure) -> None:
         def fail(_: bytes) -> None:
-            self._http.fail(trouble)
+            self._http.fail(failure)
 
         self._tell(fail, b"")
 

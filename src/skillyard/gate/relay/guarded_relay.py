@@ -1,4 +1,4 @@
-"""A connection under a guard: each side's words go to it, and what it gives back goes on."""
+"""Relays a connection through a guard: it gets the bytes of each side, and what it gives back is written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from skillyard.gate.relay.guard import Guard
 from skillyard.gate.relay.stream import PIECE, Stream
 
 _PAUSE_S = 0.05
-"""Without a word of the server's, after which what its guard holds back goes on."""
+"""Silence of the server after which bytes that its guard holds back go on."""
 
 
-class Guarded:
-    """Neither side is read while what it said before is not written; the other side goes on meanwhile."""
+class GuardedRelay:
+    """Reads neither side while its bytes from before are not written; the other side goes on meanwhile."""
 
     def __init__(self, client: Stream, server: Stream, guard: Guard) -> None:
         self._client = client
@@ -24,13 +24,14 @@ class Guarded:
         self._to_server, self._to_client = _Out(server, forgiving=True), _Out(client)
         self._answered = asyncio.Event()
         self.owing_since: float | None = self._loop.time()
-        """Since when the client has said nothing, or nothing whole; None once something was passed on."""
+        """The time since which the client has said nothing whole; None once something was passed on."""
 
-    async def run(self, first: bytes) -> None:
-        """Until the guard is raw or over, or both sides have ended; all that it gave back is written then. Raises
-        Refused and Unreachable after the client was told, and what streams raise."""
+    async def run(self) -> None:
+        """Returns when the guard is raw or over, or both sides have ended; everything it gave back is written then.
+
+        Raises Refused and Unreachable after the client was told, and what streams raise."""
         self._pass_on()  # what the guard has to say before either side does
-        pending = {asyncio.create_task(self._client_side(first)), asyncio.create_task(self._server_side())}
+        pending = {asyncio.create_task(self._client_side()), asyncio.create_task(self._server_side())}
         try:
             while pending and not self._finished:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -51,9 +52,7 @@ class Guarded:
     def _finished(self) -> bool:
         return self._guard.raw or self._guard.over
 
-    async def _client_side(self, first: bytes) -> None:
-        if first:
-            await self._hear(self._guard.client_says, first, self._to_server)
+    async def _client_side(self) -> None:
         while not self._finished:
             if not self._guard.wants_client:
                 self._answered.clear()
@@ -68,13 +67,13 @@ class Guarded:
 
     async def _server_side(self) -> None:
         while not self._finished:
-            data = await self._server_words()
+            data = await self._server_bytes()
             await self._hear(self._guard.server_says, data, self._to_client)
             self._answered.set()
             if not data:
                 return
 
-    async def _server_words(self) -> bytes:
+    async def _server_bytes(self) -> bytes:
         try:
             if self._guard.holding and (data := await self._soon()) is not None:
                 return data
@@ -85,7 +84,7 @@ class Guarded:
             raise
 
     async def _soon(self) -> bytes | None:
-        """What the server says within a moment; else the client is told what waited for it."""
+        """Returns the server's next bytes if they come within a moment; otherwise passes on held bytes."""
         try:
             async with asyncio.timeout(_PAUSE_S) as moment:
                 return await self._server.read(patient=True)
@@ -122,8 +121,10 @@ class Guarded:
 
 
 class _Out:
-    """Bytes on their way to one side, in order, whoever gave them. A ``forgiving`` one drops what a side that reads no
-    more is told: a server that answers early and ends still has its answer read."""
+    """Bytes on their way to one side, in order.
+
+    A ``forgiving`` one drops bytes for a side that reads no more: the answer of a server that ends early is still
+    read."""
 
     def __init__(self, stream: Stream, *, forgiving: bool = False) -> None:
         self._stream = stream
@@ -152,7 +153,7 @@ class _Out:
             del self._left[: self._written(bytes(self._left[:PIECE]))]
 
     def _written(self, data: bytes) -> int:
-        """How many bytes need not be kept."""
+        """Returns how many bytes need not be kept."""
         if not self.broken:
             try:
                 return self._stream.write_some(data)

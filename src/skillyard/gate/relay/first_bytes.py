@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from enum import Enum
 
+from skillyard.gate.addresses import Host
 from skillyard.gate.failures import Refused
-from skillyard.gate.host_port import Host
-from skillyard.gate.http.content import ANY, Words
+from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.guard import HttpGuard, refusal
 from skillyard.gate.relay.guard import Guard, Open, Outbox
 from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
@@ -86,17 +86,21 @@ def _sniff_line(data: bytes) -> Kind | None:
     return Kind.HTTP2 if line.startswith(b"PRI ") else Kind.HTTP
 
 
-class FirstWords(Outbox):
-    """See :class:`~skillyard.gate.relay.guard.Guard`: waits for the client's first words and goes on as the guard of what
-    they are. Port 443 must be TLS and port 80 HTTP; on other ports what is neither passes raw, and while it may become
-    either, as much passes as no server takes for a request, even should nothing follow. The server may speak first.
-    ``words`` judge what HTTP in plain text says; ``tls`` makes the guard of TLS, where it is no :class:`TlsGuard`."""
+class FirstBytes(Outbox):
+    """Waits for the client's first bytes and goes on as the guard of their protocol.
 
-    def __init__(self, host: Host, port: int, *, words: Words = ANY, tls: Callable[[], Guard] | None = None) -> None:
+    See :class:`~skillyard.gate.relay.guard.Guard`. Port 443 must be TLS and port 80 HTTP. On other ports other
+    protocols pass raw; while the bytes may still become a request, as many pass as no server takes for one, even if
+    nothing follows. The server may speak first. ``content`` judges HTTP in plain text; ``tls`` makes another guard of
+    TLS than :class:`TlsGuard`."""
+
+    def __init__(
+        self, host: Host, port: int, *, content: ContentRules = ANY, tls: Callable[[], Guard] | None = None
+    ) -> None:
         super().__init__()
         self._host = host
         self._port = port
-        self._words = words
+        self._content = content
         self._tls = tls
         self._said = bytearray()
         self._passed = b""
@@ -206,12 +210,12 @@ class FirstWords(Outbox):
             raise self._refuse(kind, reason)
         if kind is Kind.TLS:
             return TlsGuard(self._host) if self._tls is None else self._tls()
-        return HttpGuard(self._host, self._port, words=self._words) if kind is Kind.HTTP else Open()
+        return HttpGuard(self._host, self._port, content=self._content) if kind is Kind.HTTP else Open()
 
     def _refuse(self, kind: Kind, reason: str) -> Refused:
         """Ends the connection and returns the error to raise."""
         self._over = True
-        self._to_client += told(kind, reason)
+        self._to_client += refusal_for(kind, reason)
         return Refused(reason)
 
 
@@ -222,8 +226,8 @@ def _at_end(said: bytes) -> Kind:
     return Kind.OTHER if kind is None or kind is Kind.TLS else kind
 
 
-def told(kind: Kind | None, reason: str) -> bytes:
-    """How a client that speaks ``kind`` is told of a refusal; empty where no protocol has words for it."""
+def refusal_for(kind: Kind | None, reason: str) -> bytes:
+    """How a client that speaks ``kind`` is refusal_for of a refusal; empty where no protocol has words for it."""
     if kind is Kind.TLS:
         return ACCESS_DENIED
     return refusal(reason) if kind is Kind.HTTP else b""
