@@ -76,8 +76,8 @@ async def _main() -> None:
         async with Runtime(home) as runtime:
             walk = await walk_of_run(runtime)
     for module in walk.modules:
-        print(f"{walk.steps.count(module):4} {module}")  # noqa: T201 - it is a command
-    print(f"modules {len(walk.modules)}, hops {walk.hops}, returns {walk.returns}")  # noqa: T201
+        print(f"{walk.steps.count(module):4} {module}")
+    print(f"modules {len(walk.modules)}, hops {walk.hops}, returns {walk.returns}")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,8 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine import recovery
-from skillyard.engine.admission import Admission
 from skillyard.engine.backends import Backends
-from skillyard.engine.blobs.large import LargeReads
 from skillyard.engine.config import EngineConfig, frame_limits
-from skillyard.engine.held import HeldRequests
 from skillyard.engine.network import live
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.packages.ahead import Ahead
@@ -33,12 +30,12 @@ from skillyard.engine.runs.refused import Refused
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.result import run_object
 from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.shares import Admission, Budget, LargeReads, Place
 from skillyard.engine.skills.diff import Diffs
 from skillyard.engine.skills.registry import Registry
 from skillyard.engine.skills.review import Reviews
 from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.tasks import Tasks
-from skillyard.engine.tenants import Place
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.bundles import BundleStore
@@ -102,7 +99,9 @@ class Engine:
         self.frame_limits = frame_limits(self.config)
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
-        self.requests = HeldRequests(self.config.admission.request_bytes, self.config.admission.reserve)
+        total = self.config.admission.request_bytes
+        each = int(total * (1 - self.config.admission.reserve))
+        self.requests = Budget(total, each, "too many large requests at once; send bulk data as a blob")
         self.large_reads = LargeReads()
         self.reviews = Reviews()
         self.diffs = Diffs()
@@ -144,7 +143,7 @@ class Engine:
         return await self._held(principal, request)
 
     async def _held(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
-        with self.requests.holding(principal.name, request):
+        with self.requests.holding(principal.name, request.weight()):
             return await self._keyed(principal, request)
 
     async def _keyed(self, principal: Principal, request: RunRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from skillyard.engine.skills.transfers import uploads
+from skillyard.engine.skills.registry import UPLOADS
 from tests.attacks.front_door.conftest import Door, _skillyard, until
 from tests.attacks.front_door.wire import Response
 from tests.bundles import a_skill, skill_files, tar, unpacked, zipped
@@ -193,7 +193,7 @@ def arriving(door: Door, count: int, who: str) -> Iterator[None]:
 
 
 def test_those_who_send_slowly_keep_nobody_else_out(door: Door, digest: str) -> None:
-    each = uploads().each
+    each = UPLOADS[1]
     with arriving(door, each, "ann"):
         until(lambda: put(door, a_skill()).status == 429)
         assert put(door, a_skill()).headers["retry-after"]

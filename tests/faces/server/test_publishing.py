@@ -18,7 +18,7 @@ from skillyard import Runtime
 from skillyard.client import Client, SyncClient
 from skillyard.client.errors import BadArgument, BundleRefused, Forbidden, SkillNotFound, VersionTaken
 from skillyard.domain import errors as domain_errors
-from skillyard.engine.skills.transfers import uploads
+from skillyard.engine.skills.registry import UPLOADS
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.crash.server import Server
 
@@ -171,7 +171,7 @@ def test_of_many_who_publish_one_version_at_once_one_wins(server: Server) -> Non
         except VersionTaken:
             return None
 
-    with ThreadPoolExecutor(uploads().each) as pool:
+    with ThreadPoolExecutor(UPLOADS[1]) as pool:
         digests = list(pool.map(send, range(12)))
     (won,) = set(filter(None, digests))
     assert digests.count(won) == 1

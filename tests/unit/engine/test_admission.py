@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from skillyard.domain.errors import Busy, InvalidInput
-from skillyard.engine.admission import Admission
 from skillyard.engine.config import AdmissionConfig
-from skillyard.engine.tenants import Place
+from skillyard.engine.shares import Admission, Place
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from skillyard.engine.packages import building
 from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.environments import JUST_USED_S, Environments
-from skillyard.engine.packages.room import Room
+from skillyard.engine.shares import Room
 from tests.unit.engine.building import MINE, kept, of, until
 from tests.unit.engine.conftest import Rig
 

@@ -6,8 +6,8 @@ import pytest
 
 from skillyard.domain.errors import Busy
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.held import HeldRequests, weight
 from skillyard.engine.runs.request import RunRequest, from_params
+from skillyard.engine.shares import Budget
 
 MIB = 1 << 20
 
@@ -17,20 +17,20 @@ def request(**args: object) -> RunRequest:
 
 
 def test_one_principal_leaves_room_for_another() -> None:
-    held = HeldRequests(16 * MIB, 0.25)
-    large = request(text="x" * (3 * MIB))
+    held = Budget(16 * MIB, 12 * MIB, "too many large requests at once")
+    large = request(text="x" * (3 * MIB)).weight()
     with held.holding("greedy", large):
         with pytest.raises(Busy) as caught, held.holding("greedy", large):
             raise AssertionError("it was taken")
         assert caught.value.retry_after_ms > 0
         with held.holding("other", large):
-            assert held.bytes > 12 * MIB
-    assert held.bytes == 0
+            assert held.held > 12 * MIB
+    assert held.held == 0
 
 
 def test_however_small_requests_are_their_number_is_bounded() -> None:
-    assert weight(request()) >= 64 * 1024
+    assert request().weight() >= 64 * 1024
 
 
 def test_many_values_weigh_what_they_take() -> None:
-    assert weight(request(lists=[[] for _ in range(100_000)])) > 5 * MIB
+    assert request(lists=[[] for _ in range(100_000)]).weight() > 5 * MIB

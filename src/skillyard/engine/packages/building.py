@@ -23,7 +23,7 @@ from skillyard.engine.packages.builder import Builder
 from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.interpreter import platform_name
-from skillyard.engine.packages.room import Room
+from skillyard.engine.shares import Room
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, EnvironmentStore, Origin, TooLarge

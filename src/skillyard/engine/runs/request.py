@@ -14,6 +14,14 @@ from skillyard.domain.network.rule import Rule
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.packages.asked import asked_packages
 
+_HELD = 64 * 1024
+"""Bytes that tasks, records and buffers of one request take, however small it is."""
+_COPIES = 2
+_VALUE = 64
+"""Bytes of an empty list, which three bytes of JSON make (sys.getsizeof)."""
+_MARKS = ",[{"
+_PLAIN = 4096
+
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -60,6 +68,12 @@ class RunRequest:
             *([{"packages": self.packages}] if self.packages else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def weight(self) -> int:
+        """Returns the bytes that it may take while it is held: its text, and the values that were made of it."""
+        text = len(self.args_json)
+        values = sum(map(self.args_json.count, _MARKS)) if text > _PLAIN else text
+        return _HELD + _COPIES * (text + len(self.code or "")) + _VALUE * values
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""

@@ -28,6 +28,6 @@ async def export(engine: Engine, principal: Principal, skill: Skill, form: Archi
     """The archive of a skill that :func:`find_exported` found, made while the block is entered. Raises Busy,
     StoreFault."""
     registry = engine.registry
-    with registry.downloads.place(principal.name):
+    with registry.downloads.holding(principal.name):
         async with registry.bundles.export(skill, form) as archive:
             yield archive

@@ -39,7 +39,7 @@ async def publish(engine: Engine, principal: Principal, chunks: AsyncIterator[by
     """
     principal.require(Scope.PUBLISH)
     registry = engine.registry
-    with registry.uploads.place(principal.name):
+    with registry.uploads.holding(principal.name):
         arrived = await registry.bundles.receive(chunks)
         return await registry.change(_take_in(registry, principal, arrived))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.publication import PublicationAct
 from skillyard.engine.observer import CatalogueChanged, Observer
-from skillyard.engine.skills.transfers import downloads, uploads
+from skillyard.engine.shares import Budget
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock
@@ -17,6 +17,10 @@ from skillyard.ports.publications import PublicationStore
 from skillyard.ports.skills import SkillStore
 
 T = TypeVar("T")
+
+UPLOADS, DOWNLOADS = (8, 4), (64, 16)
+"""Bundles on their way at once: of all, and of one principal."""
+_CROWDED = "too many bundles are on their way at once"
 
 
 class Registry:
@@ -35,8 +39,9 @@ class Registry:
         self.bundles = bundles
         self.skills = skills
         self.clock = clock
-        self.uploads = uploads()
-        self.downloads = downloads()
+        # Each is a file on the disk, and in memory for a moment.
+        self.uploads = Budget(*UPLOADS, _CROWDED)
+        self.downloads = Budget(*DOWNLOADS, _CROWDED)
         self._tasks = tasks
         self._emit = emit
         self._line = asyncio.Lock()

@@ -1,4 +1,4 @@
-"""How many runs work at once, who comes next, and when a caller is turned away.
+"""How principals share what there is: places and memory of sandboxes, bytes of requests, turns of builds.
 
 Everybody waits in a queue of its own; places are given round by round, one principal after the other, so that
 a thousand runs of one principal delay another's single run by one place at most. Both the running and the
@@ -12,11 +12,102 @@ never the last ones. So who comes next finds room at once, however long those be
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from skillyard.domain.errors import Busy, InvalidInput
 from skillyard.engine.config import AdmissionConfig
-from skillyard.engine.tenants import Place, Tenant, Tenants, Waiter
+
+_SMOOTHING = 0.2
+_FIRST_GUESS_S = 0.1
+_REMEMBERED = 1024
+_SOONEST_MS, _LATEST_MS = 100, 60_000
+_SOON_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a run was given, and the time of the event loop's clock at which it was."""
+
+    principal: str
+    memory_mb: int
+    since: float
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A run in the queue; ``turn`` brings its place."""
+
+    memory_mb: int
+    turn: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """One principal while it has runs. ``started_s`` is the sum of the times at which those at work began."""
+
+    name: str
+    held: int = 0
+    reserved_mb: int = 0
+    started_s: float = 0.0
+    typical_s: float = _FIRST_GUESS_S
+    ended: int = 0
+    queue: deque[Waiter] = field(default_factory=deque)
+
+    def take(self, memory_mb: int, now: float) -> Place:
+        self.held += 1
+        self.reserved_mb += memory_mb
+        self.started_s += now
+        return Place(self.name, memory_mb, now)
+
+    def leave(self, place: Place, now: float) -> None:
+        self.held -= 1
+        self.reserved_mb -= place.memory_mb
+        self.started_s = self.started_s - place.since if self.held else 0.0
+        lasted = now - place.since
+        self.typical_s = self.typical_s + _SMOOTHING * (lasted - self.typical_s) if self.ended else lasted
+        self.ended += 1
+
+    def age_s(self, now: float) -> float:
+        """Of its runs at work, on the average."""
+        return now - self.started_s / self.held if self.held else 0.0
+
+
+class Tenants:
+    """Those who have runs, and of those who had some lately how long they took."""
+
+    def __init__(self) -> None:
+        self._busy: dict[str, Tenant] = {}
+        self._idle: OrderedDict[str, Tenant] = OrderedDict()
+
+    def of(self, name: str) -> Tenant:
+        known = self._busy.get(name)
+        if known is None:
+            known = self._busy[name] = self._idle.pop(name) if name in self._idle else Tenant(name)
+        return known
+
+    def look(self, name: str) -> Tenant:
+        """As :meth:`of`, and remembers nobody."""
+        return self._busy.get(name) or self._idle.get(name) or Tenant(name)
+
+    def tidy(self, tenant: Tenant) -> None:
+        """Forget who has no run left, sooner or later."""
+        if tenant.held or tenant.queue:
+            return
+        self._busy.pop(tenant.name, None)
+        if tenant.ended:
+            self._idle[tenant.name] = tenant
+            while len(self._idle) > _REMEMBERED:
+                self._idle.popitem(last=False)
+
+    def retry_after_ms(self, tenant: Tenant, now: float) -> int:
+        """When those of ``tenant`` that wait now will have had their turn, by what its runs have taken so far;
+        never more than a minute, since nobody knows better."""
+        typical_s = max(tenant.typical_s, tenant.age_s(now))
+        rounds = (len(tenant.queue) + 1) / max(1, tenant.held)
+        return int(min(_LATEST_MS, max(_SOONEST_MS, 1000 * typical_s * rounds)))
 
 
 class Admission:
@@ -165,8 +256,105 @@ class Admission:
 
 
 def _closing() -> Busy:
-    return Busy("the server is shutting down", retry_after_ms=1000)
+    return Busy("the server is shutting down", retry_after_ms=_SOON_MS)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+class Budget:
+    """An amount in all, of which one principal may hold ``each``. Who asks for more is told to come again."""
+
+    def __init__(self, total: int, each: int, refusal: str) -> None:
+        self.total = total
+        self.each = each
+        self._refusal = refusal
+        self._held: Counter[str] = Counter()
+        self.held = 0
+
+    @contextmanager
+    def holding(self, principal: str, amount: int = 1) -> Iterator[None]:
+        """Raises Busy when there is no room for it."""
+        if self.held + amount > self.total or self._held[principal] + amount > self.each:
+            raise Busy(self._refusal, retry_after_ms=_SOON_MS)
+        self._held[principal] += amount
+        self.held += amount
+        try:
+            yield
+        finally:
+            self.held -= amount
+            self._held[principal] -= amount
+            if not self._held[principal]:
+                del self._held[principal]
+
+
+SMALL = 256 * 1024
+"""Bytes that are read without waiting for a place."""
+
+PLACES = 4
+
+
+class LargeReads:
+    """Places for large contents on their way into an answer, each of which is in memory several times over until then.
+
+    Lives on one event loop; who comes first reads first."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self._places = asyncio.Semaphore(places)
+
+    @asynccontextmanager
+    async def place(self, size: int) -> AsyncIterator[None]:
+        """``size`` bytes are read, and made into a value, within the block."""
+        if size <= SMALL:
+            yield
+            return
+        async with self._places:
+            yield
+
+
+class Room:
+    """Turns of builds. ``places`` may be taken at a time. One that becomes free goes to the owner who has the fewest,
+    of several to the one who was given none for longest."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._taken: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By owner; who was given a place is behind the others."""
+
+    @asynccontextmanager
+    async def place(self, owner: str) -> AsyncGenerator[None, None]:
+        if self._free:
+            self._take(owner)
+        else:
+            await self._turn(owner)
+        try:
+            yield
+        finally:
+            self._give_back(owner)
+
+    async def _turn(self, owner: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._give_back(owner)
+            raise
+
+    def _take(self, owner: str) -> None:
+        self._free -= 1
+        self._taken[owner] += 1
+
+    def _give_back(self, owner: str) -> None:
+        self._free += 1
+        self._taken -= Counter([owner])
+        for nearest in sorted(self._waiting, key=lambda waiting: self._taken[waiting]):
+            line = deque(turn for turn in self._waiting.pop(nearest) if not turn.done())
+            if line:
+                self._take(nearest)
+                line.popleft().set_result(None)
+                self._waiting |= {nearest: line} if line else {}
+                return
