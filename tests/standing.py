@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 _BOUND_S = 60.0
+_REFUSED = re.compile(r"\b(fsopen|mount|unshare)\b.*: Operation not permitted")
+"""Said by tests that make a namespace or a mount by themselves."""
 _NATIVE = frozenset({"attacks", "crash", "server"})
 """Directories whose tests start servers that make native sandboxes, and do not always show what these said."""
 
@@ -41,4 +44,5 @@ def excuses(path: Path, text: str) -> str:
         return ""
     why = why_not()
     step = why.rpartition("] ")[2]
-    return f"the native backend does not stand on this machine: {why}" if step and step in text else ""
+    named = step and (step in text or _REFUSED.search(text))
+    return f"the native backend does not stand on this machine: {why}" if named else ""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import SandboxSpec
+from tests.standing import why_not
 
 NOBODY = 65534
 INNER = 1000
@@ -31,11 +32,16 @@ def host_uid() -> int:
     return NOBODY if as_root() else os.geteuid()
 
 
+@functools.cache
 def missing_tools() -> str:
     """Why the backend cannot work here; empty when it can."""
     wanted = ("bwrap", "setpriv") if as_root() else ("bwrap",)
     absent = [tool for tool in wanted if shutil.which(tool) is None]
-    return f"{', '.join(absent)} not installed (apt install bubblewrap util-linux)" if absent else ""
+    if absent:
+        return f"{', '.join(absent)} not installed (apt install bubblewrap util-linux)"
+    words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    tried = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return tried.stderr.strip() if tried.returncode and why_not() else ""
 
 
 def python() -> str:

@@ -21,6 +21,7 @@ from skillyard.sandbox.native.inside_protocol import READY
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.mounts import new_tree
 from skillyard.testing.sandbox_suite.observe import descriptors
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
@@ -70,6 +71,7 @@ def box(
     loop: Loop, tmp_path: Path, ready: list[Box], sentry: subprocess.Popen[bytes]
 ) -> Iterator[tuple[GvisorBox, socket.socket]]:
     """And the other end of its control socket."""
+    os.close(new_tree())  # or nothing is begun: a container's root may make no mounts
     made = GvisorBox(loop, "n1", SHAPE, 0, None, str(tmp_path), ())
     made.on_ready = ready.append
     theirs = made.inside_control.dup()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -189,8 +190,10 @@ while True:
 
 
 async def test_runs_end_with_a_server_that_was_killed(tmp_path: Path) -> None:
-    with _server(tmp_path) as server:
+    complaints = tmp_path / "complaints"
+    with complaints.open("w") as said, _server(tmp_path / "server", said) as server:
         handle = await _line(server)
+        assert handle, complaints.read_text()
         assert processes(handle)
         server.kill()
         await eventually(lambda: not processes(handle), "a killed server's runs end", BOUND_S)
@@ -222,8 +225,9 @@ async def test_a_runsc_that_is_none_is_explained(tmp_path: Path) -> None:
         assert "apt install runsc" in probe.protections["seccomp"].mend
 
 
-def _server(base: Path) -> subprocess.Popen[str]:
+def _server(base: Path, said: IO[str]) -> subprocess.Popen[str]:
     """Another process with a backend of its own, which prints the handle of a sandbox that runs and waits."""
+    base.mkdir()
     source = f"""
 import asyncio, sys
 from pathlib import Path
@@ -238,7 +242,8 @@ asyncio.run(main())
 """
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
-    return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-c", source]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
 
 
 async def _line(server: subprocess.Popen[str]) -> str:
