@@ -6,10 +6,10 @@ import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel
+from pydantic import BaseModel, WithJsonSchema
 
 from skillyard.config.settings import Settings
 from skillyard.engine.method import Method
@@ -143,11 +143,14 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
             yield from _settings(kind, f"{prefix}{name}.")
         else:
             default = "per user" if name == "data_dir" else f"`{_json(field.get_default(call_default_factory=True))}`"
-            yield f"| `{prefix}{name}` | {_kind(kind)} | {default} |"
+            yield f"| `{prefix}{name}` | {_kind(Annotated[kind, name, *field.metadata])} | {default} |"
 
 
 def _kind(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        schemas = [note.json_schema or {} for note in arguments[1:] if isinstance(note, WithJsonSchema)]
+        return " or ".join(f"`{value}`" for schema in schemas for value in schema["enum"]) or _kind(arguments[0])
     if origin in (tuple, frozenset):
         return f"list of {_kind(arguments[0])}"
     if origin is dict:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from skillyard.domain.sandbox.protection import LIMITS, WALLS
+from skillyard.domain.sandbox.guarantees import LIMITS, WALLS
 from skillyard.verify.families import everything
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -25,9 +25,9 @@ from skillyard.bundled import EXAMPLES
 from skillyard.client.errors import RunFailed
 from skillyard.client.sync import SyncClient
 from skillyard.data_dir import DataDir
-from skillyard.domain.sandbox.isolation import AUTO, STRONGEST_FIRST
-from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level
+from skillyard.domain.sandbox.guarantees import AUTO, LIMITS, WALLS, Level
 from skillyard.faces.cli.failures import Exit, Failure, reported
+from skillyard.sandbox.registry import BACKENDS
 from skillyard.server_process import ServerFailed, ServerProcess
 from skillyard.stores.skills.snapshots import remove_tree
 
@@ -97,7 +97,7 @@ def _show(work: Path, report: Path, rows: int) -> None:
 def _stopped(server: ServerProcess) -> str:
     """Says what is gone. Raises DemoFailed for a process of the server's keeper that stays."""
     run_dir = DataDir(server.data_dir).run
-    before = [pid for place in (run_dir, *(run_dir / name for name in STRONGEST_FIRST)) for pid in family(place)]
+    before = [pid for place in (run_dir, *(run_dir / name for name in BACKENDS)) for pid in family(place)]
     server.stop()
     deadline = time.monotonic() + _END_S
     while left := [pid for pid in before if alive(pid)]:

@@ -86,7 +86,7 @@ def test_architecture_names_every_import_rule() -> None:
 
 
 def test_security_names_every_wall_and_limit() -> None:
-    from skillyard.domain.sandbox.protection import PROTECTIONS
+    from skillyard.domain.sandbox.guarantees import PROTECTIONS
 
     security = text_of(ROOT / "SECURITY.md")
     assert [name for name in PROTECTIONS if f"`{name}`" not in security] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.isolation import waived
+from skillyard.sandbox.registry import nature
 from tests.hosts.docker_engine import ROOT, Docker, docker_daemon, import_here
 
 pytestmark = pytest.mark.timeout(300)
@@ -133,7 +133,7 @@ def test_the_plain_container_gets_the_landlock_level_by_auto_and_is_told(user: i
     found = doctor(docker, user, [], isolation="auto")
     assert found["isolation"] == "landlock"
     assert found["mandatory_missing"] == []
-    assert waived("landlock") <= {name for name, p in found["protections"].items() if p["level"] == "missing"}
+    assert nature("landlock").without <= {name for name, p in found["protections"].items() if p["level"] == "missing"}
     assert "docker run --security-opt" in found["passed_over"]["native"]
     auto = {"SKILLYARD_POLICY__ISOLATION": "auto"}
     done = docker.skillyard("exec", "-", "--args", '{"n": 1}', "--json", user=user, stdin=CODE, env=auto)

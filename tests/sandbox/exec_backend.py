@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.guest_request import encode_request
-from skillyard.domain.sandbox.protection import Demand, Probe
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
@@ -143,6 +143,7 @@ class ExecBackend:
     """Sandboxes that live as long as this object. ``base`` is where their directory trees go."""
 
     name = "exec"
+    nature = Nature()
 
     def __init__(self, base: Path | None = None) -> None:
         self._base = base

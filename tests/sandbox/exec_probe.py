@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from skillyard.domain.sandbox.protection import PROTECTIONS, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import PROTECTIONS, Level, Probe, Protection
 
 LOOK = """
 import json, os

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.domain.sandbox.isolation import waived
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.outcome import Outcome
 from skillyard.sandbox.landlock.backend import LandlockBackend
@@ -16,6 +15,7 @@ from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
+from skillyard.sandbox.registry import nature
 from tests.sandbox.preloading import Yard
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +76,7 @@ async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         backend = LandlockBackend(base / "run", LandlockOptions(ready=0))
     if not (probe := await backend.probe()).ready:
         pytest.skip(probe.facts["why"])
-    yield Yard(backend, packages, waived(request.param))
+    yield Yard(backend, packages, nature(request.param).without)
     await backend.close()
 
 

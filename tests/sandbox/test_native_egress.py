@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.work.limits import Limits
 from skillyard.gate import session

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.isolation import waived
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
+from skillyard.sandbox.registry import nature
 from tests.hosts.landlock import host
 from tests.sandbox.preloading import Yard, write_packages
 
@@ -138,7 +138,7 @@ async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     else:
         backend = LandlockBackend(base / "run", LandlockOptions(ready=0))
         host.need(await backend.probe())
-        yard = Yard(backend, _packages(base / "packages"), waived("landlock"))
+        yard = Yard(backend, _packages(base / "packages"), nature("landlock").without)
     yield yard
     await backend.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.protection import ABILITIES, PROTECTIONS, Level
+from skillyard.domain.sandbox.guarantees import ABILITIES, PROTECTIONS, Level
 from skillyard.domain.sandbox.spec import SandboxSpec, Stream
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all

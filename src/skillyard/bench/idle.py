@@ -13,7 +13,7 @@ from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.wiring import native_backend
+from skillyard.wiring import make_backend
 
 KIB = 1024
 _PATIENCE_S = 60.0
@@ -41,7 +41,7 @@ async def measure(home: Path, count: int) -> Idle:
     """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
     places = DataDir(home)
     settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(8192, count + _SPARE_IDS)})
-    backend = native_backend(settings, places.run)
+    backend = make_backend("native", settings, places.run)
     assert isinstance(backend, NativeBackend)
     try:
         await _ready(backend, 0)

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -34,14 +35,13 @@ from skillyard.config.secrets import SecretSettings
 from skillyard.config.skills import SkillsSettings
 from skillyard.config.trust import TrustSettings
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.domain.sandbox.protection import PROTECTIONS
+from skillyard.domain.sandbox.guarantees import GUARANTEES, KERNEL_CAN, PROTECTIONS
 from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.engine.config import BUNDLED, AdmissionConfig, EngineConfig, EnvironmentDefinition
+from skillyard.sandbox.registry import choices
 
 MIB = 1024 * 1024
-BOUNDED_BY_KERNEL = frozenset({"memory", "cpus", "pids", "disk"})
-"""What ``policy.require = "kernel"`` demands of the kernel; the rest is watched by nature."""
 
 _ENVIRONMENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 SKILLFLAW = "SKILLFLAW_SKILL_SANDBOX_"
@@ -55,9 +55,9 @@ class _Section(BaseModel):
 
 
 def _known_protections(names: frozenset[str]) -> frozenset[str]:
-    unknown = sorted(names - set(PROTECTIONS))
-    if unknown:
-        raise ValueError(f"unknown protections {', '.join(unknown)}; known are {', '.join(PROTECTIONS)}")
+    known = dict.fromkeys((*GUARANTEES, *PROTECTIONS))
+    if unknown := sorted(names - known.keys()):
+        raise ValueError(f"unknown protections {', '.join(unknown)}; known are {', '.join(known)}")
     return names
 
 
@@ -113,13 +113,21 @@ class AdmissionSettings(_Section):
         )
 
 
-Isolation = Literal["native", "gvisor", "landlock", "auto"]
+def _known_isolation(name: str) -> str:
+    if name not in (known := choices()):
+        text = f"Input should be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+        raise PydanticCustomError("isolation", "{text}", {"text": text})
+    return name
+
+
+Isolation = Annotated[str, AfterValidator(_known_isolation), WithJsonSchema({"enum": list(choices())})]
 
 
 class PolicySettings(_Section):
     """``isolation`` is the boundary that runs get, ``isolations`` are further ones that a run may name; ``auto``
-    is the strongest that stands on this host. ``allow_degraded`` names protections that may be missing (for
-    development; shown in /readyz and in each record). ``require = "kernel"`` refuses limits that are only watched."""
+    is the strongest that stands on this host. ``allow_degraded`` names guarantees and walls that may be missing (for
+    development; shown in /readyz and in each record). ``require = "kernel"`` refuses limits that are only watched, and
+    guarantees that only a provider attests."""
 
     isolation: Isolation = "native"
     isolations: frozenset[Isolation] = frozenset()
@@ -322,7 +330,7 @@ class Settings(BaseSettings):
             run_code_secrets=policy.run_code_secrets,
             isolation=policy.isolation,
             isolations=frozenset(policy.isolations),
-            kernel_only=BOUNDED_BY_KERNEL if policy.require == "kernel" else frozenset(),
+            kernel_only=KERNEL_CAN if policy.require == "kernel" else frozenset(),
             allow_degraded=policy.allow_degraded,
             separate_principals=policy.separate_principals,
             preload=self.native.preload_mb > 0,

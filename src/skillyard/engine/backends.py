@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
-from skillyard.domain.sandbox.isolation import AUTO, STRONGEST_FIRST, waived
-from skillyard.domain.sandbox.protection import Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection
 from skillyard.engine.config import EngineConfig
 from skillyard.ports.sandbox import Backend
 
@@ -45,6 +44,7 @@ class Backends:
     def __init__(self, backends: Mapping[str, Backend], config: EngineConfig) -> None:
         """Raises InvalidInput when policy names an isolation that has no backend."""
         self._backends = dict(backends)
+        self._ranked = _ranked(backends.values())
         self._config = config
         self._offers: dict[str, Offer] = {}
         self._probing = asyncio.Lock()
@@ -66,9 +66,14 @@ class Backends:
         """The stronger isolations that ``auto`` did not take, each with its refusal."""
         if self._config.isolation != AUTO or self._default is None or self._default.refusal is not None:
             return []
-        names = [backend.name for backend in self._strongest_first()]
+        names = [backend.name for backend in self._ranked]
         stronger = names[: names.index(self._default.name)]
         return [self._offers[name] for name in stronger if name in self._offers]
+
+    @property
+    def strongest(self) -> str:
+        """The name of the isolation of the best rank; empty when none has one."""
+        return self._ranked[0].name if self._ranked else ""
 
     @property
     def offers(self) -> list[Offer]:
@@ -98,15 +103,16 @@ class Backends:
         offer.check_ready()
         return offer
 
-    async def look(self, name: str) -> Offer | None:
-        """The backend of that name, whether runs may have it or not; None where there is none. Raises SandboxFault."""
-        backend = self._backends.get(name)
-        return None if backend is None else await self._offer(backend)
+    async def with_network(self) -> Offer | None:
+        """The strongest backend that can give a network by its nature, whether runs may have it or not; None where
+        there is none. Raises SandboxFault."""
+        able = [backend for backend in self._ranked if backend.nature.network]
+        return await self._offer(able[0]) if able else None
 
     def admit(self, backend: Backend, probe: Probe) -> Offer:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         config = self._config
-        demand = Demand(config.kernel_only, config.allow_degraded | waived(backend.name))
+        demand = Demand(config.kernel_only, config.allow_degraded | backend.nature.without)
         offer = self._offers[backend.name] = Offer(backend, probe, demand)
         if backend.name == config.isolation:
             self._default = offer
@@ -117,18 +123,21 @@ class Backends:
         if isolation != AUTO:
             return await self._offer(self._backends[isolation])
         offers = []
-        for backend in self._strongest_first():
+        for backend in self._ranked:
             offers.append(await self._offer(backend))
             if offers[-1].refusal is None:
                 return offers[-1]
         return offers[0]
 
-    def _strongest_first(self) -> list[Backend]:
-        return [self._backends[name] for name in STRONGEST_FIRST if name in self._backends]
-
     async def _offer(self, backend: Backend) -> Offer:
         async with self._probing:
             return self._offers.get(backend.name) or self.admit(backend, await backend.probe())
+
+
+def _ranked(backends: Iterable[Backend]) -> list[Backend]:
+    """Returns those that have a rank, the strongest first."""
+    ranks = [(rank, backend) for backend in backends if (rank := backend.nature.rank) is not None]
+    return [backend for _, backend in sorted(ranks, key=lambda found: found[0])]
 
 
 def _verdict(probe: Probe, demand: Demand) -> ProtectionMissing | None:

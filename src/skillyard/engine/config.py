@@ -12,6 +12,7 @@ from skillyard.domain.network.address import Address
 from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.network.session import EgressLimits
 from skillyard.domain.sandbox.frames import FrameLimits
+from skillyard.domain.sandbox.guarantees import AUTO
 from skillyard.domain.skill.trust import Trust
 from skillyard.domain.work.limits import LimitFamily
 from skillyard.engine.packages.config import PackagesConfig
@@ -68,7 +69,7 @@ class EngineConfig:
     """Everything the use cases need to know. Times are seconds unless the name says otherwise.
 
     ``isolation`` is what a run gets that names none, ``isolations`` what it may name
-    (:mod:`skillyard.domain.sandbox.isolation`). ``kernel_only`` and ``allow_degraded`` are policy on protections
+    (the names of backends, or ``auto``). ``kernel_only`` and ``allow_degraded`` are policy on guarantees
     (design §4); ``run_code_secrets`` says whether code may have the secrets that its mounted skills declare
     (skills-protocol §10).
     """
@@ -79,7 +80,7 @@ class EngineConfig:
     strict_params: bool = True
     oversize_output: Literal["spill", "fail"] = "spill"
     run_code_secrets: Literal["none", "mounted"] = "none"
-    isolation: str = "native"
+    isolation: str = AUTO
     isolations: frozenset[str] = frozenset()
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()

@@ -12,10 +12,9 @@ from typing import Any
 from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.sandbox.isolation import STRONGEST_FIRST
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
-from skillyard.engine.backends import Offer
+from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
@@ -131,7 +130,7 @@ class _Process:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(engine)
             self._lifecycle.dead = lambda: engine.parts.dead
-            self._remark(offer, engine.backends.passed_over)
+            self._remark(offer, engine.backends)
             _tell_of_skills(await engine.skills.problems())
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
@@ -142,11 +141,11 @@ class _Process:
         self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
 
-    def _remark(self, offer: Offer, passed_over: Sequence[Offer]) -> None:
+    def _remark(self, offer: Offer, backends: Backends) -> None:
         """What the operator should know about this server before it is used."""
-        for stronger in passed_over:
+        for stronger in backends.passed_over:
             logger.warning("the stronger isolation '%s' was passed over: %s", stronger.name, stronger.refusal)
-        if offer.name != STRONGEST_FIRST[0]:
+        if offer.name != backends.strongest:
             missing = ", ".join(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
             logger.warning("runs are isolated by '%s'; missing here: %s", offer.name, missing or "nothing")
         for note in self._settings.notes:

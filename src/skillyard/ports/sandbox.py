@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Entry,
@@ -58,7 +58,7 @@ class Sandbox(Protocol):
 
     @property
     def enforced(self) -> dict[str, str]:
-        """Protection name → level that is in force for this very sandbox."""
+        """The level of each wall, limit or guarantee that is in force for this very sandbox, by name."""
         ...
 
     async def start(
@@ -102,6 +102,11 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def nature(self) -> Nature:
+        """What it is by design, on any host."""
+        ...
 
     async def probe(self) -> Probe:
         """What can be enforced here and, for what cannot, why. Found by trying; may be cached."""

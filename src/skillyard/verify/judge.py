@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from skillyard.client.run import Run
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.work.outcome import Outcome
 from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped, not_applicable
 from skillyard.verify.prelude import ARMED

@@ -11,7 +11,7 @@ from skillyard.client.errors import RpcError
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import Busy
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.verify.prelude import program
 
 if TYPE_CHECKING:

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 import skillyard
-from skillyard import own_process, wiring
+from skillyard import own_process
 from skillyard.config.settings import Settings
-from skillyard.domain.sandbox.protection import Probe, Protection
+from skillyard.domain.sandbox.guarantees import Probe, Protection
 from skillyard.ports.gate import Plug
+from skillyard.sandbox import registry
+from skillyard.sandbox.native import backend as native
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
@@ -106,7 +108,8 @@ async def _yard(
         mutant.outside(monkeypatch)
     settings = Settings(data_dir=place / "unused")
     if mutant.network:
-        monkeypatch.setattr(wiring, "_MAKE", {"native": lambda _, run_dir, plug=None: Claiming(run_dir, claims, plug)})
+        kind = registry.Kind(native.KIND.nature, lambda place: Claiming(place.run_dir, claims, place.plug))
+        monkeypatch.setattr(native, "KIND", kind)
         async with own_runtime(settings, place) as runtime:
             yield Yard(runtime, None, runtime)
         return

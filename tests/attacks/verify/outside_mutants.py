@@ -13,7 +13,7 @@ from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import FrameLimits, Result
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.engine import table
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine

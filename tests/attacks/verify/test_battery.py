@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.config.settings import Isolation, load_settings
-from skillyard.domain.sandbox.isolation import waived
-from skillyard.domain.sandbox.protection import PROTECTIONS
+from skillyard.domain.sandbox.guarantees import PROTECTIONS
+from skillyard.sandbox.registry import nature
 from skillyard.verify.attack import FAILURES, Attack, Verdict
 from skillyard.verify.battery import Finding, fight
 from skillyard.verify.canaries import PREFIX, Canaries, planted, planted_file
@@ -89,8 +89,8 @@ async def test_every_attack_at_the_landlock_level(tmp_path: Path) -> None:
     unmet = await fought("landlock", tmp_path, ATTACKS)
     assert (
         unmet
-        <= {a.name for a in ATTACKS if set(a.rests_on) & waived("landlock")}
-        | {a.name for a in ATTACKS if a.walls and set(a.walls) <= waived("landlock")}
+        <= {a.name for a in ATTACKS if set(a.rests_on) & nature("landlock").without}
+        | {a.name for a in ATTACKS if a.walls and set(a.walls) <= nature("landlock").without}
         | MAY_NOT_APPLY
         | NEEDS_A_WAY_OUT
     )
@@ -132,4 +132,4 @@ def test_everything_is_told_and_tests_something_that_there_is() -> None:
         assert set(attack.invariants) <= set(range(1, 11)), attack.name
     assert {number for attack in ATTACKS for number in attack.invariants} == set(range(1, 11))
     assert {wall for attack in ATTACKS for wall in attack.walls} >= set(PROTECTIONS)
-    assert waived("landlock") < set(PROTECTIONS)
+    assert nature("landlock").without < set(PROTECTIONS)

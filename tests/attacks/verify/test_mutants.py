@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.sandbox.protection import PROTECTIONS
+from skillyard.domain.sandbox.guarantees import PROTECTIONS
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.verify.attack import Verdict
 from skillyard.verify.battery import face

@@ -10,8 +10,9 @@ import pytest
 from click.testing import Result
 
 from skillyard.config.settings import Settings, load_settings
-from skillyard.domain.sandbox.protection import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
 from skillyard.faces.cli.doctor import network_refused, report, shortfall
+from skillyard.sandbox.registry import nature
 
 Cli = Callable[..., Result]
 
@@ -86,10 +87,10 @@ def test_what_a_policy_with_a_network_would_get(
 ) -> None:
     egress = Protection(Level.MISSING, why="no sockets can be opened", mend="open them")
     found = replace(probe(set()), backend=backend, abilities={"egress": egress})
-    assert network_refused(found, _settings(**network)) == (refused, demanded)
+    assert network_refused(found, nature(backend), _settings(**network)) == (refused, demanded)
     able = replace(found, abilities={"egress": Protection(Level.KERNEL, by="the kernel")})
     if "rules" not in network:
-        assert network_refused(able, _settings(**network))[0] == ""
+        assert network_refused(able, nature(backend), _settings(**network))[0] == ""
 
 
 def test_the_last_line_and_the_exit_code_tell_of_the_network(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

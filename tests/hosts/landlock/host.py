@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.sandbox.landlock.walls import SCOPES
 from skillyard.sandbox.native import landlock
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.isolation import WAIVED
-from skillyard.domain.sandbox.protection import ADVISORY
+from skillyard.domain.sandbox.guarantees import ADVISORY
+from skillyard.sandbox.registry import nature
 from tests.hosts.landlock.host import TOO_OLD
 
 BOUND_S = 60
@@ -68,7 +68,7 @@ def test_auto_takes_the_landlock_level_and_native_is_refused(tmp_path: Path) -> 
     assert told["auto"].get("output") == {"sum": 6}, told
     assert told["auto"]["isolation"] == "landlock"
     missing = {wall for wall, level in told["auto"]["enforced"].items() if level == "missing"}
-    assert missing <= WAIVED["landlock"] | ADVISORY
+    assert missing <= nature("landlock").without | ADVISORY
     assert ("own_uid" in missing) == (os.geteuid() != 0)
 
 

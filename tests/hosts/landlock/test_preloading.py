@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from skillyard.domain.sandbox.isolation import waived
 from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.landlock.backend import LandlockBackend
 from skillyard.sandbox.landlock.options import LandlockOptions
+from skillyard.sandbox.registry import nature
 from tests.hosts.landlock.host import need
 from tests.sandbox.preloading import Yard, write_packages
 
@@ -24,7 +24,7 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     base = tmp_path_factory.mktemp("preloading")
     backend = LandlockBackend(base / "run", LandlockOptions(ready=0, preload_mb=96, preload_s=1.5))
     need(await backend.probe())
-    yield Yard(backend, write_packages(base / "packages"), waived("landlock"))
+    yield Yard(backend, write_packages(base / "packages"), nature("landlock").without)
     await backend.close()
 
 
@@ -50,7 +50,7 @@ async def test_nobody_has_the_pid_of_a_zygote_while_a_sandbox_of_it_lives(tmp_pa
     """Libraries tell a fork by their pid, and these pids are the host's."""
     backend = LandlockBackend(tmp_path / "run", LandlockOptions(ready=0, retire_s=0.5))
     need(await backend.probe())
-    yard = Yard(backend, write_packages(tmp_path / "packages"), waived("landlock"))
+    yard = Yard(backend, write_packages(tmp_path / "packages"), nature("landlock").without)
     try:
         (zygote,) = await yard.evaluate("[pids.of_zygote]", "pids")
         kept = await backend.create(yard.spec("pids"), "kept")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.principal import LOCAL, Principal
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.secret.entry import Secret
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.app import App

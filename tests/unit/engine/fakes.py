@@ -12,7 +12,7 @@ from typing import Any
 
 from skillyard.domain.errors import SandboxGone, SkillNotFound
 from skillyard.domain.network.session import Egress
-from skillyard.domain.sandbox.protection import PROTECTIONS, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import PROTECTIONS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Entry,
@@ -182,6 +182,7 @@ class FakeBackend:
     """``script`` plays every program. ``protections`` are what it offers; ``faults`` are raised by create."""
 
     name = "fake"
+    nature = Nature()
 
     def __init__(self, script: Script = succeed) -> None:
         self.script = script

@@ -16,7 +16,7 @@ from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir, DataDirInUse, DataDirUnusable
 from skillyard.domain.errors import BlobNotFound, Forbidden, InvalidInput
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Probe
 from tests.unit.engine.fakes import FakeBackend, FakeProcess, result
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, ProtectionMissing
-from skillyard.domain.sandbox.isolation import WAIVED
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.engine import Engine
+from skillyard.sandbox.registry import nature
 from tests.unit.engine.conftest import Rig, make_app
 from tests.unit.engine.fakes import FakeBackend
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.anyio
 def named(name: str) -> FakeBackend:
     backend = FakeBackend()
     backend.name = name
+    backend.nature = nature(name)
     return backend
 
 
@@ -100,7 +101,7 @@ async def test_auto_with_nothing_that_stands_says_what_the_strongest_lacks(rig: 
 
 
 async def test_an_isolation_may_lack_what_it_is_without_by_nature_and_nothing_else(rig: Rig) -> None:
-    level = without(named("landlock"), *WAIVED["landlock"])
+    level = without(named("landlock"), *nature("landlock").without)
     await engine_over(rig, level, isolation="landlock")
     assert (await rig.run())["enforced"]["pid_namespace"] == "missing"
     without(level, "seccomp")

@@ -12,7 +12,7 @@ import pytest
 from skillyard.domain.errors import GateFault, IdempotencyConflict, InvalidInput
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunStatus

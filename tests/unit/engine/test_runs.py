@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.config.settings import BOUNDED_BY_KERNEL, Settings, load_settings
+from skillyard.config.settings import Settings, load_settings
 from skillyard.domain.errors import InvalidInput
+from skillyard.domain.sandbox.guarantees import KERNEL_CAN
 from skillyard.engine.config import EngineConfig
 
 
@@ -47,7 +48,7 @@ def test_arguments_beat_variables_beat_the_file(monkeypatch: pytest.MonkeyPatch,
     settings = load_settings(sweep_every_s=1.0)
     assert (settings.limits.memory_mb, settings.limits.pids, settings.limits.disk_mb) == (200, 50, 512)
     assert (settings.limits.max.pids, settings.sweep_every_s) == (60, 1.0)
-    assert settings.engine_config().kernel_only == BOUNDED_BY_KERNEL
+    assert settings.engine_config().kernel_only == KERNEL_CAN
     assert settings.environment_definitions()["mine"].packages == ("six",)
 
 

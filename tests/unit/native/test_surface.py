@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native import call_arguments, kernel, seccomp, system_calls

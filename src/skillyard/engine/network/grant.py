@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy, is_open, parse_rules
 from skillyard.domain.network.rule import Rule
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.config import NetworkConfig
 from skillyard.engine.runs.refused import Refused

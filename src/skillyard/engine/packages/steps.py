@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 PREFIX = "build_"
 """What the keys of the sandboxes of builds begin with."""
-NATIVE = "native"
 _CPUS, _PIDS = 2.0, 512
 _HEADERS = 64 * MIB
 _LOG = 64 * MIB
@@ -118,7 +117,7 @@ class Steps:
             raise BuildFailed(explained(self._config, ending, text, seen))
 
     async def _offer(self) -> Offer:
-        """The default isolation, or native where that one has no way out."""
+        """The default isolation, or the strongest with a network where that one has none."""
         backends = self._engine.backends
         offer = backends.default
         if offer is None:
@@ -126,13 +125,14 @@ class Steps:
         offer.check_ready()
         if self._config.offline or self._able(offer):
             return offer
-        other = await backends.look(NATIVE)
+        other = await backends.with_network()
         if other is not None and other.refusal is None and self._able(other):
             return other
         lacks = ability(offer, self._engine.gate is not None)
         why = f" ({lacks.why})" if lacks.why else ""
         raise BuildFailed(
-            f"isolation '{offer.name}' gives a build no network{why}, and native does not stand here: "
+            f"isolation '{offer.name}' gives a build no network{why}, and {other.name if other else 'no other one'} "
+            "does not stand here: "
             "put wheels into a directory, and name it in packages.wheels with packages.offline = true"
         )
 

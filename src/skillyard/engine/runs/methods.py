@@ -15,7 +15,6 @@ from skillyard.domain.errors import (
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.sandbox.isolation import CHOICES
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.method import (
     BLOB_ID,
@@ -103,9 +102,7 @@ COMMON: dict[str, Schema] = {
     "idempotency_key": described(
         STRING, "a repeated call with the same key gets the first run", pattern=r"^[\x21-\x7e]{1,128}$"
     ),
-    "isolation": described(
-        {"type": "string", "enum": list(CHOICES)}, "the boundary to run behind; one that policy offers"
-    ),
+    "isolation": described(STRING, "the boundary to run behind; one that policy offers"),
     "network": NETWORK,
     "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
 }

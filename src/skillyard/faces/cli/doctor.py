@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.domain.errors import GateFault, ProtectionMissing
-from skillyard.domain.sandbox.isolation import WITHOUT_NETWORK
-from skillyard.domain.sandbox.protection import ABILITIES, ADVISORY, Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import ABILITIES, Demand, Level, Nature, Probe, Protection
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
@@ -42,7 +41,7 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
     found, short = offer.probe, shortfall(offer.probe, offer.demand)
-    refused, demanded = network_refused(found, settings)
+    refused, demanded = network_refused(found, offer.backend.nature, settings)
     if as_json:
         told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
         emit_json(report(found, offer.demand, short) | told)
@@ -63,12 +62,12 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
     return []
 
 
-def network_refused(found: Probe, settings: Settings) -> tuple[str, bool]:
+def network_refused(found: Probe, nature: Nature, settings: Settings) -> tuple[str, bool]:
     """Returns why runs with a network are refused here, or nothing; and if settings ask for one."""
     config = settings.network.config()
     if not config.rules:
         return "network.rules allow none", False
-    demanded = bool(config.run_code) or found.backend not in WITHOUT_NETWORK
+    demanded = bool(config.run_code) or nature.network
     egress = abilities(found)["egress"]
     return (_detail(egress) or "there is no way out") if egress.level is Level.MISSING else "", demanded
 
@@ -81,13 +80,12 @@ def abilities(found: Probe) -> dict[str, Protection]:
 
 def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]:
     """The JSON form: ``protections`` by name with level, by, why, mend, mandatory; ``abilities`` alike."""
-    optional = ADVISORY | demand.allow_degraded
     return {
         "isolation": found.backend,
         "ready": found.ready,
         "mandatory_missing": list(short),
         "protections": {
-            name: {**asdict(protection), "mandatory": name not in optional}
+            name: {**asdict(protection), "mandatory": demand.demands(name)}
             for name, protection in found.protections.items()
         },
         "abilities": {name: asdict(ability) for name, ability in abilities(found).items()},

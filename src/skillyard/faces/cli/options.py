@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from skillyard.domain.sandbox.isolation import CHOICES
 from skillyard.faces.cli.target import Where
+from skillyard.sandbox.registry import choices
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ def bench_options(command: F) -> F:
 
 def isolation_option(help_text: str) -> Callable[[F], F]:
     """``isolation``: a backend's name, ``auto``, or None for what the settings say."""
-    return click.option("--isolation", type=click.Choice(CHOICES), help=help_text)
+    return click.option("--isolation", type=click.Choice(choices()), help=help_text)
 
 
 def network_option(help_text: str) -> Callable[[F], F]:

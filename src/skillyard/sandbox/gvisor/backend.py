@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.gvisor import runsc
 from skillyard.sandbox.gvisor.options import GvisorOptions
 from skillyard.sandbox.gvisor.probe import absent, probe
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.registry import Kind, Place
 
 _DEFAULT_OPTIONS = GvisorOptions()
 
@@ -31,6 +32,10 @@ class GvisorBackend(NativeBackend):
     def name(self) -> str:
         return "gvisor"
 
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
+
     async def look(self) -> Probe:
         if not self._program:
             return absent(f"there is no {self._named or 'runsc on PATH'}", {}, mend=runsc.MEND)
@@ -45,3 +50,14 @@ class GvisorBackend(NativeBackend):
         ns); ``uids`` of all its processes, as the keeper counts them. Raises SandboxGone."""
         answer, _ = await (await self._linked()).answer({"op": "outside", "handle": handle})
         return answer
+
+
+def _make(place: Place) -> GvisorBackend:
+    """Its keeper stands beside the native one, and takes a block of user ids of its own from the same range."""
+    backend = GvisorBackend(place.run_dir / "gvisor", GvisorOptions(**place.options))
+    backend.usual_pids = place.usual_pids
+    return backend
+
+
+KIND = Kind(Nature(rank=2, network=False), _make, sections=("native", "gvisor"))
+"""Every wall of ours that a user-space kernel needs."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skillyard.domain.sandbox.protection import Probe
+from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.landlock.probe import probe
 from skillyard.sandbox.landlock.sandbox import LandlockSandbox
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.registry import Kind, Place
 
 _DEFAULT_OPTIONS = LandlockOptions()
 
@@ -26,6 +27,10 @@ class LandlockBackend(NativeBackend):
     def name(self) -> str:
         return "landlock"
 
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
+
     async def look(self) -> Probe:
         return await probe(self)
 
@@ -35,3 +40,26 @@ class LandlockBackend(NativeBackend):
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> LandlockSandbox:
         return LandlockSandbox(link, handle, enforced)
+
+
+def _make(place: Place) -> LandlockBackend:
+    """Its keeper stands beside the native one; its user ids are apart from those."""
+    own = {name: value for name, value in place.options.items() if name not in ("uid_base", "uid_count")}
+    backend = LandlockBackend(place.run_dir / "landlock", LandlockOptions(**own))
+    backend.usual_pids = place.usual_pids
+    return backend
+
+
+_WITHOUT = frozenset(
+    {
+        "user_namespace",
+        "mount_namespace",
+        "pid_namespace",
+        "net_namespace",
+        "ipc_namespace",
+        "read_only_root",
+        "private_proc",
+    }
+)
+KIND = Kind(Nature(rank=3, without=_WITHOUT, network=False), _make, sections=("native",))
+"""The walls that are left where namespaces are closed."""

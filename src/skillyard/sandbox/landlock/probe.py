@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox.protection import LIMITS, WALLS, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look

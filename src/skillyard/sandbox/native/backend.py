@@ -11,7 +11,7 @@ from typing import Any
 
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
-from skillyard.domain.sandbox.protection import Demand, Probe
+from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
 from skillyard.domain.work.outcome import Usage
 from skillyard.ports.gate import Plug
@@ -21,6 +21,7 @@ from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.plugged import PluggedSandbox, listen
 from skillyard.sandbox.native.probe import probe
 from skillyard.sandbox.native.sandbox import NativeSandbox
+from skillyard.sandbox.registry import Kind, Place
 
 _CLOSE_BOUND_S = 8.0
 _CONNECTS = 5
@@ -54,6 +55,10 @@ class NativeBackend:
     @property
     def name(self) -> str:
         return "native"
+
+    @property
+    def nature(self) -> Nature:
+        return KIND.nature
 
     @property
     def part(self) -> str:
@@ -311,3 +316,13 @@ def _listen(spec: SandboxSpec) -> dict[str, Any] | None:
 
 def _show(mount: Mount) -> dict[str, Any]:
     return {"source": str(mount.source), "target": mount.target, "aliases": list(mount.aliases)}
+
+
+def _make(place: Place) -> NativeBackend:
+    backend = NativeBackend(place.run_dir, KeeperOptions(**place.options), place.plug)
+    backend.usual_pids = place.usual_pids
+    return backend
+
+
+KIND = Kind(Nature(rank=1), _make, sections=("native",))
+"""Every wall of ours, and the speed of a fork."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import SandboxFault
-from skillyard.domain.sandbox.protection import Level, Protection
+from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.sandbox.native.keeper.outbox import close_all
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skillyard.domain.sandbox.protection import ABILITIES, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import ABILITIES, Level, Probe, Protection
 from skillyard.testing.sandbox_suite.ground import Ground
 
 SURVIVAL = "survival"

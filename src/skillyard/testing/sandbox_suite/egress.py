@@ -10,7 +10,7 @@ from typing import Any
 
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, TRUST_FILE, Egress
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount, Owner
 from skillyard.ports.networked import Networked
 from skillyard.ports.sandbox import Sandbox

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.guest_request import GuestCall
-from skillyard.domain.sandbox.protection import Level
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Ending, Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skillyard.domain.errors import ProtectionMissing, SandboxGone
-from skillyard.domain.sandbox.protection import ADVISORY, Level
+from skillyard.domain.sandbox.guarantees import ADVISORY, Level
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.outcome import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.verify.attack import Judgement, Verdict, not_applicable
 from skillyard.verify.judge import judged
 from skillyard.verify.make import Family

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.domain.sandbox.protection import Level
+from skillyard.domain.sandbox.guarantees import Level
 from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.judge import judged, told
 from skillyard.verify.make import Family

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import ProtectionMissing, SkillyardError
-from skillyard.domain.sandbox.isolation import waived
-from skillyard.domain.sandbox.protection import ADVISORY, LIMITS, WALLS, Level, Probe
+from skillyard.domain.sandbox.guarantees import ADVISORY, LIMITS, WALLS, Level, Probe
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.runtime import Runtime
+from skillyard.sandbox import registry
 from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.home import workplace
 from skillyard.verify.make import Family
@@ -25,7 +25,7 @@ async def _record(yard: Yard) -> Judgement:
     if not run.ok or not enforced:
         return broken("the run's record says nothing of its walls")
     unnamed = sorted(set(WALLS + LIMITS) - set(enforced) - ADVISORY)
-    waived_by_nature = ADVISORY | waived(str(run.raw.get("isolation") or ""))
+    waived_by_nature = ADVISORY | registry.nature(str(run.raw.get("isolation") or "")).without
     missing = {name for name, level in enforced.items() if level == Level.MISSING} - waived_by_nature
     if unnamed:
         return escaped(f"the record does not speak of {', '.join(unnamed)}")
@@ -92,7 +92,7 @@ async def _refused(yard: Yard, kind: type[_Weaker]) -> Judgement:
         settings = yard.runtime.settings.model_copy(update={"data_dir": place / "data", "skills_dirs": ()})
         real = make_backends(settings, place / "run")[name]
         try:
-            for wall in sorted(set(WALLS) - ADVISORY - waived(name) - settings.policy.allow_degraded):
+            for wall in sorted(set(WALLS) - ADVISORY - registry.nature(name).without - settings.policy.allow_degraded):
                 async with Runtime(settings=settings, backend=kind(real, wall)) as runtime:
                     if (judgement := await _turned_away(runtime, wall)) is not CONTAINED:
                         return judgement
