@@ -19,9 +19,8 @@ from skillyard.config.settings import Settings, load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.principal import LOCAL, Principal, Scope
+from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
-from skillyard.engine.blobs.methods import owned_blob
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
@@ -178,10 +177,8 @@ class Runtime(ProtocolMethods):
         ``kind`` is a MIME type; ``progress`` is called with the bytes stored and the bytes in all (or None).
         Raises QuotaExceeded, InvalidInput, and BadArgument for a file that cannot be read.
         """
-        engine = self.engine
-        self.principal.require(Scope.BLOBS)
         with Upload(source, _THREADS, progress) as upload:
-            info = await engine.blobs.create(self.principal.name, kind, upload.chunks(), ttl_s=engine.config.blob_ttl_s)
+            info = await self.app.blobs.put(self.principal, kind, upload.chunks())
         return StoredBlob(info.blob_id, info.size, info.sha256)
 
     async def get_blob(
@@ -198,11 +195,11 @@ class Runtime(ProtocolMethods):
         A file at a path appears only when everything came. Raises BlobNotFound, and InvalidInput for a range
         outside the blob.
         """
-        info = await self._readable(blob_id)
+        info = await self.app.blobs.stat(self.principal, blob_id)
         end = _end(info.size, offset, length)
         target, done = Download(sink, _THREADS), 0
         try:
-            async for chunk in self.engine.blobs.read(blob_id, offset, end - offset):
+            async for chunk in self.app.blobs.read(blob_id, offset, end - offset):
                 await target.write(chunk)
                 done += len(chunk)
                 if progress:
@@ -216,9 +213,9 @@ class Runtime(ProtocolMethods):
         self, blob_id: str, *, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
         """The bytes of a blob as they come. Raises what :meth:`get_blob` raises."""
-        info = await self._readable(blob_id)
+        info = await self.app.blobs.stat(self.principal, blob_id)
         end = _end(info.size, offset, length)
-        async for chunk in self.engine.blobs.read(blob_id, offset, end - offset):
+        async for chunk in self.app.blobs.read(blob_id, offset, end - offset):
             yield chunk
 
     async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
@@ -237,10 +234,6 @@ class Runtime(ProtocolMethods):
     ) -> ExportedSkill:
         """As :meth:`skillyard.client.client.Client.export_skill`. Raises SkillNotFound, Forbidden."""
         return await export_to(self.engine, self.principal, _THREADS, (name, version, form), sink, progress)
-
-    async def _readable(self, blob_id: str) -> Any:
-        self.principal.require(Scope.BLOBS)
-        return await owned_blob(self.engine, self.principal, blob_id)
 
 
 class SyncRuntime(SyncProtocolMethods):

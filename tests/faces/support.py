@@ -140,7 +140,7 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
     engine, blobs, lifecycle, metrics, stop = Engine(), Blobs(), Lifecycle(), Metrics(METHODS), StopRequest()
     app = create_app(
         dispatcher=Dispatcher(METHODS, engine.invoke, metrics.call),
-        blobs=blobs,
+        blobs=lambda: blobs,
         skills=NoSkills(),
         authenticator=Bearer(Tokens()),
         hosts=Hosts("127.0.0.1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
+from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.method import Locator
@@ -27,8 +28,14 @@ class App:
         """``builder`` makes environments; in sandboxes when there is none."""
         self.config = config or EngineConfig()
         self.engine = Engine(ports, self.config, emit, builder)
-        self.runs = self.skills = self.packages = self.network = self.secrets = self.blobs = self.engine
-        self._services: dict[type[Any], object] = {Locator: self.engine}
+        self.runs = self.skills = self.packages = self.network = self.secrets = self.engine
+        self.blobs = BlobService(
+            ports.blobs,
+            self.engine.large_reads,
+            ttl_s=self.config.blob_ttl_s,
+            json_bytes=self.config.json_blob_bytes,
+        )
+        self._services: dict[type[Any], object] = {Locator: self.engine, BlobService: self.blobs}
 
     @property
     def strict_params(self) -> bool:

@@ -1,4 +1,4 @@
-"""Signed page cursors, bound to the catalogue's revision: a forged or stale one is refused."""
+"""Lists by pages: whose objects a page shows, and the cursor after which the next one begins."""
 
 from __future__ import annotations
 
@@ -6,20 +6,43 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.principal import Principal, Scope
 
 _TAG = 16
 
 
+@contextmanager
+def continuing(cursor: str | None) -> Iterator[None]:
+    """Tells a store's refusal of the object to go on after as the refusal of the cursor that named it."""
+    try:
+        yield
+    except InvalidInput as error:
+        if cursor is None or error.field != "after":
+            raise
+        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
+
+
+def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:
+    """Returns the owner whose objects a list shows; None for all. Raises Forbidden for ``all`` without ADMIN."""
+    if not params["all"]:
+        return principal.name
+    principal.require(Scope.ADMIN)
+    return None
+
+
 def seal(key: bytes, revision: str, last: str) -> str:
-    """An opaque cursor that continues after ``last``."""
+    """Returns an opaque cursor that continues after ``last``, signed and bound to ``revision``."""
     text = last.encode()
     return base64.urlsafe_b64encode(_tag(key, revision, text) + text).decode().rstrip("=")
 
 
 def unseal(key: bytes, revision: str, cursor: str) -> str:
-    """The name that :func:`seal` was given. Raises InvalidInput for a forged cursor or another revision."""
+    """Returns the name that :func:`seal` was given. Raises InvalidInput for a forged cursor or another revision."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

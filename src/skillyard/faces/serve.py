@@ -19,7 +19,6 @@ from skillyard.engine.engine import Engine
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
-from skillyard.faces.http.engine_blobs import EngineBlobs
 from skillyard.faces.http.engine_skills import EngineSkills
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
@@ -103,7 +102,7 @@ class _Process:
         call = self._tracing.traced(self._invoke) if self._tracing else self._invoke
         app = create_app(
             dispatcher=Dispatcher(METHODS, call, self._metrics.call),
-            blobs=EngineBlobs(self._engine),
+            blobs=lambda: self._runtime.app.blobs,
             skills=EngineSkills(self._engine),
             authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens),
             hosts=Hosts(server.host, server.allowed_hosts),

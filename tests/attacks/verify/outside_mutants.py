@@ -98,14 +98,14 @@ def one_principal(patch: pytest.MonkeyPatch) -> None:
 def telling(patch: pytest.MonkeyPatch) -> None:
     """What exists and is another's is refused by another name than what does not exist."""
     from skillyard.domain.errors import Forbidden
-    from skillyard.engine.blobs import methods as blobs
+    from skillyard.engine.blobs import service as blobs
 
     plain = blobs.owned_blob
 
-    async def owned(engine: Any, principal: Any, blob_id: str) -> Any:
-        if (found := await engine.blobs.stat(blob_id)) is not None and found.owner != principal.name:
+    async def owned(store: Any, principal: Any, blob_id: str) -> Any:
+        if (found := await store.stat(blob_id)) is not None and found.owner != principal.name:
             raise Forbidden("not yours")
-        return await plain(engine, principal, blob_id)
+        return await plain(store, principal, blob_id)
 
     patch.setattr(blobs, "owned_blob", owned)
 

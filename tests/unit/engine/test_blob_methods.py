@@ -10,7 +10,7 @@ import pytest
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded
 from skillyard.domain.ids import is_blob_id
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.blobs.methods import MAX_READ
+from skillyard.engine.blobs.service import MAX_READ
 from tests.unit.engine.conftest import Rig
 
 pytestmark = pytest.mark.anyio

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shape
-from skillyard.domain.ids import is_blob_id
 from skillyard.domain.principal import Principal, Scope
+from skillyard.engine.blobs.service import MAX_READ, BlobService
+from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
     BLOB_ID,
     BOOLEAN,
@@ -28,21 +28,9 @@ from skillyard.engine.method import (
 from skillyard.engine.runs.text import cut_head, cut_tail, is_text, show
 from skillyard.ports.blobs import BlobInfo
 
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
 
-MAX_READ = 4 * 1024 * 1024
-
-
-async def create_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    data = _decoded(params["content"], params["encoding"])
-    info = await engine.blobs.create(
-        principal.name,
-        params["kind"],
-        data,
-        ttl_s=engine.config.blob_ttl_s,
-        max_bytes=engine.config.json_blob_bytes,
-    )
+async def create_blob(blobs: BlobService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    info = await blobs.put_value(principal, params["kind"], _decoded(params["content"], params["encoding"]))
     return {"blob_id": info.blob_id, "size_bytes": info.size}
 
 
@@ -59,22 +47,11 @@ def _decoded(content: str, encoding: str) -> bytes:
         raise InvalidInput("content", "must be base64 (RFC 4648 §4)", shape(content)) from None
 
 
-async def owned_blob(engine: Engine, principal: Principal, blob_id: str, field: str = "blob_id") -> BlobInfo:
-    """The blob, when it exists and the principal may see it. Raises BlobNotFound, alike for both."""
-    info = await engine.blobs.stat(blob_id) if is_blob_id(blob_id) else None
-    if info is None or not principal.sees(info.owner):
-        raise BlobNotFound(field, f"no blob '{blob_id[:160]}'", blob_id=blob_id[:160])
-    return info
-
-
-async def read_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    info = await owned_blob(engine, principal, params["blob_id"])
-    offset, length = _window(info, params["mode"], params["max_bytes"])
-    async with engine.large_reads.place(length):
-        data = b"".join([chunk async for chunk in engine.blobs.read(info.blob_id, offset, length)])
+async def read_blob(blobs: BlobService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    async with blobs.sample(principal, params["blob_id"], params["mode"], params["max_bytes"]) as (info, offset, data):
         text = is_text(info.kind)
         if text:
-            data = _on_boundaries(data, starts=offset == 0, ends=offset + length >= info.size)
+            data = _on_boundaries(data, starts=offset == 0, ends=offset + len(data) >= info.size)
         content, encoding = show(data, text=text)
     return {
         "blob_id": info.blob_id,
@@ -86,66 +63,31 @@ async def read_blob(engine: Engine, principal: Principal, params: Mapping[str, A
     }
 
 
-def _window(info: BlobInfo, mode: str, max_bytes: int) -> tuple[int, int]:
-    if mode == "full":
-        if info.size > MAX_READ:
-            raise InvalidInput(
-                "mode",
-                f"'full' reads blobs up to {MAX_READ} bytes and this one has {info.size}: read it with "
-                "sample_head or sample_tail, or stream it with GET /blobs",
-                size_bytes=info.size,
-                maximum=MAX_READ,
-            )
-        return 0, info.size
-    length = min(max_bytes, info.size)
-    return (info.size - length if mode == "sample_tail" else 0), length
-
-
 def _on_boundaries(data: bytes, *, starts: bool, ends: bool) -> bytes:
     data = data if starts else cut_tail(data)
     return data if ends else cut_head(data)
 
 
-async def list_blobs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+async def list_blobs(blobs: BlobService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     limit, cursor = params["limit"], params["cursor"]
     with continuing(cursor):
-        found = await engine.blobs.list(whose(principal, params), limit=limit + 1, after=cursor)
+        found = await blobs.list(whose(principal, params), limit=limit + 1, after=cursor)
     page = found[:limit]
     return {
-        "blobs": [view(info) for info in page],
+        "blobs": [_view(info) for info in page],
         "next_cursor": page[-1].blob_id if len(found) > limit else None,
     }
 
 
-@contextmanager
-def continuing(cursor: str | None) -> Iterator[None]:
-    """A store's refusal of the object to go on after, as the refusal of the cursor that named it."""
-    try:
-        yield
-    except InvalidInput as error:
-        if cursor is None or error.field != "after":
-            raise
-        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
+async def stat_blob(blobs: BlobService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"blob": _view(await blobs.stat(principal, params["blob_id"]))}
 
 
-def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:
-    """Whose objects a list shows; None for everybody's. Raises Forbidden for ``all`` without ADMIN."""
-    if not params["all"]:
-        return principal.name
-    principal.require(Scope.ADMIN)
-    return None
+async def delete_blob(blobs: BlobService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    return {"deleted": await blobs.delete(principal, params["blob_id"])}
 
 
-async def stat_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    return {"blob": view(await owned_blob(engine, principal, params["blob_id"]))}
-
-
-async def delete_blob(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    info = await owned_blob(engine, principal, params["blob_id"])
-    return {"deleted": await engine.blobs.delete(info.blob_id)}
-
-
-def view(info: BlobInfo) -> dict[str, Any]:
+def _view(info: BlobInfo) -> dict[str, Any]:
     """A blob's JSON form, with ``size_bytes`` as the protocol calls it."""
     fields = asdict(info)
     fields["size_bytes"] = fields.pop("size")
@@ -177,6 +119,7 @@ TABLE = (
         errors=(QuotaExceeded,),
         surface="protocol",
         handler=create_blob,
+        service=BlobService,
     ),
     Method(
         name="read_blob",
@@ -220,6 +163,7 @@ TABLE = (
         errors=(BlobNotFound,),
         surface="protocol",
         handler=read_blob,
+        service=BlobService,
     ),
     Method(
         name="blobs.list",
@@ -236,6 +180,7 @@ TABLE = (
         errors=(),
         surface="operator",
         handler=list_blobs,
+        service=BlobService,
     ),
     Method(
         name="blobs.stat",
@@ -246,6 +191,7 @@ TABLE = (
         errors=(BlobNotFound,),
         surface="operator",
         handler=stat_blob,
+        service=BlobService,
     ),
     Method(
         name="blobs.delete",
@@ -256,5 +202,6 @@ TABLE = (
         errors=(BlobNotFound,),
         surface="operator",
         handler=delete_blob,
+        service=BlobService,
     ),
 )

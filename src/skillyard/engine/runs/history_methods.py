@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import RunNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine.blobs.methods import continuing, whose
+from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,

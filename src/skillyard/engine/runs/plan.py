@@ -23,7 +23,7 @@ from skillyard.domain.skill.skill import Skill, SkillKind
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.backends import Offer
-from skillyard.engine.blobs.methods import owned_blob
+from skillyard.engine.blobs.service import owned_blob
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.skills.discovery import find_skill
 from skillyard.engine.skills.needs import UNMOUNTED, RunTrust, trust_of
@@ -120,7 +120,7 @@ async def _target(engine: Engine, principal: Principal, request: RunRequest) -> 
 
 
 async def _input(engine: Engine, principal: Principal, blob_id: str, index: int) -> BlobInfo:
-    return await owned_blob(engine, principal, blob_id, f"input_blobs[{index}]")
+    return await owned_blob(engine.blobs, principal, blob_id, f"input_blobs[{index}]")
 
 
 async def _blob_mount(engine: Engine, blob: BlobInfo) -> Mount:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class HttpLimits:
 def create_app(
     *,
     dispatcher: Dispatcher,
-    blobs: BlobAccess,
+    blobs: Callable[[], BlobAccess],
     skills: SkillAccess,
     authenticator: Authenticator,
     hosts: Hosts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -48,9 +48,11 @@ class Traffic(Protocol):
 
 
 class BlobEndpoint:
+    """``blobs`` is asked for at each request: a server listens before what it serves has started."""
+
     def __init__(
         self,
-        blobs: BlobAccess,
+        blobs: Callable[[], BlobAccess],
         traffic: Traffic,
         lifecycle: Lifecycle,
         max_blob: int,
@@ -79,7 +81,7 @@ class BlobEndpoint:
         headers = Headers(scope=scope)
         kind = upload_type(headers, "content") or DEFAULT_KIND
         async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:
-            info = await self._blobs.put(principal_of(scope), kind, chunks)
+            info = await self._blobs().put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
         content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
         await reply(send, 201, dumps(content), headers={"location": f"/blobs/{info.blob_id}"})
@@ -104,12 +106,12 @@ class BlobEndpoint:
     async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
         if not is_blob_id(blob_id):
             raise BlobNotFound("blob_id", "no such blob")
-        return await self._blobs.stat(principal, blob_id)
+        return await self._blobs().stat(principal, blob_id)
 
     async def _send_content(self, send: Send, info: BlobInfo, part: ranges.Range) -> None:
         if part.length == 0:
             return
-        chunks = self._blobs.read(info.blob_id, part.start, part.length)
+        chunks = self._blobs().read(info.blob_id, part.start, part.length)
         async with aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
                 for at in range(0, len(chunk), PIECE):
