@@ -41,6 +41,8 @@ from skillyard.gate.relay.first_bytes import FirstBytes, sniff
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
+from skillyard.ipc.frames import BadFrame
+from skillyard.ipc.frames import FrameReader as IpcReader
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
@@ -171,6 +173,13 @@ def _frames(data: bytes) -> None:
     reader.finish()
 
 
+def _ipc_frames(data: bytes) -> None:
+    reader = IpcReader()
+    reader.feed(data)
+    while reader.next() is not None:
+        pass
+
+
 def _tar(data: bytes) -> None:
     TarStream(Kept()).feed(data)
 
@@ -206,6 +215,9 @@ READERS = {
         (ValueError,),
         "sandbox/native/keeper/connection.py",
         (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000),
+    ),
+    "the server, the keeper and the gate of frames": Reader(
+        _ipc_frames, (BadFrame,), "ipc/frames.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
     ),
     "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/sandbox/frames.py", (CHANNEL,)),
     "the server of foreign JSON": Reader(parse_json, (BadJson,), "domain/foreign_json.py", (ENDED,)),
@@ -250,12 +262,12 @@ OWN_WORDS = {
     "sandbox/native/zygote_code.py": "the keeper's, before anything is imported",
     "sandbox/native/walls.py": "the keeper's",
     "sandbox/native/link.py": "the keeper's, through FrameBuffer",
+    "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
     "sandbox/native/keeper/peers.py": "the kernel's",
     "sandbox/landlock/walls.py": "the keeper's",
     "sandbox/landlock/keeper/zygote_process.py": "the keeper's",
     "sandbox/gvisor/bundle.py": "our own file",
     "gate/link.py": "the server's",
-    "gate/channel.py": "the gate's and the server's, held to be frames; test_each_callback.py",
     "gate/addresses.py": "the kernel's",
 }
 _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
@@ -264,7 +276,7 @@ _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
 def _all_that_parse() -> set[str]:
     top = Path(skillyard.__file__).parent
     found = set()
-    for folder in ("sandbox", "gate"):
+    for folder in ("sandbox", "gate", "ipc"):
         for path in (top / folder).rglob("*.py"):
             calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
             if any(isinstance(call, ast.Attribute) and call.attr in _PARSERS for call in calls):

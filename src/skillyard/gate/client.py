@@ -15,10 +15,10 @@ from skillyard.domain.errors import GateFault
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import PROXY_PORT, Connection, EgressPlan, NetworkLog
 from skillyard.domain.sandbox.spec import Mount
-from skillyard.gate.channel import MOST_SOCKETS, Message
 from skillyard.gate.link import Link, start
 from skillyard.gate.trust import TRUST_ENV, TrustFiles, operators
 from skillyard.gate.wire import log_in, plan_out, policy_out
+from skillyard.ipc.frames import Header
 
 _LOG = logging.getLogger("skillyard.gate")
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"
@@ -167,11 +167,10 @@ class ProcessSession:
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
         """``sockets`` are the gate's, or closed. They listen already, so that nobody waits for it to say that it has
         them: what it does not take it closes, which refuses connections, and the log says why. Raises GateFault."""
-        for at in range(0, len(sockets), MOST_SOCKETS):
-            posted = self._link.post(self._message("plug"), sockets[at : at + MOST_SOCKETS])
-            posted.add_done_callback(self._plugged)
-            if self._link.behind:  # our copies may be closed when this returns
-                await asyncio.wait([posted])
+        posted = self._link.post(self._message("plug"), sockets)
+        posted.add_done_callback(self._plugged)
+        if self._link.behind:  # our copies may be closed when this returns
+            await asyncio.wait([posted])
 
     def _plugged(self, posted: asyncio.Future[dict[str, Any]]) -> None:
         if not posted.cancelled() and posted.exception() is None and "error" in posted.result():
@@ -180,8 +179,8 @@ class ProcessSession:
     async def change(self, policy: Policy) -> None:
         await self._link.ask({**self._message("change"), "policy": policy_out(policy)})
 
-    def _message(self, operation: str) -> Message:
-        message: Message = {"op": operation, "session": self._id}
+    def _message(self, operation: str) -> Header:
+        message: Header = {"op": operation, "session": self._id}
         if self._unopened is not None:
             message["open"], self._unopened = self._unopened, None
         return message

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import GateFault
-from skillyard.gate.channel import Channel, Message
+from skillyard.gate.wire import MAX_MESSAGE
+from skillyard.ipc.channel import Channel
+from skillyard.ipc.frames import Header
 from skillyard.own_process import start_own
 
 _PROGRAM = "skillyard.gate.process"
@@ -59,12 +61,12 @@ class Link:
         """Called once with the reason when the gate ended without having been closed."""
         self._loop = asyncio.get_running_loop()
         self._process = process
-        self._channel = Channel(sock, self._message, self._lost)
+        self._channel = Channel(sock, self._message, self._lost, MAX_MESSAGE)
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._facts: asyncio.Future[Message] = self._loop.create_future()
+        self._facts: asyncio.Future[Header] = self._loop.create_future()
         self._end = self._loop.create_task(self._watch())
-        self.told: dict[str, Message] = {}
+        self.told: dict[str, Header] = {}
         """The latest log of each session, for when the gate answers no more."""
         self.why = ""
 
@@ -81,19 +83,19 @@ class Link:
         """Waits for its facts. Raises GateFault when it ends first."""
         await asyncio.shield(self._facts)
 
-    async def ask(self, message: Message, sockets: Sequence[socket.socket] = ()) -> Any:
+    async def ask(self, message: Header, sockets: Sequence[socket.socket] = ()) -> Any:
         """Returns the answer; ``sockets`` are given away. Raises GateFault."""
         answer = await self.post(message, sockets)
         if "error" in answer:
             raise GateFault(answer["error"])
         return answer["ok"]
 
-    def post(self, message: Message, sockets: Sequence[socket.socket] = ()) -> asyncio.Future[Message]:
+    def post(self, message: Header, sockets: Sequence[socket.socket] = ()) -> asyncio.Future[Header]:
         """Returns a future of the answer, ``ok`` or ``error``; it fails with GateFault when the gate ends before.
 
         ``sockets`` are given away. Raises GateFault."""
         number = next(self._numbers)
-        future: asyncio.Future[Message] = self._loop.create_future()
+        future: asyncio.Future[Header] = self._loop.create_future()
         self._asked[number] = future
         future.add_done_callback(lambda _: self._asked.pop(number, None))
         self._send(number, message, sockets)
@@ -107,7 +109,7 @@ class Link:
         """Whether sent messages have not left yet."""
         return self._channel.behind
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Header) -> None:
         """Sends without waiting for the answer."""
         self._send(next(self._numbers), message)
 
@@ -122,10 +124,10 @@ class Link:
                 self._process.kill()
             await asyncio.shield(self._end)
 
-    def _send(self, number: int, message: Message, sockets: Sequence[socket.socket] = ()) -> None:
-        self._channel.send({"id": number, **message}, sockets)
+    def _send(self, number: int, message: Header, sockets: Sequence[socket.socket] = ()) -> None:
+        self._channel.send({"id": number, **message}, sockets=sockets)
 
-    def _message(self, message: Message, fds: list[int]) -> None:
+    def _message(self, message: Header, _: bytes, fds: list[int]) -> None:
         for fd in fds:  # a gate has none to give
             os.close(fd)
         operation = message.get("op")

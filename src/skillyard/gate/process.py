@@ -13,13 +13,14 @@ from functools import lru_cache, partial
 from typing import Any
 
 from skillyard.gate.addresses import OwnAddresses
-from skillyard.gate.channel import Channel, Message
 from skillyard.gate.dial import Dialer
 from skillyard.gate.listener import Capacity, Listeners, raise_descriptors
 from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.trust import upstream_context
-from skillyard.gate.wire import plan_in, policy_in
+from skillyard.gate.wire import MAX_MESSAGE, plan_in, policy_in
+from skillyard.ipc.channel import Channel
+from skillyard.ipc.frames import Header
 from skillyard.sandbox.native import jail
 from skillyard.watches import new_event_loop
 
@@ -73,10 +74,10 @@ class Service:
         self._dialer = dialer
         self._capacity = capacity
         self._sessions: dict[str, _Open] = {}
-        self._channel = Channel(sock, self._message, self.ended.set)
+        self._channel = Channel(sock, self._message, self.ended.set, MAX_MESSAGE)
         self._loop.call_later(_TELL_S, self._report_logs)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Header) -> None:
         self._channel.send(message)
 
     def report_fault(self, fault: BaseException) -> None:
@@ -98,9 +99,9 @@ class Service:
                 except Exception as fault:  # noqa: BLE001 - one session's fault is not another's
                     self.report_fault(fault)
 
-    def _message(self, message: Message, fds: list[int]) -> None:
+    def _message(self, message: Header, _: bytes, fds: list[int]) -> None:
         sockets: list[socket.socket] = []
-        answer: Message = {"id": message.get("id")}
+        answer: Header = {"id": message.get("id")}
         try:
             while fds:
                 sockets.append(socket.socket(fileno=fds[0]))
@@ -114,7 +115,7 @@ class Service:
                 os.close(fd)
         self._channel.send(answer)
 
-    def _do(self, message: Message, sockets: list[socket.socket]) -> Any:
+    def _do(self, message: Header, sockets: list[socket.socket]) -> Any:
         if "open" in message:
             self._open(message["open"])
         match message["op"]:
@@ -131,7 +132,7 @@ class Service:
             case other:
                 raise LookupError(f"the gate knows no {other}")
 
-    def _open(self, message: Message) -> Any:
+    def _open(self, message: Header) -> Any:
         """Opens a session, by itself or with its first request."""
         plan = plan_in(message["plan"])
         interception = None
@@ -145,7 +146,7 @@ class Service:
         self._capacity.sessions += 1
         return {"trust": interception.trust.decode("ascii") if interception is not None else ""}
 
-    def _close(self, message: Message) -> Any:
+    def _close(self, message: Header) -> Any:
         opened = self._found(message)
         del self._sessions[message["session"]]
         self._capacity.sessions -= 1
@@ -153,7 +154,7 @@ class Service:
         self._loop.call_soon(opened.listeners.close)  # after the answer: the kernel takes its time with sockets
         return told
 
-    def _found(self, message: Message) -> _Open:
+    def _found(self, message: Header) -> _Open:
         if (found := self._sessions.get(message["session"])) is None:
             raise LookupError("the gate knows no such session")
         return found

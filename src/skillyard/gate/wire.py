@@ -12,6 +12,9 @@ from skillyard.domain.network.policy import Layer, Policy
 from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
 
+MAX_MESSAGE = 64 * 1024 * 1024
+"""Bytes of one message: a plan holds rules, secrets and the operator's certificates."""
+
 _rule = lru_cache(4096)(parse_rule)
 
 

@@ -4,30 +4,28 @@ never the server at the other end of its channel."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan
-from skillyard.gate.channel import Channel, Message
 from skillyard.gate.dial import Dialer
 from skillyard.gate.listener import Capacity, Listener
 from skillyard.gate.process import Service
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.wire import plan_out
+from skillyard.ipc.channel import Channel
+from skillyard.ipc.frames import Header, encode
 
 pytestmark = pytest.mark.anyio
 
 PLAN = plan_out(EgressPlan(Policy()))
-NO_QUESTIONS: list[Message] = [
+NO_QUESTIONS: list[Header] = [
     {},
     {"id": 1},
     {"op": "open"},
@@ -48,10 +46,10 @@ class Gate:
     service: Service
     channel: Channel
     sock: socket.socket
-    told: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    told: asyncio.Queue[Header] = field(default_factory=asyncio.Queue)
 
-    async def ask(self, message: Message, *sockets: socket.socket) -> Message:
-        self.channel.send(message, sockets)
+    async def ask(self, message: Header, *sockets: socket.socket) -> Header:
+        self.channel.send(message, sockets=sockets)
         async with asyncio.timeout(20):
             while "op" in (answer := await self.told.get()):
                 pass
@@ -64,8 +62,8 @@ async def gate() -> AsyncIterator[Gate]:
     ours.setblocking(False)
     theirs.setblocking(False)
     service = Service(theirs, Dialer(frozenset), Capacity(10_000))
-    told: asyncio.Queue[Message] = asyncio.Queue()
-    channel = Channel(ours, lambda message, _: told.put_nowait(message), lambda: None)
+    told: asyncio.Queue[Header] = asyncio.Queue()
+    channel = Channel(ours, lambda message, *_: told.put_nowait(message), lambda: None)
     yield Gate(service, channel, ours, told)
     channel.close()
     async with asyncio.timeout(20):
@@ -92,51 +90,14 @@ async def test_what_is_not_a_question_is_answered_and_the_next_one_too(gate: Gat
 async def test_a_descriptor_that_is_not_a_socket_is_closed(gate: Gate) -> None:
     await opens(gate, "s")
     before = len(os.listdir("/proc/self/fd"))
-    body = json.dumps({"id": 3, "op": "plug", "session": "s"}).encode()
     reading, writing = os.pipe()
-    socket.send_fds(gate.sock, [struct.pack("!IH", len(body), 2) + body], [reading, writing])
+    socket.send_fds(gate.sock, [encode({"id": 3, "op": "plug", "session": "s"}, sockets=2)], [reading, writing])
     os.close(reading)
     os.close(writing)
     async with asyncio.timeout(20):
         assert "error" in await gate.told.get()
     assert len(os.listdir("/proc/self/fd")) == before
     await opens(gate, "t")
-
-
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"5", b"\xff", b"null"])
-async def test_a_frame_that_is_not_a_message_ends_the_channel_and_raises_nothing(body: bytes) -> None:
-    """In the server as in the gate: both have this end."""
-    ours, theirs = socket.socketpair()
-    lost = asyncio.Event()
-    failed: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
-    Channel(ours, lambda *_: None, lost.set)
-    with theirs:
-        theirs.sendall(struct.pack("!IH", len(body), 0) + body)
-        async with asyncio.timeout(20):
-            await lost.wait()
-    assert not failed
-
-
-async def test_a_message_that_cannot_be_taken_does_not_hold_up_the_next() -> None:
-    ours, theirs = socket.socketpair()
-    taken, second = list[Message](), asyncio.Event()
-    failed: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
-
-    def take(message: Message, _: list[int]) -> None:
-        taken.append(message)
-        if len(taken) == 1:
-            raise KeyError("what is missing")
-        second.set()
-
-    channel = Channel(ours, take, lambda: None)
-    with theirs:
-        theirs.sendall(2 * (struct.pack("!IH", 2, 0) + b"{}"))
-        async with asyncio.timeout(20):
-            await second.wait()
-        channel.close()
-    assert [type(context["exception"]) for context in failed] == [KeyError]
 
 
 async def test_a_connection_whose_service_fails_ends_alone() -> None:

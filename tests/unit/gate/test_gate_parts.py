@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from skillyard.domain.network.policy import Layer, Policy, parse_rules
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
 from skillyard.gate.addresses import OwnAddresses
-from skillyard.gate.channel import Channel, Message
 from skillyard.gate.dial import Dialer
 from skillyard.gate.failures import TimedOut, Unreachable
 from skillyard.gate.log import MOST_KINDS, Log
@@ -203,39 +202,3 @@ def test_plans_arrive_as_they_were_sent() -> None:
     )
     assert plan_in(plan_out(plan)) == plan
     assert NetworkLog((), 3) == log_in(dict(NetworkLog((), 3).as_dict()))
-
-
-@pytest.mark.anyio
-async def test_messages_and_their_descriptors_arrive_in_order_and_whole() -> None:
-    ours, theirs = socket.socketpair()
-    got: list[tuple[Message, list[int]]] = []
-    lost = asyncio.Event()
-    one = Channel(ours, lambda *_: None, lambda: None)
-    Channel(theirs, lambda message, fds: got.append((message, fds)), lost.set)
-    for number in range(60):
-        made = [socket.socket() for _ in range(number % 7)]
-        one.send({"number": number, "text": "x" * (number * 3001)}, made)
-    async with asyncio.timeout(20):
-        while len(got) < 60:
-            await asyncio.sleep(0)
-    for number, (message, fds) in enumerate(got):
-        assert (message["number"], len(message["text"]), len(fds)) == (number, number * 3001, number % 7)
-        for fd in fds:
-            os.close(fd)
-    one.close()
-    async with asyncio.timeout(20):
-        await lost.wait()
-    sock = socket.socket()
-    one.send({"late": True}, [sock])  # nobody is there: it is closed, not leaked
-    assert sock.fileno() == -1
-
-
-@pytest.mark.anyio
-async def test_what_is_no_message_ends_a_channel() -> None:
-    ours, theirs = socket.socketpair()
-    lost = asyncio.Event()
-    Channel(theirs, lambda *_: None, lost.set)
-    ours.send(b"\xff" * 64)
-    async with asyncio.timeout(20):
-        await lost.wait()
-    ours.close()

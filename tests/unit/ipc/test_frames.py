@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 
 import pytest
 
-from skillyard.sandbox.native.keeper.connection import FrameBuffer, encode
-from skillyard.sandbox.native.keeper.outbox import AT_ONCE, Outbox
-
-_INT = array.array("i").itemsize
+from skillyard.ipc.frames import AT_ONCE, BESIDE, FrameReader, Outbox, descriptors, encode
 
 
 def pipes(count: int) -> list[socket.socket]:
@@ -23,25 +19,22 @@ def inodes(sockets: list[socket.socket]) -> list[int]:
 
 
 class Reader:
-    """As the server reads: frames, and descriptors in the order in which they came."""
+    """Frames as they come, with the inodes of their descriptors."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._frames = FrameBuffer()
-        self._descriptors: list[int] = []
+        self._frames = FrameReader()
         self.got: list[tuple[dict[str, object], list[int]]] = []
 
     def read(self, most: int) -> None:
         try:
-            data, beside, flags, _ = self._sock.recvmsg(most, socket.CMSG_SPACE(253 * _INT), socket.MSG_CMSG_CLOEXEC)
+            data, beside, flags, _ = self._sock.recvmsg(most, BESIDE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         assert not flags & socket.MSG_CTRUNC
-        for _, _, raw in beside:
-            self._descriptors.extend(array.array("i", raw))
-        for header, _ in self._frames.feed(data):
-            count = header.pop("sockets", 0)
-            mine, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        self._frames.feed(data, descriptors(beside))
+        while (frame := self._frames.next()) is not None:
+            header, _, mine = frame
             self.got.append((header, [os.fstat(fd).st_ino for fd in mine]))
             for fd in mine:
                 os.close(fd)
@@ -60,8 +53,7 @@ def test_each_frame_comes_with_its_own(piece: int) -> None:
     ):
         sockets = pipes(count)
         wanted.append(({"n": number}, inodes(sockets)))
-        header = {"n": number, "sockets": count} if count else {"n": number}
-        outbox.put(encode(header, b"x" * size), sockets)
+        outbox.put(encode({"n": number}, b"x" * size, count), sockets)
     for _ in range(100_000):
         done = outbox.flush()
         reader.read(piece)

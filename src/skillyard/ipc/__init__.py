@@ -1,0 +1,1 @@
+"""Messages with descriptors between processes of ours, over Unix sockets."""
