@@ -21,14 +21,13 @@ from skillyard.engine.packages.builder import Builder
 from skillyard.engine.packages.making import make_environments
 from skillyard.engine.parts import Parts
 from skillyard.engine.runs.active import ActiveRun
-from skillyard.engine.runs.execute import Execution
-from skillyard.engine.runs.failure import Failure
+from skillyard.engine.runs.execution import Execution
+from skillyard.engine.runs.failure import Failure, Refused
 from skillyard.engine.runs.grant import Grant, make_grant, make_spec
 from skillyard.engine.runs.idempotency import Keys
 from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT, Plan, make_plan, run_facts
-from skillyard.engine.runs.refused import Refused
+from skillyard.engine.runs.record import run_object
 from skillyard.engine.runs.request import RunRequest
-from skillyard.engine.runs.result import run_object
 from skillyard.engine.secrets.book import SecretBook
 from skillyard.engine.shares import Admission, Budget, LargeReads, Place
 from skillyard.engine.skills.diff import Diffs

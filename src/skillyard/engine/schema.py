@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape, shown
-from skillyard.engine.runs.text import clean
+from skillyard.engine.text import clean
 
 Schema = Mapping[str, Any]
 Check = Callable[[str, Any], None]

@@ -17,7 +17,7 @@ from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.engine import table
 from skillyard.engine.backends import Offer
 from skillyard.engine.engine import Engine
-from skillyard.engine.runs import execute, grant, output
+from skillyard.engine.runs import execution, grant, record
 from skillyard.engine.secrets import for_run
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from tests.attacks.verify.mutants import Mutant
@@ -25,7 +25,7 @@ from tests.attacks.verify.mutants import Mutant
 
 def believing(patch: pytest.MonkeyPatch) -> None:
     """A channel that breaks its rules is read on, and a run that said nothing has completed."""
-    plain = execute.Execution._listen
+    plain = execution.Execution._listen
 
     async def listen(self: Any, process: Any) -> None:
         await plain(self, process)
@@ -41,27 +41,26 @@ def believing(patch: pytest.MonkeyPatch) -> None:
             return {}
         return found if isinstance(found, dict) else {}
 
-    patch.setattr(execute.Execution, "_listen", listen)
-    patch.setattr(execute.Execution, "_judge", judge)
+    patch.setattr(execution.Execution, "_listen", listen)
+    patch.setattr(execution.Execution, "_judge", judge)
     patch.setattr(Result, "value", value)
 
 
 def own_words(patch: pytest.MonkeyPatch) -> None:
     """What a run returns is laid over its record."""
     from skillyard.engine import engine
-    from skillyard.engine.runs import result
 
-    plain = result.run_object
+    plain = record.run_object
 
-    def run_object(record: Any) -> dict[str, Any]:
-        made = plain(record)
+    def run_object(finished: Any) -> dict[str, Any]:
+        made = plain(finished)
         return {**made, **(made.get("output") or {}), "output": made.get("output")}
 
     patch.setattr(engine, "run_object", run_object)
 
 
 def endless_results(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(output, "MAX_OUTPUT", 1 << 30)
+    patch.setattr(record, "MAX_OUTPUT", 1 << 30)
     patch.setattr(foreign_json, "MAX_CONTAINERS", 1 << 30)
     patch.setattr(foreign_json, "MAX_DEPTH", 1 << 30)
     patch.setattr(frames, "_FREE_PIECES", 1 << 30)
@@ -73,7 +72,7 @@ def endless_results(patch: pytest.MonkeyPatch) -> None:
         self.frame_limits = limits
 
     patch.setattr(Engine, "__init__", init)
-    patch.setattr(output, "SUMMARY_CHARACTERS", 1 << 30)
+    patch.setattr(record, "SUMMARY_CHARACTERS", 1 << 30)
 
 
 def unredacted(patch: pytest.MonkeyPatch) -> None:

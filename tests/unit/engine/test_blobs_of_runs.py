@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import QuotaExceeded
 from skillyard.domain.sandbox.frames import FrameLimits
-from skillyard.engine.runs.channel import Channel
-from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget, Broken
+from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget, Broken, Channel
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo
 from tests.unit.engine.conftest import Rig, playing

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.engine.runs.preview import HEAD, MAX, Preview
-from skillyard.engine.runs.text import cut_head, cut_tail, shorten
+from skillyard.engine.runs.log import HEAD, MAX, Preview
+from skillyard.engine.text import cut_head, cut_tail, shorten
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import result
 

@@ -13,7 +13,7 @@ from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
-from skillyard.engine.runs import execute
+from skillyard.engine.runs import execution
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import FakeProcess, blob, frame, raises, result
 
@@ -287,7 +287,7 @@ async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
 
 
 async def test_a_backend_that_no_longer_answers_ends_as_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(execution, "PATIENCE_S", 0.02)
 
     async def deaf(process: FakeProcess) -> None:
         await process.ended

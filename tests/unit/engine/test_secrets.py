@@ -16,8 +16,8 @@ from skillyard.domain.secret.entry import Secret
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunKind
+from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan, make_plan
-from skillyard.engine.runs.refused import Refused
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.secrets.book import SecretBook
 from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run

@@ -25,7 +25,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
-from skillyard.engine.runs.text import cut_head, cut_tail, is_text, show
+from skillyard.engine.text import cut_head, cut_tail, is_text, show
 from skillyard.ports.blobs import BlobInfo
 
 

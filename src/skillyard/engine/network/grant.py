@@ -15,7 +15,7 @@ from skillyard.domain.network.rule import Rule
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.config import NetworkConfig
-from skillyard.engine.runs.refused import Refused
+from skillyard.engine.runs.failure import Refused
 
 if TYPE_CHECKING:
     from skillyard.engine.backends import Offer

@@ -28,8 +28,8 @@ from skillyard.engine.method import (
 )
 from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
 from skillyard.engine.network.resolve import is_own, resolve
+from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.methods import NETWORK
-from skillyard.engine.runs.refused import Refused
 from skillyard.engine.skills.discovery import find_skill
 from skillyard.engine.skills.needs import trust_of
 from skillyard.engine.skills.requires import mounted_skills

@@ -12,7 +12,7 @@ from skillyard.domain.network.session import host_and_port
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.observer import NetworkUsed
 from skillyard.engine.runs.failure import MAX_MESSAGE, SUMMARY_CHARACTERS
-from skillyard.engine.runs.text import shorten
+from skillyard.engine.text import shorten
 
 _CONNECTING = re.compile(
     r"\b\w*(?:Connect|Socket|gai|URL|HTTP|Http|Proxy|SSL|TLS|Network|Remote|Resol|Timeout|ClientOS|ClientError|"

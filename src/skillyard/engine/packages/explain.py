@@ -11,7 +11,7 @@ from skillyard.domain.network.session import host_and_port
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.packages.build_log import calm
 from skillyard.engine.packages.config import PackagesConfig
-from skillyard.engine.runs.text import shorten
+from skillyard.engine.text import shorten
 
 MOST = 900
 _NAME = r"([A-Za-z0-9][A-Za-z0-9._-]*)"

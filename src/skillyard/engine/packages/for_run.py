@@ -17,8 +17,8 @@ from skillyard.domain.skill.skill import Skill
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.wants import Asked, asked_by, union
+from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT, Plan
-from skillyard.engine.runs.refused import Refused
 from skillyard.engine.secrets.for_run import check_secrets
 from skillyard.engine.skills.needs import packages_allowed, trust_of
 

@@ -1,23 +1,41 @@
-"""What a run brings out: blobs while it works, then its result, then its log. All of it is hostile."""
+"""Everything that a run brings out while it works: frames on its channel, its blobs and files. All of it is hostile."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from mimetypes import MimeTypes
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.frames import (
+    BlobAbandon,
+    BlobBegin,
+    BlobData,
+    BlobEnd,
+    Frame,
+    FrameFault,
+    FrameLimits,
+    FrameReader,
+    Notes,
+    Result,
+)
+from skillyard.domain.sandbox.frames import Failure as Raised
+from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
 from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.runs.failure import Failure
-from skillyard.engine.runs.preview import Preview
-from skillyard.engine.secrets.redact import Redaction
+from skillyard.engine.runs.grant import Grant
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo, BlobStore
+from skillyard.ports.sandbox import Sandbox
 
 INLINE = 256 * 1024
 _AHEAD = 4
+LEFT_MS = 5000
+"""How long the program may take that sends what another one left."""
+_LEFT_LOG = 64 * 1024
+_LEFT_BESIDE = 4 * 1024 * 1024
 
 
 class Broken(Exception):
@@ -192,56 +210,75 @@ def mime_of(path: str) -> str:
     return kind if kind and not encoding else "application/octet-stream"
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """``blob`` is the whole log, None when it is empty or could not be kept (``problem`` says why)."""
+class Channel:
+    """The guest's frames, sorted into blobs and the one that says how the program ended.
 
-    preview: str = ""
-    blob: str | None = None
-    problem: str = ""
+    Fed with the bytes of the channel as they come; ``final`` is the last frame once it came."""
 
+    def __init__(self, sink: BlobSink, limits: FrameLimits) -> None:
+        self.sink = sink
+        self.final: Result | Raised | None = None
+        self.notes = Notes()
+        self._limits = limits
+        self._reader = FrameReader(limits)
 
-NO_LOG = Log()
+    async def feed(self, data: bytes) -> None:
+        """Raises Broken for what breaks the protocol, and for a blob that cannot be stored."""
+        try:
+            for frame in self._reader.feed(data):
+                await self._take(frame)
+            self.final = self._reader.finish()
+        except FrameFault as fault:
+            message = f"the run's channel was misused: {fault}"
+            raise Broken(Failure("SandboxError", message, Outcome.OUTPUT)) from None
 
+    async def replay(self) -> None:
+        """Begin again: the channel will be given from its start."""
+        await self.sink.replay()
+        self._reader = FrameReader(self._limits)
 
-async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: BlobTarget) -> Log:
-    """Store a log, redacted, and give its preview. Small logs go in one piece."""
-    preview = Preview()
-    pieces = _tapped(source, redaction, preview)
-    start = bytearray()
-    async for piece in pieces:
-        start += piece
-        if len(start) > INLINE:
-            break
-    if not start:
-        return NO_LOG
-    data = bytes(start) if len(start) <= INLINE else _joined(bytes(start), pieces)
-    try:
-        info = await target.create(None, "text/plain", data)
-    except SkillyardError as error:
-        async for _ in pieces:  # the preview is still wanted
-            pass
-        return Log(preview.text(), None, f"the full log was not kept: {error.message}")
-    return Log(preview.text(), info.blob_id)
-
-
-async def _tapped(source: AsyncIterator[bytes], redaction: Redaction, preview: Preview) -> AsyncIterator[bytes]:
-    if not redaction:
-        async for data in source:
-            preview.feed(data)
-            yield data
-        return
-    redactor = redaction.stream()
-    async for data in source:
-        piece = redactor.feed(data)
-        preview.feed(piece)
-        yield piece
-    rest = redactor.flush()
-    preview.feed(rest)
-    yield rest
+    async def _take(self, frame: Frame) -> None:
+        match frame:
+            case BlobData():
+                await self.sink.piece(frame.n, frame.data)
+            case BlobBegin():
+                self.sink.begin(frame.n, frame.kind, frame.path)
+            case BlobEnd():
+                await self.sink.end(frame.n, frame.size)
+            case BlobAbandon():
+                await self.sink.abandon(frame.n)
+            case Notes():
+                self.notes = frame
 
 
-async def _joined(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield start
-    async for piece in rest:
-        yield piece
+class Left:
+    """Files of a program that ended without a word: a second program in its sandbox sends them.
+
+    Its files and notes as far as they came; ``prefix`` begins the ids of the files."""
+
+    def __init__(self, grant: Grant, target: BlobTarget, prefix: str) -> None:
+        own = replace(target, prefix=f"{prefix}-")
+        self._channel = Channel(BlobSink(own), grant.limits)
+        self._request = Guest({**grant.collect, "blob_prefix": own.prefix})
+        self._streams = StreamLimits(_LEFT_LOG, grant.limits.files_bytes + _LEFT_BESIDE)
+
+    @property
+    def sink(self) -> BlobSink:
+        return self._channel.sink
+
+    @property
+    def notes(self) -> Notes:
+        notes = self._channel.notes
+        return notes if self._channel.final is not None else replace(notes, lost=True)
+
+    async def collect(self, sandbox: Sandbox, program: str) -> None:
+        """Never raises for what is not to be had."""
+        try:
+            async with asyncio.timeout(2 * LEFT_MS / 1000):
+                id = f"{program}-left"
+                process = await sandbox.start(self._request, id=id, timeout_ms=LEFT_MS, streams=self._streams)
+                async for data in process.output(Stream.CHANNEL):
+                    await self._channel.feed(data)
+                await process.wait()
+        except (SkillyardError, Broken, TimeoutError):
+            return

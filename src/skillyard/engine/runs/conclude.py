@@ -16,7 +16,7 @@ from skillyard.domain.work.outcome import ERROR_TYPES, Ending, Outcome
 from skillyard.engine.config import EngineConfig
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.runs.failure import Failure
-from skillyard.engine.runs.text import clean
+from skillyard.engine.text import clean
 
 _FORK_ERRORS = ("BlockingIOError", "RuntimeError")
 _NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.work.outcome import ERROR_TYPES, Outcome
-from skillyard.engine.runs.text import clean, first, lines, shorten
 from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.text import clean, first, lines, shorten
 
 MAX_MESSAGE = 2048
 MAX_TRACEBACK = 2048
@@ -61,3 +61,12 @@ def of_guest(said: Raised, redaction: Redaction) -> Raised:
 def cancelled(reason: str) -> Failure:
     message = f"the run was cancelled: {reason}" if reason else "the run was cancelled"
     return Failure(ERROR_TYPES[Outcome.CANCELLED], clean(message), Outcome.CANCELLED)
+
+
+class Refused(Exception):
+    """A run that fails before it starts. ``type`` is one of the reserved error types (skills-protocol §4)."""
+
+    def __init__(self, type_: str, message: str) -> None:
+        super().__init__(message)
+        self.type = type_
+        self.message = message

@@ -30,8 +30,8 @@ from skillyard.engine.observer import SecretsGiven
 from skillyard.engine.packages.ahead import Wish, consented
 from skillyard.engine.packages.environment import Environment
 from skillyard.engine.packages.for_run import run_environment
+from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.runs.refused import Refused
 from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.run_needs import Given, run_needs

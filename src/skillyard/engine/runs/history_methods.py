@@ -22,7 +22,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
-from skillyard.engine.runs.logs import read_logs
+from skillyard.engine.runs.log import read_logs
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -66,7 +66,9 @@ async def shown(engine: Engine, record: RunRecord) -> dict[str, Any]:
 
 async def run_logs(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     record = await owned_run(engine, principal, params["run_id"])
-    return await read_logs(engine, record, params["offset"], params["max_bytes"])
+    return await read_logs(
+        engine.active.get(record.run_id), engine.blobs, record, params["offset"], params["max_bytes"]
+    )
 
 
 async def cancel_run(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:

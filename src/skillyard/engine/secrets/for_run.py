@@ -12,8 +12,8 @@ from skillyard.domain.secret.entry import Secret
 from skillyard.domain.secret.event import SecretAct, SecretEvent
 from skillyard.domain.secret.secret import Delivery, bound_hosts
 from skillyard.domain.skill.skill import SecretNeed
+from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.runs.refused import Refused
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine

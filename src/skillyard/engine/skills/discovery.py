@@ -30,7 +30,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
-from skillyard.engine.runs.text import clean, cut_head, show
+from skillyard.engine.text import clean, cut_head, show
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from skillyard.domain.skill.schema_verdict import SchemaVerdict
-from skillyard.engine.runs.text import ends, first
 from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.text import ends, first
 
 _SHORT = ends(200, 30)
 _KEY = first(64)

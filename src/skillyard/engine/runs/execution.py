@@ -22,14 +22,13 @@ from skillyard.engine.network.refusals import used, with_network, without_networ
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, RunEnded, RunStarted
 from skillyard.engine.runs.active import ActiveRun
-from skillyard.engine.runs.channel import Channel
-from skillyard.engine.runs.collect import NO_LOG, BlobSink, BlobTarget, Broken, Log, keep_log
+from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.conclude import ended_by, lacking, raised, with_stack
 from skillyard.engine.runs.failure import Failure, cancelled, of_guest
-from skillyard.engine.runs.final import FinalRecord, Findings
 from skillyard.engine.runs.grant import Grant
-from skillyard.engine.runs.left import Left
+from skillyard.engine.runs.log import NO_LOG, Log, keep_log
 from skillyard.engine.runs.plan import Plan
+from skillyard.engine.runs.record import FinalRecord, Findings
 from skillyard.ports.sandbox import Process, Sandbox
 
 if TYPE_CHECKING:
