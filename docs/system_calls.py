@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skillyard.sandbox.native import call_arguments, seccomp, system_calls
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import call_arguments, seccomp, system_calls
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ARCHES = ("x86_64", "aarch64")
 PEERS = Path(__file__).with_name("peer-filters.toml")
@@ -17,9 +17,10 @@ OWN = {name for group in system_calls.ALLOWED for name in group.calls}
 HEAD = """# System calls
 
 What foreign code can ask of the host's kernel under the native backend. Everything that is not named here is refused.
-The lists are `src/skillyard/sandbox/native/system_calls.py` and `src/skillyard/sandbox/native/call_arguments.py`; the
-filters are made of them, and `tests/unit/native/test_surface.py` holds this page to what the filters do, to what a
-running sandbox answers to each number, and the count of calls to a ceiling.
+The lists are `src/skillyard/sandbox/native/linux/system_calls.py` and
+`src/skillyard/sandbox/native/linux/call_arguments.py`; the filters are made of them, and
+`tests/unit/native/test_surface.py` holds this page to what the filters do, to what a running sandbox answers to each
+number, and the count of calls to a ceiling.
 """
 
 ANSWERS = """## How a call is answered

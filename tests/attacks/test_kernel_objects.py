@@ -13,9 +13,9 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from skillyard.sandbox.native.keeper import kernel_memory
-from skillyard.sandbox.native.keeper.box import Box, Shape
-from skillyard.sandbox.native.keeper.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.keeper.watch import kernel_memory
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from tests.attacks.programs import program
 
 TAKES = {
@@ -226,7 +226,8 @@ def test_looking_at_one_sandbox_keeps_the_keeper_from_no_other() -> None:
 
 ENDED = """
 import os, socket, sys
-from skillyard.sandbox.native import kernel, walls
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.linux import kernel
 kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET)
 walls._loopback_up()
 listening = socket.create_server(("127.0.0.1", 0))

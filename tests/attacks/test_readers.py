@@ -47,8 +47,9 @@ from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
 from skillyard.sandbox.native import packets
-from skillyard.sandbox.native.keeper import init_words, zygote_words
+from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.connection import FrameBuffer
+from skillyard.sandbox.native.keeper.zygotes import words
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import TarStream
 from skillyard.stores.skills.archives import read_archive
@@ -148,7 +149,7 @@ def _packet(hear: Callable[[socket.socket], object]) -> Callable[[bytes], None]:
                 ours.setblocking(False)
                 said = hear(ours)
             finally:
-                if isinstance(said, zygote_words.Said) and said.pidfd >= 0:
+                if isinstance(said, words.Said) and said.pidfd >= 0:
                     os.close(said.pidfd)
                 assert len(os.listdir("/proc/self/fd")) == before
 
@@ -205,9 +206,9 @@ READERS = {
         _packet(init_words.hear), (init_words.BadWord,), "sandbox/native/packets.py", (ENDED,)
     ),
     "the keeper of packets of a zygote": Reader(
-        _packet(zygote_words.hear),
-        (zygote_words.BadWord,),
-        "sandbox/native/keeper/zygote_words.py",
+        _packet(words.hear),
+        (words.BadWord,),
+        "sandbox/native/keeper/zygotes/words.py",
         (b'{"pid":5}', b'{"fault":"x"}'),
     ),
     "the keeper and the server of each other's frames": Reader(
@@ -256,17 +257,17 @@ READERS = {
 }
 
 OWN_WORDS = {
-    "sandbox/native/rtnetlink.py": "the kernel's",
+    "sandbox/native/linux/rtnetlink.py": "the kernel's",
     "sandbox/native/launch.py": "the keeper's, before it has a sandbox",
-    "sandbox/native/surroundings.py": "a child of our own",
-    "sandbox/native/zygote_code.py": "the keeper's, before anything is imported",
-    "sandbox/native/walls.py": "the keeper's",
+    "sandbox/native/host_checks.py": "a child of our own",
+    "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
+    "sandbox/native/inside/walls.py": "the keeper's",
     "sandbox/native/link.py": "the keeper's, through FrameBuffer",
     "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
     "sandbox/native/keeper/peers.py": "the kernel's",
-    "sandbox/landlock/walls.py": "the keeper's",
-    "sandbox/landlock/keeper/zygote_process.py": "the keeper's",
-    "sandbox/gvisor/bundle.py": "our own file",
+    "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",
+    "sandbox/native/grounds/landlock/zygote.py": "the keeper's",
+    "sandbox/native/grounds/gvisor/bundle.py": "our own file",
     "gate/link.py": "the server's",
     "gate/addresses.py": "the kernel's",
 }

@@ -11,7 +11,7 @@ from tests.crash.leftovers import Process, Snapshot
 
 
 def zygotes(now: Snapshot) -> list[Process]:
-    return [p for p in now.processes if p.depth == 2 and "native.zygote" in p.command]
+    return [p for p in now.processes if p.depth == 2 and "native.inside.zygote" in p.command]
 
 
 def inits(now: Snapshot) -> list[Process]:

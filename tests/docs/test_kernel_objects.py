@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native import system_calls
+from skillyard.sandbox.native.linux import system_calls
 from skillyard.verify.families import everything
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ MARK = "was-here"
 _TOOLS = """
 import ctypes, os, socket, sys, threading, time
 here = os.path.dirname(__file__)
-kernel = sys.modules['skillyard.sandbox.native.kernel']
-walls = sys.modules['skillyard.sandbox.native.walls']
+kernel = sys.modules['skillyard.sandbox.native.linux.kernel']
+walls = sys.modules['skillyard.sandbox.native.inside.walls']
 libc = ctypes.CDLL(None, use_errno=True)
 become_nobody, clone = walls._become_nobody, kernel.clone
 

@@ -30,7 +30,8 @@ class Boom(Exception):
 def places() -> list[str]:
     """Of the native keeper's code: ``Class.method:kind`` for each call that registers a callback."""
     found: set[str] = set()
-    for path in Path(keeper.__file__).parent.glob("*.py"):
+    native = Path(keeper.__file__).parents[1]
+    for path in (*(native / "keeper").rglob("*.py"), *(native / "grounds/namespaces").glob("*.py")):
         if path.name != "loop.py":
             _visit(ast.parse(path.read_text()), "", found)
     return sorted(found)

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from skillyard.sandbox.gvisor import runsc
-from skillyard.sandbox.gvisor.backend import GvisorBackend
-from skillyard.sandbox.gvisor.options import GvisorOptions
-from skillyard.sandbox.native.keeper.tree import tree_of
+from skillyard.sandbox.native.grounds.gvisor import runsc
+from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
+from skillyard.sandbox.native.grounds.gvisor.options import GvisorOptions
+from skillyard.sandbox.native.keeper.watch.tree import tree_of
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.observe import processes
 

@@ -37,7 +37,7 @@ SOURCES = {
     ),
     "keeps_rights": (  # in a process beside the worker, behind Landlock
         "import os, sys, time\n"
-        "kernel = sys.modules['skillyard.sandbox.native.kernel']\n"
+        "kernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
         "drop = kernel.drop_all_held\n"
         "def keep():\n"
         "    if os.fork() == 0:\n"
@@ -47,10 +47,12 @@ SOURCES = {
         "kernel.drop_all_held = keep\n"
     ),
     "forgives": (  # drops nothing behind Landlock
-        "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.drop_all_held = lambda: None\n"
+        "import sys\nkernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
+        "kernel.drop_all_held = lambda: None\n"
     ),
     "lies": (  # that what it cloned is the first process of its namespace, a child of the keeper too
-        "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nclone = kernel.clone\n"
+        "import sys\nkernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
+        "clone = kernel.clone\n"
         "def lie(*args, **more):\n"
         "    pid, fd = clone(*args, **more)\n"
         "    return (pid, kernel.pidfd_open(1)) if pid else (0, fd)\n"
@@ -81,7 +83,7 @@ SOURCES = {
     ),
     "strays": (  # clone3 with CLONE_PARENT: a child of the keeper, which nobody tells of
         "import os, sys\n"
-        "kernel = sys.modules['skillyard.sandbox.native.kernel']\n"
+        "kernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
         "clone = kernel.clone\n"
         "def stray():\n"
         "    pid, fd = clone(kernel.CLONE_PARENT)\n"
@@ -109,10 +111,12 @@ SOURCES = {
         "found = [os.path.exists(file), os.path.exists(kept)]\n"
     ),
     "unwalls": (
-        "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.drop_capabilities = lambda: None\n"
+        "import sys\nkernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
+        "kernel.drop_capabilities = lambda: None\n"
     ),
     "unfilters": (
-        "import sys\nkernel = sys.modules['skillyard.sandbox.native.kernel']\nkernel.unshare = lambda flags: None\n"
+        "import sys\nkernel = sys.modules['skillyard.sandbox.native.linux.kernel']\n"
+        "kernel.unshare = lambda flags: None\n"
     ),
 }
 

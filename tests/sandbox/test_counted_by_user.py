@@ -17,8 +17,8 @@ from skillyard.server_process import ServerProcess
 
 FULL = """
 import errno, os, select, sys, time
-from skillyard.sandbox.native import bpf, kernel, seccomp
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import bpf, kernel, seccomp
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 ADD = 1
 full = bpf.one_of(bpf.ARG1, [2, 3], bpf.refuse(errno.ENOSPC))
 program = seccomp.head(kernel.ARCH) + bpf.when(numbers(kernel.ARCH)["epoll_ctl"], full) + [bpf.ALLOW]
@@ -70,7 +70,7 @@ with SyncRuntime(Path(sys.argv[1])) as runtime:
 """
 IMPORTS = """
 import resource
-from skillyard.sandbox.native.keeper.zygote_process import lessen_descriptors
+from skillyard.sandbox.native.grounds.namespaces.zygote import lessen_descriptors
 resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
 lessen_descriptors()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

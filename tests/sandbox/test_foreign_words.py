@@ -10,9 +10,9 @@ import pytest
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.outcome import Outcome
-from skillyard.sandbox.landlock.backend import LandlockBackend
-from skillyard.sandbox.landlock.options import LandlockOptions
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.landlock.options import LandlockOptions
 from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
 from skillyard.sandbox.registry import nature
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.anyio
 
 SPEAKS = """
 import array, os, socket
-from skillyard.sandbox.native import inside
-real = inside.Init.run
+from skillyard.sandbox.native.inside import init
+real = init.Init.run
 def run(self):
     control = socket.socket(fileno=os.dup(self._control_fd))
     for word, count in {words!r}:
@@ -34,7 +34,7 @@ def run(self):
             os.close(fd)
     control.close()
     return real(self)
-inside.Init.run = run
+init.Init.run = run
 """
 
 READY = b'{"ready":true}'

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.sandbox.gvisor.box import GvisorBox
-from skillyard.sandbox.native import kernel
-from skillyard.sandbox.native.inside_protocol import READY
+from skillyard.sandbox.native.grounds.gvisor.place import GvisorBox
+from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
+from skillyard.sandbox.native.inside.protocol import READY
 from skillyard.sandbox.native.keeper import init_words
-from skillyard.sandbox.native.keeper.box import Box, Shape
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.mounts import new_tree
+from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.linux import kernel
 from skillyard.testing.sandbox_suite.observe import descriptors
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)

@@ -16,7 +16,7 @@ import pytest
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
 from skillyard.ports.sandbox import Sandbox
-from skillyard.sandbox.gvisor.backend import GvisorBackend
+from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, python, start, until
 from skillyard.testing.sandbox_suite.observe import processes, user_ids

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native import kernel
-from skillyard.sandbox.native.inside_protocol import READY
-from skillyard.sandbox.native.keeper.box import Box, Shape
+from skillyard.sandbox.native.inside.protocol import READY
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.linux import kernel
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.sandbox.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
 from tests.hosts.landlock.host import need
 from tests.sandbox.conftest import Hold

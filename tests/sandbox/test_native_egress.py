@@ -16,9 +16,10 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.work.limits import Limits
 from skillyard.gate import session
-from skillyard.sandbox.landlock.backend import LandlockBackend
-from skillyard.sandbox.native import rtnetlink, walls
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.linux import rtnetlink
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.egress import LOOK_UP, TALK
 from skillyard.testing.sandbox_suite.ground import fresh, look

@@ -21,7 +21,7 @@ from skillyard.gate.trust import upstream_context
 from skillyard.gate.wire import MAX_MESSAGE, plan_in, policy_in
 from skillyard.ipc.channel import Channel
 from skillyard.ipc.frames import Header
-from skillyard.sandbox.native import jail
+from skillyard.sandbox.native.linux import jail
 from skillyard.watches import new_event_loop
 
 _MOST_REASON = 500

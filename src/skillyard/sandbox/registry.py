@@ -17,8 +17,8 @@ from skillyard.ports.sandbox import Backend
 
 BACKENDS: dict[str, str] = {
     "native": "skillyard.sandbox.native.backend",
-    "gvisor": "skillyard.sandbox.gvisor.backend",
-    "landlock": "skillyard.sandbox.landlock.backend",
+    "gvisor": "skillyard.sandbox.native.grounds.gvisor.backend",
+    "landlock": "skillyard.sandbox.native.grounds.landlock.backend",
 }
 """The module of each backend, by its name."""
 

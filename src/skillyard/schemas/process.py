@@ -16,8 +16,8 @@ from typing import Any
 
 from skillyard.domain.skill import schema_bounds
 from skillyard.domain.skill.schema_verdict import MOST_ERRORS
-from skillyard.sandbox.native import bpf, jail, kernel, seccomp
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import bpf, jail, kernel, seccomp
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from skillyard.schemas import dialect
 from skillyard.schemas.wire import HEAD, REMEMBERED
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ARMED = "armed"
 """Printed when a program has shown that it works and is about to attack: what ends it then is containment."""

@@ -7,7 +7,7 @@ from tests.attacks.verify.mutants import Mutant
 
 ADDRESS, POLICY = "domain/network/address.py", "domain/network/policy.py"
 TLS, HEAD = "gate/tls/guard.py", "gate/http/head.py"
-WALLS = "sandbox/native/walls.py"
+WALLS = "sandbox/native/inside/walls.py"
 
 MUTANTS = (
     Mutant(

@@ -87,7 +87,7 @@ MUTANTS = (
         ("canaries-listeners", "network-listeners"),
         {
             **_hosts("CLONE_NEWNET", "def _loopback_up():\n    return None"),
-            "sandbox/native/keeper/namespaces.py": "def leave_network():\n    return None",
+            "sandbox/native/linux/namespaces.py": "def leave_network():\n    return None",
         },
         canary=True,
     ),

@@ -5,14 +5,18 @@ from __future__ import annotations
 from tests.attacks.verify.mutants import Mutant
 
 WALLS, ROOT, KERNEL, ZYGOTE = (
-    "sandbox/native/walls.py",
-    "sandbox/native/root.py",
-    "sandbox/native/kernel.py",
-    ("sandbox/native/zygote.py"),
+    "sandbox/native/inside/walls.py",
+    "sandbox/native/grounds/root.py",
+    "sandbox/native/linux/kernel.py",
+    ("sandbox/native/inside/zygote.py"),
 )
-ZYGOTE_PROCESS, YARD = "sandbox/native/keeper/zygote_process.py", "sandbox/native/keeper/yard.py"
-LANDLOCK, IDS, RULES = "sandbox/native/landlock.py", "sandbox/native/keeper/ids.py", "sandbox/native/call_arguments.py"
-INSIDE, INTERPRETER = "sandbox/native/inside.py", "sandbox/native/interpreter.py"
+ZYGOTE_PROCESS, YARD = "sandbox/native/grounds/namespaces/zygote.py", "sandbox/native/keeper/sandboxes.py"
+LANDLOCK, IDS, RULES = (
+    "sandbox/native/linux/landlock.py",
+    "sandbox/native/grounds/ids.py",
+    "sandbox/native/linux/call_arguments.py",
+)
+INSIDE, INTERPRETER = "sandbox/native/inside/init.py", "sandbox/native/grounds/interpreter.py"
 
 
 def _shared(flag: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from tests.attacks.verify.inside_mutants import RULES, WALLS, YARD
 from tests.attacks.verify.mutants import Mutant
 
 CGROUPS, WATCH, BOX = (
-    "sandbox/native/cgroups.py", "sandbox/native/keeper/memory_watch.py", "sandbox/native/keeper/box.py"
+    "sandbox/native/groups/groups.py", "sandbox/native/keeper/watch/memory.py", "sandbox/native/keeper/sandbox.py"
 )  # fmt: skip
 PROGRAM = "sandbox/native/keeper/program.py"
 

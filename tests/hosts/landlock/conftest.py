@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Ground
 from tests.hosts.landlock.host import need
 

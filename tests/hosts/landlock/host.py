@@ -7,8 +7,8 @@ import os
 import pytest
 
 from skillyard.domain.sandbox.guarantees import Probe
-from skillyard.sandbox.landlock.walls import SCOPES
-from skillyard.sandbox.native import landlock
+from skillyard.sandbox.native.grounds.landlock.inside.walls import SCOPES
+from skillyard.sandbox.native.linux import landlock
 
 TOO_OLD = landlock.abi() == 0 or (landlock.abi() < SCOPES and os.geteuid() != 0)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 
-from skillyard.sandbox.native import bpf, kernel, seccomp
-from skillyard.sandbox.native.bpf import ALLOW, ARG0, refuse
-from skillyard.sandbox.native.call_arguments import NEW_NAMESPACES
-from skillyard.sandbox.native.keeper import namespaces
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import bpf, kernel, namespaces, seccomp
+from skillyard.sandbox.native.linux.bpf import ALLOW, ARG0, refuse
+from skillyard.sandbox.native.linux.call_arguments import NEW_NAMESPACES
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 CLOSED = (
     "unshare", "setns", "mount", "umount2", "pivot_root", "open_tree", "move_mount", "mount_setattr", "fsopen",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.work.outcome import Outcome
-from skillyard.sandbox.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.endings import STUBBORN, WAIT
 from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, python, run, start, until

@@ -39,7 +39,7 @@ print(json.dumps({name: attempt(name) for name in sys.argv[2:]}))
 PROBE = """
 import asyncio, json, sys
 from pathlib import Path
-from skillyard.sandbox.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 
 async def main():
     backend = LandlockBackend(Path(sys.argv[1]) / "run")

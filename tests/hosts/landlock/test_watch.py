@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.landlock.keeper.box import LandlockBox
-from skillyard.sandbox.landlock.keeper.watch import Watch
-from skillyard.sandbox.native.keeper.box import Shape
-from skillyard.sandbox.native.keeper.kernel_objects import Objects
+from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
+from skillyard.sandbox.native.grounds.landlock.watch import Watch
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandbox import Shape
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 
 
 def test_a_sandbox_whose_directory_goes_is_not_looked_at(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def weigh(footprint: Footprint, server: int, data_dir: Path) -> Weight:
 
 
 def is_zygote(process: Process) -> bool:
-    return process.depth == 2 and "native.zygote" in process.command
+    return process.depth == 2 and "native.inside.zygote" in process.command
 
 
 def unshared(pid: int) -> int:

@@ -126,7 +126,8 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    from skillyard.sandbox.native import kernel, rtnetlink, walls
-    from skillyard.sandbox.native.keeper import listening, namespaces
+    from skillyard.sandbox.native.grounds.namespaces import listening
+    from skillyard.sandbox.native.inside import walls
+    from skillyard.sandbox.native.linux import kernel, namespaces, rtnetlink
 
     _main()

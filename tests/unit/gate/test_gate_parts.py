@@ -26,7 +26,7 @@ from skillyard.gate.log import MOST_KINDS, Log
 from skillyard.gate.session import MOST_NAMES, OWN, POOL, SyntheticAddresses
 from skillyard.gate.upstream import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out
-from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.linux import kernel
 
 connections = st.builds(
     Connection,

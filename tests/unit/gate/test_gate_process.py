@@ -18,7 +18,7 @@ import pytest
 from skillyard.domain.errors import GateFault
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.client import ProcessGate
-from skillyard.sandbox.native.walls import core_limit
+from skillyard.sandbox.native.inside.walls import core_limit
 from tests.unit.gate.conftest import GATE_UID
 from tests.unit.gate.gates import Server, cut_off, echo, plugged, policy, reaching, until
 from tests.unit.gate.rooms import Rooms
@@ -65,7 +65,7 @@ async def test_it_has_given_everything_up_before_it_serves(gate: ProcessGate) ->
 _JAILED = """
 import ctypes, json, os, resource, sys
 from pathlib import Path
-from skillyard.sandbox.native import jail
+from skillyard.sandbox.native.linux import jail
 
 def may(path, how):
     try:

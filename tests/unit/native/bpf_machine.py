@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from skillyard.sandbox.native import seccomp
-from skillyard.sandbox.native.bpf import Instruction
+from skillyard.sandbox.native.linux import seccomp
+from skillyard.sandbox.native.linux.bpf import Instruction
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 

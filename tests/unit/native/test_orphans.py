@@ -6,9 +6,9 @@ import os
 import signal
 import time
 
-from skillyard.sandbox.native import kernel
-from skillyard.sandbox.native.keeper import orphans
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.zygotes import orphans
+from skillyard.sandbox.native.linux import kernel
 
 
 def test_only_what_nobody_knows_ends() -> None:

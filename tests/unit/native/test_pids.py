@@ -11,7 +11,8 @@ import pytest
 
 SCRIPT = """
 import ctypes, json, os, sys
-from skillyard.sandbox.native import kernel, walls
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.linux import kernel
 
 def child(work):
     pid = os.fork()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.sandbox.native import call_arguments, kernel, seccomp, system_calls
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp, system_calls
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from tests.unit.native.bpf_machine import ALLOW, ERRNO, KILL, strictest, verdict
 
 AUDIT = seccomp.AUDIT_ARCH

@@ -16,10 +16,10 @@ import pytest
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
-from skillyard.sandbox.native import call_arguments, kernel, seccomp, system_calls
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from skillyard.sandbox.native.syscall_numbers import numbers
+from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp, system_calls
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from tests.unit.native.bpf_machine import ALLOW, ERRNO, strictest
 
 CEILING = {"x86_64": 236, "aarch64": 201}

@@ -11,10 +11,11 @@ from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Pro
 from skillyard.domain.sandbox.spec import Mount, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look
-from skillyard.sandbox.native import egress_probe, kernel
-from skillyard.sandbox.native.mend import filter_mend, look, mend
-from skillyard.sandbox.native.surroundings import Surroundings
-from skillyard.sandbox.native.walls import HOSTNAME
+from skillyard.sandbox.native import egress_probe
+from skillyard.sandbox.native.host_advice import filter_mend, look, mend
+from skillyard.sandbox.native.host_checks import Surroundings
+from skillyard.sandbox.native.inside.walls import HOSTNAME
+from skillyard.sandbox.native.linux import kernel
 
 if TYPE_CHECKING:
     from skillyard.sandbox.native.backend import NativeBackend

@@ -8,9 +8,9 @@ from typing import Any
 
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, StreamLimits
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
+from skillyard.sandbox.native.inside.walls import CODE_ROOT
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.process import NativeProcess
-from skillyard.sandbox.native.walls import CODE_ROOT
 
 _FILES_CODE = (
     f"import sys; sys.path.insert(0, {CODE_ROOT!r});"

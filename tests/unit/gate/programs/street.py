@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from skillyard.sandbox.native import kernel
+from skillyard.sandbox.native.linux import kernel
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from skillyard.sandbox.native.cgroups import Group
+from skillyard.sandbox.native.groups.groups import Group
 
 _PROCESS_CLOCK = 2
 """``~pid << 3 | 2`` is the clock of a process's processor time (clock_getcpuclockid(3))."""

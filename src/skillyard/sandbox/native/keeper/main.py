@@ -15,20 +15,23 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from skillyard.sandbox.native import cgroups, group_parents, group_room, hierarchies, interpreter, kernel, landlock
-from skillyard.sandbox.native.keeper import ids, kernel_memory, memory_watch, namespaces, own_cgroups, spool
-from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.grounds import ids, interpreter
+from skillyard.sandbox.native.grounds.host import Host, masked_proc
+from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
+from skillyard.sandbox.native.groups import groups, hierarchies, own, parents, room
+from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.connection import Connection
-from skillyard.sandbox.native.keeper.crowd import Crowd, default_crowd
-from skillyard.sandbox.native.keeper.host import Host, masked_proc
-from skillyard.sandbox.native.keeper.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.peers import peer
+from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.sandboxes import Yard
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
-from skillyard.sandbox.native.keeper.tree import tree_of
-from skillyard.sandbox.native.keeper.yard import Yard
-from skillyard.sandbox.native.keeper.zygote_plan import Upkeep
-from skillyard.sandbox.native.keeper.zygote_process import Ids
+from skillyard.sandbox.native.keeper.watch import kernel_memory, memory
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.watch.process_bound import Crowd, default_crowd
+from skillyard.sandbox.native.keeper.watch.tree import tree_of
+from skillyard.sandbox.native.keeper.zygotes.plan import Upkeep
+from skillyard.sandbox.native.linux import kernel, landlock, namespaces
 
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
@@ -104,7 +107,7 @@ def _listen(run_dir: str) -> socket.socket:
 
 def _enter() -> None:
     """Before the pid namespace: in there, nobody could name the server."""
-    group_room.make()
+    room.make()
     namespaces.enter()
     kernel_memory.largest_buffer()
     namespaces.leave_network()
@@ -114,7 +117,7 @@ def _settle() -> None:
     """As pid 1 of the new namespaces."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    own_cgroups.mount()
+    own.mount()
 
 
 def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, ready: int) -> None:
@@ -179,7 +182,7 @@ class Keeper:
         self._yard = self.make_yard(self._loop, host, config)
         self._service = self.make_service(self._loop, self._yard, _facts(host))
         crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
-        memory_watch.start(self._loop, self._yard, self.check_memory, crowd.look)
+        memory.start(self._loop, self._yard, self.check_memory, crowd.look)
         listener.setblocking(False)
         listener.listen(_BACKLOG)  # once more: from here on who connects sees our pid (unix(7), SO_PEERCRED)
         self._loop.watch(listener.fileno(), READ, self._accept)
@@ -191,14 +194,14 @@ class Keeper:
         """And the descriptor whose lock holds them."""
         return ids.choose(config["uid_base"], config["uid_count"])
 
-    def find_groups(self, run_dir: str) -> cgroups.Cgroups:
+    def find_groups(self, run_dir: str) -> groups.Cgroups:
         return hierarchies.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
 
     def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
         return Yard(loop, host, config["ready"], upkeep(config))
 
     def check_memory(self, box: Box) -> None:
-        memory_watch.check(box, self.objects)
+        memory.check(box, self.objects)
 
     def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
         return Service(loop, yard, facts)
@@ -223,7 +226,7 @@ class Keeper:
         """Groups that a killed keeper left, until the last of its processes has ended."""
         if left:
             later = min(2 * pause_s, _SWEEP_SELDOM_S)
-            self._loop.after(pause_s, lambda: self._sweep_again(group_parents.remove(left), later))
+            self._loop.after(pause_s, lambda: self._sweep_again(parents.remove(left), later))
 
     def _end(self) -> None:
         """Sandboxes first, then their groups: the kernel would end them with us, but not remove the groups."""

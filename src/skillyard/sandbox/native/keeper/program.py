@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.sandbox.native.inside_protocol import DONE
+from skillyard.sandbox.native.inside.protocol import DONE
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
 from skillyard.sandbox.native.keeper.spool import Spool
 

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skillyard.sandbox.native.keeper.box import Box, Lease, Shape
+from skillyard.sandbox.native.grounds.namespaces.listening import Listen
+from skillyard.sandbox.native.grounds.namespaces.mounts import Show, allowed
 from skillyard.sandbox.native.keeper.connection import Connection
-from skillyard.sandbox.native.keeper.listening import Listen
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.mounts import Show, allowed
 from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.keeper.sandbox import Box, Lease, Shape
+from skillyard.sandbox.native.keeper.sandboxes import Asked, Yard
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY
-from skillyard.sandbox.native.keeper.yard import Asked, Yard
-from skillyard.sandbox.native.keeper.zygotes import Warmth
+from skillyard.sandbox.native.keeper.zygotes.zygote import Warmth
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""

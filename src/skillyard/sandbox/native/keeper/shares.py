@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from skillyard.sandbox.native.keeper.box import Box
+from skillyard.sandbox.native.keeper.sandbox import Box
 
 _NICE, _NICE_A_LEVEL, _NICEST = 5, 3, 19
 """Below the server. Three steps of niceness halve a process's weight."""

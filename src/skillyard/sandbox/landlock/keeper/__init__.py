@@ -1,1 +1,0 @@
-"""The process that owns the sandboxes of the landlock backend."""

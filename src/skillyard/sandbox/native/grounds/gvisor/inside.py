@@ -1,0 +1,186 @@
+"""pid 1 of a gVisor sandbox: gVisor's root until a program starts, then it starts programs as somebody else.
+
+It makes what foreign code may write, warms the interpreter up, gets its descriptors from the keeper over the socket
+that is its standard input, and goes on as the native backend's init. The keeper can reach it in no other way.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import struct
+from typing import Any
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.inside import init, walls
+from skillyard.sandbox.native.inside.zygote import be_plain, import_ahead
+from skillyard.sandbox.native.linux import kernel
+
+_BOX = "run/box"
+_DEVICES_NOT_GIVEN = ("fuse", "net/tun", "ptmx")
+_COVERED = "/proc/1"
+_CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP, _CAP_KILL = 6, 7, 8, 5
+_BOUNDING = range(38)
+"""All that gVisor knows, up to CAP_AUDIT_READ (capabilities(7))."""
+_KEPT = 1 << _CAP_KILL | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SETPCAP
+
+
+def main(packages: str, preload: list[str], disk_bytes: int, processes: int, filters: list[str]) -> None:
+    """Never returns. The filters come assembled, in hexadecimal."""
+    control = os.dup(0)
+    os.set_inheritable(control, False)
+    try:
+        _make_writable(disk_bytes)
+        _close_doors()
+        be_plain(packages)
+        import_ahead(preload)
+        guest.prepare(bool(preload))
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        _, (channel, output) = _first_message(control)
+        _be_quiet()
+        _hold(_KEPT)
+        Init(control, channel, output, processes, disk_bytes, [bytes.fromhex(text) for text in filters]).run()
+    except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
+        packets.send(socket.socket(fileno=control), {"broken": f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(1)
+
+
+class Init(init.Init):
+    """The native init, but that it is root inside: each child gives that up, and behind it comes the filter."""
+
+    def __init__(
+        self, control: int, channel: int, output: int, processes: int, disk_bytes: int, filters: list[bytes]
+    ) -> None:
+        self._limits = (
+            (resource.RLIMIT_NPROC, processes),
+            (resource.RLIMIT_FSIZE, 2 * disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_NOFILE, 1024),
+            (resource.RLIMIT_MEMLOCK, 1 << 16),
+        )
+        self._filters = filters
+        self._keeper = socket.socket(fileno=os.dup(control))
+        super().__init__(control, channel, output)
+
+    def be_child(self, fds: tuple[int, ...]) -> None:
+        super().be_child(fds)
+        for kind, value in self._limits:
+            resource.setrlimit(kind, (value, value))
+        _become_nobody()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        for made in self._filters:
+            kernel.install_filter(made)
+
+    def end_tree(self, id: str) -> None:
+        for pid, name in list(self._running.items()):
+            if name == id:
+                self._killed.add(pid)
+                _kill_tree(pid)
+
+    def heard(self, message: dict[str, Any]) -> None:
+        """How full the disk is: only gVisor's kernel knows."""
+        if "weigh" in message:
+            told = os.statvfs(walls.WORKSPACE)
+            packets.send(self._keeper, {"weighed": (told.f_blocks - told.f_bfree) * told.f_frsize})
+
+
+def _first_message(control: int) -> tuple[dict[str, Any], list[int]]:
+    sock = socket.socket(fileno=control)
+    try:
+        got = packets.receive(sock)
+    finally:
+        sock.detach()
+    if got is None or len(got[1]) != 2:
+        raise OSError(0, "the keeper sent no descriptors")
+    return got
+
+
+def _be_quiet() -> None:
+    """Where errors went until here is the keeper's; from here on it hears of them over the control socket."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)
+
+
+def _make_writable(disk_bytes: int) -> None:
+    """One tmpfs holds all that the sandbox can write, so that one limit counts it all."""
+    os.chdir("/")
+    kernel.mount("box", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk_bytes},mode=0755")
+    for name, target in walls.WRITABLE.items():
+        path = f"{_BOX}/{name}"
+        os.mkdir(path)
+        os.chmod(path, 0o755 if target == walls.WORKSPACE else 0o1777)
+        os.chown(path, walls.INSIDE_ID, walls.INSIDE_ID)
+        kernel.mount(path, target, None, kernel.MS_BIND)
+    kernel.umount(_BOX)
+    os.chdir(walls.WORKSPACE)
+
+
+def _close_doors() -> None:
+    """Devices that gVisor has and nobody here needs; and what /proc would tell of this process."""
+    for name in _DEVICES_NOT_GIVEN:
+        try:
+            os.unlink(f"/dev/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.mount("none", _COVERED, "tmpfs", kernel.MS_RDONLY, "size=4096,mode=0555")
+
+
+def _become_nobody() -> None:
+    """gVisor has no securebits and needs none: nothing that is executed gains a privilege (no_new_privs is fixed)."""
+    for capability in _BOUNDING:
+        kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+    os.setgroups([])
+    os.setresgid(walls.INSIDE_ID, walls.INSIDE_ID, walls.INSIDE_ID)
+    os.setresuid(walls.INSIDE_ID, walls.INSIDE_ID, walls.INSIDE_ID)
+    _hold(0)
+
+
+def _hold(capabilities: int) -> None:
+    """Exactly these, effective and permitted; none to inherit (capset(2))."""
+    header = struct.pack("Ii", 0x20080522, 0)
+    low, high = capabilities & 0xFFFFFFFF, capabilities >> 32
+    kernel.call("capset", kernel.NR_CAPSET, header, struct.pack("6I", low, low, 0, high, high, 0))
+
+
+def _parents() -> dict[int, int]:
+    """pid → parent of every process in here (proc_pid_stat(5)); older gVisors have no list of children."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile, or is the one that is covered
+    return found
+
+
+def _kill_tree(leader: int) -> None:
+    """Stop all that is found, look again until nobody new is there, then kill."""
+    stopped: set[int] = set()
+    fresh = {leader}
+    while fresh:
+        for pid in fresh:
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+        stopped |= fresh
+        fresh = {pid for pid, parent in _parents().items() if parent in stopped} - stopped
+    for pid in stopped:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue

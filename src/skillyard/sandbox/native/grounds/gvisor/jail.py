@@ -1,0 +1,171 @@
+"""The outer walls round one runsc: what its sentry and its gofer are behind, were foreign code to reach them.
+
+A clone of the keeper gets namespaces of its own, an id of its own, and a root that holds runsc, the sandbox's
+read-only root and nothing else of the host; then it becomes runsc. It is pid 1 of its pid namespace, so that its end
+is the end of sentry, gofer and all, and its mounts and state end with it. namespaces(7), user_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.sandbox.native.grounds import root
+from skillyard.sandbox.native.grounds.gvisor import bundle
+from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.linux.namespaces import write
+
+NAMESPACES = walls.NAMESPACES | kernel.CLONE_NEWUSER
+_PROGRAM = "/bin/runsc"
+_DIRECTORIES = ("bin", "bundle", "dev", "proc", "rootfs", "show", "state", "tmp")
+_MS_SHARED = 1 << 20
+_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
+_OOM_SCORE = "500"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``name`` shows in the host's list of processes. ``uid`` is the id, as the keeper counts them, that is 0 in the
+    jail; ``own_uid``: nobody else has it.
+    ``mount_on`` is an existing directory, covered in the jail's mount namespace only. ``code`` is what
+    :mod:`skillyard.sandbox.native.grounds.gvisor.code` made."""
+
+    name: str
+    runsc: Runsc
+    contents: bundle.Contents
+    mount_on: str
+    code: str
+    uid: int
+    own_uid: bool
+    cpus: tuple[int, ...]
+    shown: Mapping[str, int]
+    """Detached mounts by name; skills and blobs are hung below them later."""
+
+
+def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int) -> tuple[int, int]:
+    """Clone and become runsc: pid and pidfd. ``groups`` are joined by writing (cgroup version 1), ``into`` by the
+    clone (version 2; -1 for none). Raises OSError; nothing is left then."""
+    contents = plan.contents
+    binds = root.sources(contents.python, contents.packages, memory_counted=True)
+    go_r, go_w = os.pipe2(os.O_CLOEXEC)
+    try:
+        binds += [_shown(plan.runsc.path, _PROGRAM), _shown(plan.code, walls.CODE_ROOT)]
+        pid, pidfd = kernel.clone(NAMESPACES, cgroup=into)
+        if pid == 0:
+            _become_runsc(plan, binds, (stdin, errors), groups, (go_r, go_w))
+        try:
+            _map(pid, plan)
+        except OSError:
+            kernel.pidfd_kill(pidfd)
+            os.waitpid(pid, 0)
+            os.close(pidfd)
+            raise
+        os.write(go_w, b"x")
+    finally:
+        for fd in (go_r, go_w, *(bind.fd for bind in binds)):
+            os.close(fd)
+    return pid, pidfd
+
+
+def _shown(path: str, target: str) -> root.Bind:
+    fd = kernel.open_tree(path)
+    kernel.mount_setattr(fd, "", kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
+    return root.Bind(fd, target.lstrip("/"), os.path.isdir(path))
+
+
+def _map(pid: int, plan: Plan) -> None:
+    if not plan.own_uid:
+        write(f"/proc/{pid}/setgroups", "deny")
+    for name in ("gid_map", "uid_map"):
+        write(f"/proc/{pid}/{name}", f"0 {plan.uid} 1")
+
+
+def _become_runsc(
+    plan: Plan, binds: list[root.Bind], stdio: tuple[int, int], groups: Sequence[int], go: tuple[int, int]
+) -> None:
+    """Never returns."""
+    try:
+        os.close(go[1])
+        if os.read(go[0], 1):
+            _enter(plan, binds, groups)
+            _exec(plan, *stdio)
+    except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
+        os.write(stdio[1], f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def _enter(plan: Plan, binds: list[root.Bind], groups: Sequence[int]) -> None:
+    for fd in groups:
+        os.write(fd, b"0")
+    kernel.unshare(kernel.CLONE_NEWCGROUP)
+    write("/proc/self/oom_score_adj", _OOM_SCORE)
+    if plan.cpus:
+        os.sched_setaffinity(0, plan.cpus)
+    _begin_root(plan)
+    if plan.own_uid:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.umask(0o022)
+    _fill_root(plan, binds)
+    core = walls.core_limit()
+    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _begin_root(plan: Plan) -> None:
+    """As long as we have the keeper's id: the way to the directory may be closed to any other."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("jail", plan.mount_on, "tmpfs", _QUIET, "size=16m,mode=0755,uid=0,gid=0")
+    os.chdir(plan.mount_on)
+
+
+def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
+    for name in _DIRECTORIES:
+        os.mkdir(name, 0o755)
+    for name, fd in plan.shown.items():
+        _mount_shown(fd, f"show/{name}")
+    Path("bundle/config.json").write_bytes(bundle.config(plan.contents))
+    _hang_outer([bind for bind in binds if _outer(bind)])
+    inner = [bind for bind in binds if not _outer(bind) and bind.target != "proc"]
+    os.chdir("rootfs")
+    root.fill(inner, plan.contents.python, plan.contents.packages, ())
+    os.chdir("..")
+    kernel.mount("proc", "proc", "proc", _QUIET | kernel.MS_NOEXEC)
+    kernel.pivot_root(".", ".")
+    kernel.umount(".")
+    os.chdir("/")
+
+
+def _mount_shown(fd: int, path: str) -> None:
+    """The gofer's copy of a shared mount gets what is mounted below it later (mount_namespaces(7))."""
+    os.mkdir(path, 0o755)
+    kernel.move_mount(fd, path)
+    kernel.mount("none", path, None, _MS_SHARED)
+
+
+def _outer(bind: root.Bind) -> bool:
+    """What is for runsc; gVisor brings devices of its own."""
+    return bind.target == _PROGRAM.lstrip("/") or bind.target.startswith("dev/")
+
+
+def _hang_outer(binds: list[root.Bind]) -> None:
+    for bind in binds:
+        Path(bind.target).touch(0o644)
+        kernel.move_mount(bind.fd, bind.target)
+
+
+def _exec(plan: Plan, stdin: int, errors: int) -> None:
+    high = [os.dup(fd) for fd in (stdin, errors)]
+    os.dup2(high[0], 0)
+    os.dup2(high[1], 1)
+    os.dup2(high[1], 2)
+    kernel.close_from(3)
+    arguments = plan.runsc.arguments("runsc", bundle.STATE, bundle.BUNDLE, plan.name)
+    os.execve(_PROGRAM, arguments, {"PATH": "/bin"})

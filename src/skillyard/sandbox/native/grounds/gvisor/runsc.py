@@ -1,0 +1,95 @@
+"""Which runsc there is, and how it is called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+
+from skillyard.sandbox.native.grounds.gvisor.options import PLATFORMS
+
+MEND = (
+    "install gVisor: apt install runsc (Debian 12 and later), or set gvisor.runsc to the program from gvisor.dev; "
+    "docs/gvisor.md says more"
+)
+_BOUND_S = 10.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def locate(named: str) -> str:
+    """The absolute path of runsc; empty when there is none that we may execute."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), _PATH))
+    found = shutil.which(named or "runsc", path=path)
+    return os.path.realpath(found) if found else ""
+
+
+@dataclass(slots=True)
+class Runsc:
+    """A runsc, and the platform that it works with here: the first of ``platforms`` until one has worked."""
+
+    path: str
+    version: str
+    flags: frozenset[str]
+    platforms: list[str]
+    proven: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+    """Platform → why it did not work."""
+
+    @property
+    def platform(self) -> str:
+        return self.platforms[0]
+
+    def worked(self) -> None:
+        self.proven = True
+
+    def failed(self, platform: str, why: str) -> None:
+        """One that never worked makes room for the next."""
+        if not self.proven and platform == self.platform:
+            self.failures[platform] = why
+            if len(self.platforms) > 1:
+                del self.platforms[0]
+
+    def arguments(self, program: str, state: str, bundle: str, name: str) -> list[str]:
+        """The command that runs a bundle's container, for the one id that the caller's user namespace maps.
+
+        Files go through the gofer, not straight from the sentry (``directfs``): the sentry then opens none.
+        """
+        wanted = {
+            "root": state,
+            "rootless": "true",
+            "ignore-cgroups": "true",
+            "network": "none",
+            "platform": self.platform,
+            "file-access": "exclusive",
+            "file-access-mounts": "exclusive",
+            "overlay2": "none",
+            "directfs": "false",
+            "log": "/dev/null",
+        }
+        flags = [f"--{flag}={value}" for flag, value in wanted.items() if flag in self.flags]
+        return [program, *flags, "run", "--bundle", bundle, name]
+
+
+_NEEDED = frozenset({"root", "rootless", "ignore-cgroups", "network", "platform"})
+
+
+def describe(path: str, platform: str) -> Runsc:
+    """Ask it about itself. Raises OSError saying what is wrong with it."""
+    version = re.search(r"runsc version (?:release-)?(\S+)", _ask(path, "--version"))
+    flags = frozenset(re.findall(r"^  -(\S+)", _ask(path, "flags"), re.MULTILINE))
+    if version is None or not flags >= _NEEDED:
+        raise OSError(0, f"{path} does not answer as a runsc of 2022 or later does")
+    return Runsc(path, version[1], flags, list(PLATFORMS) if platform == "auto" else [platform])
+
+
+def _ask(path: str, question: str) -> str:
+    """``runsc flags`` writes to stderr."""
+    try:
+        done = subprocess.run(
+            [path, question], capture_output=True, text=True, timeout=_BOUND_S, check=False, env={"PATH": _PATH}
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(0, f"{path} {question} does not answer") from None
+    return done.stdout + done.stderr

@@ -1,0 +1,1 @@
+"""The landlock backend: Landlock, filters and user ids, where no namespace can be made."""

@@ -1,0 +1,161 @@
+"""The directory of the host below which the sandboxes of one keeper have theirs.
+
+Everybody may pass through it, since each sandbox is a user of its own, and nobody but us can list it. What lies in
+it: ``homes`` (a directory a sandbox), ``code`` (the modules of ours that run inside), ``python`` (an interpreter that
+others could not reach where it is), ``environments`` (packages, likewise).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.sandbox.native.grounds.landlock.inside.places import SHOWN, WRITABLE
+from skillyard.sandbox.native.grounds.landlock.tree import placing, removal
+from skillyard.sandbox.native.inside.code import modules
+
+_FOR_ALL = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - a fresh private name below it is taken
+_NOTE = "area"
+"""A file of the run directory that names the area, for the keeper after one that was killed."""
+
+_GROUNDS = "skillyard/sandbox/native/grounds"
+_MODULES = ("places", "walls", "init", "zygote", "files")
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    path: str
+    secret: str
+    executable: bool
+    """Whether what is written there can be executed."""
+
+    @property
+    def homes(self) -> str:
+        return f"{self.path}/homes"
+
+    @property
+    def code(self) -> str:
+        return f"{self.path}/code"
+
+
+def make(run_dir: str, *, own_uids: bool) -> Area:
+    """A fresh area; what a killed keeper left of its own is removed. Raises OSError naming what is in the way."""
+    _sweep(run_dir)
+    parent = _parent(run_dir) if own_uids else run_dir
+    path = f"{parent}/skillyard-{secrets.token_hex(8)}"
+    os.mkdir(path, 0o711)
+    with open(f"{run_dir}/{_NOTE}", "w", encoding="utf-8") as note:
+        note.write(path)
+    os.chmod(path, 0o711)
+    for name in ("homes", "environments"):
+        os.mkdir(f"{path}/{name}")
+        os.chmod(f"{path}/{name}", 0o711)
+    _write_code(f"{path}/code")
+    return Area(path, secrets.token_hex(16), not os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
+def discard(run_dir: str, area: Area) -> None:
+    """Remove the area, even if the run directory is gone; nothing runs in it any more."""
+    _remove(area.path)
+    _sweep(run_dir)
+
+
+def _sweep(run_dir: str) -> None:
+    note = f"{run_dir}/{_NOTE}"
+    try:
+        with open(note, encoding="utf-8") as file:
+            path = file.read()
+    except FileNotFoundError:
+        return
+    _remove(path)
+    os.unlink(note)
+
+
+def _remove(path: str) -> None:
+    parent, name = os.path.split(path)
+    if name.startswith("skillyard-"):
+        with suppress(FileNotFoundError):
+            fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if _is_ours(fd, name):
+                    for _ in removal(fd, name):
+                        pass
+            finally:
+                os.close(fd)
+
+
+def _is_ours(parent: int, name: str) -> bool:
+    about = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid()
+
+
+def _parent(run_dir: str) -> str:
+    """Where a user that is nobody can go: on the file system of the data directory if there is such a place, since
+    what is shown can then be linked; where programs may be executed before all."""
+    ours = os.stat(run_dir).st_dev
+    able = [path for path in _FOR_ALL if os.path.isdir(path) and os.access(path, os.W_OK) and for_everybody(path)]
+    if not able:
+        raise OSError(0, f"no directory for sandboxes: none of {', '.join(_FOR_ALL)} can be written and entered by all")
+    return min(able, key=lambda path: (_noexec(path), os.stat(path).st_dev != ours))
+
+
+def _noexec(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+
+
+def for_everybody(path: str) -> bool:
+    """Whether any user may go to ``path`` and read it, or pass through it."""
+    at = os.path.realpath(path)
+    while at != "/":
+        about = os.stat(at)
+        if not about.st_mode & (0o001 if stat.S_ISDIR(about.st_mode) else 0o004):
+            return False
+        at = os.path.dirname(at)
+    return True
+
+
+def make_home(root: str, uid: int) -> None:
+    """``uid`` 0: nobody has one of their own, and all is ours. Raises OSError."""
+    os.mkdir(root, 0o710)
+    os.mkdir(f"{root}/dev", 0o755)
+    os.chmod(f"{root}/dev", 0o755)
+    for name in WRITABLE:
+        os.mkdir(f"{root}/{name}", 0o700)
+        if uid:
+            os.chown(f"{root}/{name}", uid, uid)
+    for name in SHOWN:
+        os.mkdir(f"{root}/{name}", 0o755)
+        os.chmod(f"{root}/{name}", 0o755)
+    if uid:
+        os.chown(root, 0, uid)
+
+
+def showing(root: str, source: str, target: str, aliases: tuple[str, ...]) -> Iterator[None]:
+    """Show ``source`` in a sandbox that nothing foreign runs in yet. Raises OSError."""
+    yield from placing(source, f"{root}{target}")
+    for alias in aliases:
+        os.symlink(os.path.basename(target), f"{root}{alias}")
+
+
+def _own_modules() -> Iterator[tuple[str, Path | None]]:
+    for name in (_GROUNDS, f"{_GROUNDS}/landlock", f"{_GROUNDS}/landlock/inside"):
+        yield f"{name}/__init__.py", None
+    for name in _MODULES:
+        yield f"{_GROUNDS}/landlock/inside/{name}.py", Path(__file__).parent / "inside" / f"{name}.py"
+
+
+def _write_code(path: str) -> None:
+    for name, source in (*modules(), *_own_modules()):
+        target = f"{path}/{name}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        text = b"" if source is None else source.read_bytes()
+        with open(target, "wb") as file:
+            file.write(text)
+        os.chmod(target, 0o644)
+    for at, _, _ in os.walk(path):
+        os.chmod(at, 0o755)

@@ -1,0 +1,87 @@
+"""What an init left that was itself killed: it comes to the keeper, which ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from skillyard.sandbox.native.grounds.landlock.looks import children
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.linux import kernel
+
+_AGAIN_S = 0.002
+_FAILED_AGAIN_S = 0.1
+
+
+class Stragglers:
+    """``inits`` gives the pids of the sandboxes that the keeper knows."""
+
+    def __init__(self, loop: Loop, inits: Callable[[], Collection[int]]) -> None:
+        self._loop = loop
+        self._inits = inits
+        self._zygotes: dict[int, int] = {}
+
+    def meet_zygote(self, pid: int) -> None:
+        """It stays, and what it cloned: they are in its process group, which no program of a sandbox can join."""
+        self._zygotes[pid] = kernel.pidfd_open(pid)
+
+    def end(self, uid: int, warden: int, done: Callable[[], None]) -> None:
+        """End all processes of ``uid`` (0: of nobody) and every child of ours that does not belong to us, then call
+        ``done``."""
+        if uid:
+            _end_user(uid, warden)
+
+        loop = self._loop.guarded(lambda _: again())
+
+        def again() -> None:
+            loop.after(_FAILED_AGAIN_S, turn)
+
+        def turn() -> None:
+            left = self._left()
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            if left:
+                loop.after(_AGAIN_S, turn)
+            else:
+                done()
+
+        turn()
+
+    def _left(self) -> list[int]:
+        self._forget_ended()
+        inits = self._inits()
+        return [pid for pid in children(os.getpid()) if pid not in inits and _group(pid) not in self._zygotes]
+
+    def _forget_ended(self) -> None:
+        for pid, pidfd in list(self._zygotes.items()):
+            try:
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # it was reaped, after the last of its sandboxes
+                os.close(pidfd)
+                del self._zygotes[pid]
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def _end_user(uid: int, warden: int) -> None:
+    """As its init would have: kill(-1) from a process that acts as ``uid`` and cannot be signalled by it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(warden, uid, warden)
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)

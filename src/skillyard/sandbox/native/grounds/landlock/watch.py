@@ -1,0 +1,148 @@
+"""What no namespace and no cgroup limits here: memory, processes and files of each sandbox are looked at often, and
+the one that takes more is ended. Between two looks it may take more by what it can in that time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+
+from skillyard.sandbox.native.grounds.landlock import looks, pause
+from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
+from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring
+from skillyard.sandbox.native.grounds.landlock.work import work
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandboxes import MIB
+from skillyard.sandbox.native.keeper.watch import kernel_memory
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.watch.tree import place_of
+
+INODES_PER_MIB = 128
+LEAST_INODES = 4096
+_TORN_IN_A_ROW = 2
+"""Counts that missed something, after which the next is made while nothing moves."""
+_HOLD_S = 0.005
+"""Until what was stopped stands still on its processor too."""
+_REST = 8
+"""After a count of files, this many times its own time passes until the next."""
+_MAPPINGS_EVERY = 10
+_HIDDEN_IN_A_ROW = 20
+"""Looks. A child of init hides too, until it is confined."""
+
+
+class DiskWatch:
+    """Of one sandbox: counts its files, a little at a time."""
+
+    def __init__(self, loop: Loop, box: LandlockBox) -> None:
+        self._loop = loop
+        self._box = box
+        self.device = os.stat(box.root).st_dev
+        self._counting = False
+        self._next_at = 0.0
+        self._torn = 0
+        self._turns = 0
+        self._nameless = 0
+        self._hiding = 0
+
+    def see(self, places: Sequence[str], held: looks.Held) -> None:
+        """What its processes hold that no count of names finds. With the eyes of the sandbox's user."""
+        self._nameless = self._removed(places, held.removed)
+        self._hiding = self._hiding + 1 if held.hides else 0
+        if self._hiding > _HIDDEN_IN_A_ROW:
+            self._box.end_for("disk", "a process that hides what files it holds")
+
+    def count(self) -> None:
+        now = time.monotonic()
+        if not self._counting and now >= self._next_at:
+            self._counting = True
+            if self._torn > _TORN_IN_A_ROW:
+                box = self._box
+                stopped = pause.stop(box.pid, box.shape.pids)
+                self._loop.after(_HOLD_S, lambda: self._walk(now, stopped))
+            else:
+                self._walk(now, set())
+
+    def _walk(self, began: float, stopped: set[int]) -> None:
+        total = Sum()
+
+        def done(error: OSError | None) -> None:
+            self._counted(began, total, error)
+            if stopped:
+                self._torn = 0
+                if not self._box.dead:
+                    pause.go_on(self._box.pid, self._box.shape.pids, stopped)
+
+        work(self._loop, self._all(total), done)
+
+    def _all(self, total: Sum) -> Iterator[None]:
+        for name in ("workspace", "tmp", "dev/shm"):
+            yield from measuring(f"{self._box.root}/{name}", total)
+
+    def _counted(self, began: float, total: Sum, error: OSError | None) -> None:
+        self._counting = False
+        now = time.monotonic()
+        self._next_at = now + _REST * (now - began)
+        box = self._box
+        if box.dead or box.forced is not None or error is not None:
+            return
+        self._torn = self._torn + 1 if total.torn else 0
+        limit = box.shape.disk_mb * MIB
+        if total.bytes + self._nameless > limit:
+            box.end_for("disk", f"over the disk limit of {box.shape.disk_mb} MiB")
+        elif total.names > max(LEAST_INODES, box.shape.disk_mb * INODES_PER_MIB):
+            box.end_for("disk", f"more files than go with a disk limit of {box.shape.disk_mb} MiB")
+
+    def _removed(self, places: Sequence[str], held: dict[int, int]) -> int:
+        """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
+        largest that a file may be."""
+        self._turns += 1
+        if self._turns % _MAPPINGS_EVERY == 0:
+            largest = self._box.shape.disk_mb * MIB
+            for place in places:
+                for inode in looks.removed_mappings(place, self._box.root):
+                    held.setdefault(inode, largest)
+        return sum(held.values())
+
+
+class Watch:
+    """``processes`` says whether it counts those too: where no limit of the kernel does."""
+
+    def __init__(self, loop: Loop, *, processes: bool) -> None:
+        self._loop = loop
+        self._processes = processes
+        self._disks: dict[str, DiskWatch] = {}
+
+    def check(self, box: LandlockBox, objects: Objects) -> None:
+        if box.forced is not None or box.removed:
+            return  # it is ending, and its directory may be gone
+        most = box.shape.pids
+        tree = looks.tree(box.pid, most)
+        if self._processes and (len(tree) > most or sum(len(looks.threads(pid)) for pid in tree) > most):
+            box.end_for("processes", f"over the limit of {most} processes and threads")
+            return
+        disk = self._disk(box)
+        with looks.eyes_of(box.uid):
+            places = [place_of(pid) for pid in tree]
+            held = looks.held(places, disk.device)
+            self._check_memory(box, places, len(held.sockets))
+            objects.check(box, places, counted=False)
+            disk.see(places, held)
+        disk.count()
+
+    def forget(self, box: LandlockBox) -> None:
+        self._disks.pop(box.handle, None)
+
+    def _disk(self, box: LandlockBox) -> DiskWatch:
+        if box.handle not in self._disks:
+            self._disks[box.handle] = DiskWatch(self._loop, box)
+        return self._disks[box.handle]
+
+    def _check_memory(self, box: LandlockBox, places: Sequence[str], sockets: int) -> None:
+        limit = box.shape.memory_mb * MIB
+        used = sum(map(looks.resident, places))
+        if used > limit:
+            used = sum(map(looks.proportional, places))
+        used = max(used, sum(map(kernel_memory.of_process, places)) + kernel_memory.of_sockets(sockets))
+        box.account.saw(used)
+        if used > limit and box.forced is None:
+            box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")

@@ -1,0 +1,1 @@
+"""The native backend's ground: namespaces, control groups and Landlock."""

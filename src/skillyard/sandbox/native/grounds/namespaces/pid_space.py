@@ -1,0 +1,147 @@
+"""A pid namespace for one zygote that imports packages: what they start sees and signals nothing outside of it.
+
+Its first process does nothing but be there: when it ends, so does all that is in there (pid_namespaces(7)), which is
+why it stays as long as sandboxes of the zygote do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from skillyard.sandbox.native.keeper.loop import READ, Turns
+from skillyard.sandbox.native.keeper.watch.processes import children, status, threads
+from skillyard.sandbox.native.linux import kernel
+
+_AGAIN_S = 0.01
+_NS_GET_PARENT = 0xB702
+"""ioctl_nsfs(2)."""
+
+SPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+"""The namespaces that each sandbox has for itself (namespaces(7))."""
+
+_FIRST: set[int] = set()
+"""The first process of each of our spaces; an ordinary user's may not be looked at."""
+
+
+class PidSpace:
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+            try:
+                self._first = os.fork()
+                if self._first == 0:
+                    _be_there()
+                self._space = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                kernel.setns(self._own, kernel.CLONE_NEWPID)
+        except BaseException:
+            os.close(self._own)
+            raise
+        self._pidfd = kernel.pidfd_open(self._first)
+        _FIRST.add(self._first)
+
+    def fork(self) -> int:
+        """As fork(2); the child, which is ours as ever, is in there. Raises OSError."""
+        kernel.setns(self._space, kernel.CLONE_NEWPID)
+        pid = os.fork()
+        if pid:
+            kernel.setns(self._own, kernel.CLONE_NEWPID)
+        return pid
+
+    def abandon(self) -> None:
+        """Nobody of ours came to be in there."""
+        kernel.pidfd_kill(self._pidfd)
+        for fd in (self._pidfd, self._own, self._space):
+            os.close(fd)
+        os.waitpid(self._first, 0)
+        _FIRST.discard(self._first)
+
+    def has_strangers(self, zygote: int, known: Collection[int], beside: int = -1) -> bool:
+        """Returns whether processes in here are not ``known``. Looked at are children of the zygote, of the first
+        process, which gets the orphans, and of ours. With ``beside``, one in a namespace further in may be there that
+        shares none with that process. Raises OSError when they change meanwhile."""
+        if threads(zygote) != 1 or children(zygote) or children(self._first):
+            return True
+        own = os.stat(self._space)
+        return any(
+            self._is_strange(pid, own, beside)
+            for pid in children(os.getpid())
+            if pid not in known and pid not in _FIRST and not _is_dead(pid)
+        )
+
+    def _is_strange(self, pid: int, own: os.stat_result, beside: int) -> bool:
+        at = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        depth = 0
+        try:
+            while not os.path.samestat(os.fstat(at), own):
+                try:
+                    above = fcntl.ioctl(at, _NS_GET_PARENT)
+                except PermissionError:
+                    return False  # it is above us: this one is of another zygote
+                os.close(at)
+                at, depth = above, depth + 1
+        finally:
+            os.close(at)
+        return not depth or beside < 0 or any(_same_space(pid, beside, name) for name in SPACES)
+
+    def end(self, loop: Turns, ours: Callable[[], Collection[int]]) -> None:
+        """Kill all that is in there and reap it. What was cloned in there as a child of ours and never told of is
+        nobody's: neither it nor the namespace would ever go. ``ours`` are the children that somebody waits for."""
+        kernel.pidfd_kill(self._pidfd)
+        loop.watch(self._pidfd, READ, lambda _: self._gone(loop))
+
+        def reap() -> None:
+            if self._pidfd >= 0:
+                _reap_strangers({self._first, *ours()})
+                loop.after(_AGAIN_S, reap)
+
+        reap()
+
+    def _gone(self, loop: Turns) -> None:
+        loop.forget(self._pidfd)
+        os.close(self._pidfd)
+        os.close(self._own)
+        os.close(self._space)
+        self._pidfd = -1
+        with suppress(ChildProcessError):
+            os.waitpid(self._first, 0)
+        _FIRST.discard(self._first)
+
+
+def _same_space(one: int, other: int, name: str) -> bool:
+    return os.readlink(f"/proc/{one}/ns/{name}") == os.readlink(f"/proc/{other}/ns/{name}")
+
+
+def _is_dead(pid: int) -> bool:
+    """Returns whether the process ended and nobody has reaped it yet."""
+    found = status(pid)
+    return found.get("State", "Z").startswith("Z") and threads(pid) <= 1
+
+
+def _be_there() -> None:
+    """The first process: a copy of the keeper, which nobody may look into, without any of its descriptors."""
+    try:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # what comes to it is reaped by the kernel
+        kernel.close_from(0)
+        while True:
+            signal.pause()
+    finally:
+        os._exit(0)
+
+
+def _reap_strangers(known: Collection[int]) -> None:
+    me = os.getpid()
+    with open(f"/proc/self/task/{me}/children", encoding="ascii") as file:
+        children = [int(word) for word in file.read().split()]
+    for pid in children:
+        if pid not in known:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,243 @@
+"""Making the process that becomes a zygote: its user namespace, its root, then the interpreter by exec."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from skillyard.sandbox.native.grounds import root
+from skillyard.sandbox.native.grounds.interpreter import Interpreter
+from skillyard.sandbox.native.grounds.namespaces import mount_table
+from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
+from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.inside.code import START
+from skillyard.sandbox.native.keeper.zygotes.plan import Started
+from skillyard.sandbox.native.linux import kernel, namespaces, seccomp
+
+_NAMESPACES = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+)
+KEEPER_FD, _ERRORS_FD = 3, 2
+_DESCRIPTORS = 2048
+"""Of a zygote that imports packages."""
+_UNDER_WAY = 384
+"""Descriptors of one message, SCM_MAX_FD, and of those that the keeper itself sends meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A block of ids of the keeper's user namespace; ``base``, the zygotes' own, is :attr:`inside` in theirs."""
+
+    base: int
+    count: int
+
+    @property
+    def inside(self) -> int:
+        """A single id is not 0 in there: what the kernel gives to a namespace's root, such as the /proc entries of
+        a process that may not be traced, would belong to the sandboxes' own user."""
+        return 0 if self.count > 1 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class ZygotePlan:
+    python: Interpreter
+    packages: str
+    modules: tuple[str, ...]
+    """To be imported ahead."""
+    ids: Ids
+    slots: range | None
+    """Further ids that it may become; None when none are left for a zygote with packages."""
+    root_dir: str
+    """An existing directory to mount the new root on; seen in the zygote's mount namespace only."""
+    memory_counted: bool
+    """Whether a controller counts the memory of a whole sandbox."""
+    group: str = ""
+    """The ``cgroup.procs`` of where it must be to clone into the sandboxes' groups."""
+    own_group: Callable[[], Group | None] = lambda: None
+    """Makes a group for a zygote that runs packages' code."""
+
+    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
+        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError.
+
+        With ``modules``, packages' code will run in it: it sees no process but its own and those of its sandboxes."""
+        if not modules:
+            pid, _ = _start(self, os.fork, [self.group] if self.group else [], sock, errors, ())
+            return Started(pid)
+        if self.slots is None:
+            raise OSError(0, "all user ids for sandboxes are in use")
+        space, group = PidSpace(), None
+        try:
+            group = self.own_group()
+            joins = [self.group] if group is None else group.join_files()
+            pid, mounts = _start(self, space.fork, [path for path in joins if path], sock, errors, modules)
+        except OSError:
+            space.abandon()
+            if group is not None:
+                group.remove()
+            raise
+        return Started(pid, space, group, mounts)
+
+
+def environment(python: Interpreter) -> dict[str, str]:
+    """The whole environment of a sandbox, before what a run adds."""
+    places = [os.path.dirname(python.executable), "/usr/local/bin", "/usr/bin", "/bin"]
+    return {
+        "PATH": ":".join(dict.fromkeys(places)),
+        "HOME": "/workspace",
+        "LANG": "C.UTF-8",
+    }
+
+
+def _start(
+    plan: ZygotePlan,
+    fork: Callable[[], int],
+    joins: Sequence[str],
+    sock: socket.socket,
+    errors: int,
+    modules: tuple[str, ...],
+) -> tuple[int, str]:
+    """Starts it; returns its pid and its mounts."""
+    binds = root.sources(plan.python, plan.packages, memory_counted=plan.memory_counted)
+    ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
+    mapped_r, mapped_w = os.pipe2(os.O_CLOEXEC)
+    pid = fork()
+    if pid == 0:
+        try:
+            _join(joins)
+            _become(plan, _own_proc(binds) if modules else binds, sock, errors, modules, ready_w, mapped_r)
+        except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
+            os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(1)
+    for fd in (ready_w, mapped_r, *(bind.fd for bind in binds)):
+        os.close(fd)
+    mounts = ""
+    try:
+        if os.read(ready_r, 1):
+            mounts = mount_table.read(pid)
+            _map(pid, plan.ids, plan.slots)
+            os.write(mapped_w, b"x")
+    finally:
+        os.close(ready_r)
+        os.close(mapped_w)
+    return pid, mounts
+
+
+def _map(pid: int, ids: Ids, slots: range | None) -> None:
+    """Maps its own id as :attr:`Ids.inside`, and those of its sandboxes by their numbers."""
+    slots = range(1, ids.count) if slots is None else slots
+    lines = [f"{ids.inside} {ids.base} 1"]
+    if slots:
+        lines.append(f"{slots.start} {ids.base + slots.start} {len(slots)}")
+    if ids.count == 1:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    for name in ("gid_map", "uid_map"):
+        _write(f"/proc/{pid}/{name}", "\n".join(lines))
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _join(files: Sequence[str]) -> None:
+    for path in files:
+        _write(path, "0")
+
+
+def _own_proc(binds: list[root.Bind]) -> list[root.Bind]:
+    """With the /proc of our own pid namespace in place of the keeper's."""
+    namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    return [*(bind for bind in binds if bind.target != "proc"), root.proc()]
+
+
+def _become(
+    plan: ZygotePlan,
+    binds: list[root.Bind],
+    sock: socket.socket,
+    errors: int,
+    modules: tuple[str, ...],
+    ready: int,
+    mapped: int,
+) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
+    _make_root(plan, binds)
+    # The root was made in the mount namespace before this one, which another user namespace owns: so the kernel locks
+    # each mount of it, and nobody in here can make one writable, take it away or uncover what it covers.
+    namespaces.unshare("user, mount, network, ipc and uts namespaces", _NAMESPACES)
+    os.write(ready, b"x")
+    if not os.read(mapped, 1):
+        raise OSError(0, "the keeper could not map ids")
+    inside = plan.ids.inside
+    if plan.ids.count > 1:
+        os.setgroups([])
+    os.setresgid(inside, inside, inside)
+    os.setresuid(inside, inside, inside)
+    if inside:
+        kernel.keep_capabilities()
+    _exec(plan, sock, errors, modules)
+
+
+def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
+    """Makes the root with the zygote's id as owner. The keeper's rights are not those of a sandbox."""
+    base = plan.ids.base
+    namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("root", plan.root_dir, "tmpfs", flags, f"size=16m,mode=0755,uid={base},gid={base}")
+    os.chdir(plan.root_dir)
+    os.umask(0o022)
+    kernel.set_file_ids(base, base)
+    root.build(binds, plan.python, plan.packages)
+    kernel.set_file_ids(0, 0)
+
+
+def lessen_descriptors() -> None:
+    """Holds what packages are imported in below the keeper's limit, and above that of sandboxes: it is how many
+    descriptors may be in flight, which the kernel counts by user (unix(7), ETOOMANYREFS)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The last message may take its sender past its limit, and must not reach the keeper's.
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(max(hard - _UNDER_WAY, hard // 2), _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def keep_only(sock: socket.socket, errors: int) -> None:
+    """Of all our descriptors: the keeper's socket as KEEPER_FD, and where errors are written, as standard error."""
+    null = os.open("/dev/null", os.O_RDWR)
+    high = [os.dup(fd) for fd in (null, errors, sock.fileno())]
+    while any(fd <= KEEPER_FD for fd in high):
+        high = [os.dup(fd) if fd <= KEEPER_FD else fd for fd in high]
+    os.dup2(high[0], 0)
+    os.dup2(high[0], 1)
+    os.dup2(high[1], _ERRORS_FD)
+    os.dup2(high[2], KEEPER_FD)
+    kernel.close_from(KEEPER_FD + 1)
+
+
+def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> None:
+    keep_only(sock, errors)
+    if modules:
+        lessen_descriptors()
+    packages = plan.python.packages if plan.packages else ""
+    closing = seccomp.closing_filter(memory_counted=plan.memory_counted)
+    filters = [seccomp.assemble(made).hex() for made in (seccomp.large_filter(), closing)]
+    arguments = json.dumps([KEEPER_FD, packages, list(modules), *filters])
+    name = f"python{sys.version_info.major}"
+    os.execve(
+        plan.python.executable,
+        [name, "-I", "-S", "-B", "-c", START, arguments],
+        environment(plan.python),
+    )

@@ -1,0 +1,175 @@
+"""The root directory that every sandbox of a zygote shares: read-only, and only what is on the list.
+
+The keeper opens the sources as detached mounts (its rights reach where a sandbox's cannot); the process that becomes
+the zygote hangs them into a fresh tmpfs, makes that its root, and lets go of the host's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from skillyard.sandbox.native.grounds.interpreter import Interpreter
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.inside.code import modules
+from skillyard.sandbox.native.linux import kernel
+
+SYSTEM_DIRECTORIES = (
+    "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/libexec", "/usr/share",
+    "/usr/include",
+)  # fmt: skip
+LINKS_OR_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+ETC = (
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf", "/etc/pki/tls/certs", "/etc/pki/tls/cert.pem", "/etc/pki/tls/openssl.cnf",
+    "/etc/pki/ca-trust/extracted", "/etc/ca-certificates/extracted", "/etc/mime.types", "/etc/localtime",
+    "/etc/services", "/etc/protocols", "/etc/fonts", "/etc/inputrc", "/etc/magic",
+)  # fmt: skip
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_ATTRIBUTES = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
+
+_ID = walls.INSIDE_ID
+_FILES: Mapping[str, str] = {
+    "etc/passwd": f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nsandbox:x:{_ID}:{_ID}::/workspace:/bin/sh\n",
+    "etc/group": f"root:x:0:\nsandbox:x:{_ID}:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "etc/hostname": walls.HOSTNAME + "\n",
+    # Names are asked of 127.0.0.1 alone, where a gate answers or a refusal does, at once. What ``dns`` cannot answer is
+    # unknown: the last ``files`` makes that the error, and no temporary failure after which programs try again.
+    "etc/resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1 no-aaaa\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns files\nservices: files\nprotocols: files\n",
+    walls.TRUST.lstrip("/"): "",
+}
+_EMPTY_DIRECTORIES = (
+    "dev/shm", "etc", "opt", "proc", "run/box", "run/egress", "run/empty", "tmp", "var/tmp", "workspace", "skills",
+    "blobs",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A detached mount to be hung at ``target`` (relative to the new root)."""
+
+    fd: int
+    target: str
+    directory: bool
+
+
+def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list[Bind]:
+    """Open everything that is shown. The caller closes the descriptors. Raises OSError.
+
+    A shared mapping of /dev/zero is memory that no process shows as its own: without a controller it is not there.
+    """
+    binds: list[Bind] = []
+    for path in (*SYSTEM_DIRECTORIES, *python.directories):
+        if os.path.isdir(path) and not os.path.islink(path):
+            binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
+    for path in LINKS_OR_DIRECTORIES:
+        if os.path.isdir(path) and not os.path.islink(path):
+            binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
+    for path in ETC:
+        if os.path.exists(path):
+            # with what an operator mounts over a file of it, such as certificates of their own
+            binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV, whole=True))
+    if packages and python.packages:
+        binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
+    binds.extend(
+        _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC)
+        for name in DEVICES
+        if memory_counted or name != "zero"
+    )
+    binds.append(proc())
+    return binds
+
+
+def proc() -> Bind:
+    """The /proc that we see. Raises OSError."""
+    return _open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False)
+
+
+def _open(source: str, target: str, attributes: int, *, read_only: bool = True, whole: bool = False) -> Bind:
+    fd, recursive = (kernel.open_tree(source, recursive=True), True) if whole else detached(source)
+    attributes |= kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
+    kernel.mount_setattr(fd, "", attributes, recursive=recursive)
+    return Bind(fd, target.lstrip("/"), os.path.isdir(source))
+
+
+def detached(source: str) -> tuple[int, bool]:
+    """Returns a mount of ``source``, and whether it holds the mounts below, too.
+
+    It does not where the kernel lets that be uncovered: not a container's own mounts, such as its engine's init in
+    /usr/sbin, when our user namespace is younger than they (mount_namespaces(7)).
+    """
+    try:
+        return kernel.open_tree(source), False
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return kernel.open_tree(source, recursive=True), True
+
+
+def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
+    """Fill the fresh tmpfs that is the working directory, make it the root, and make it read-only."""
+    fill(binds, python, packages, modules())
+    _enter()
+
+
+def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | None]]) -> None:
+    """Make the working directory a root: ``binds`` are hung in, and ``code`` of ours is copied."""
+    for path in _EMPTY_DIRECTORIES:
+        os.makedirs(path, 0o755, exist_ok=True)
+    for path, text in _FILES.items():
+        Path(path).write_text(text)
+    _link_system_directories()
+    _link_devices()
+    _copy_code(code)
+    for bind in sorted(binds, key=lambda b: b.target.count("/")):
+        _hang(bind)
+    for path in python.masked:
+        if not (packages and path == python.packages):
+            kernel.mount("run/empty", path.lstrip("/"), None, kernel.MS_BIND)
+            kernel.mount_setattr(kernel.AT_FDCWD, path.lstrip("/"), _ATTRIBUTES)
+
+
+def _hang(bind: Bind) -> None:
+    if bind.directory:
+        os.makedirs(bind.target, 0o755, exist_ok=True)
+    elif not os.path.lexists(bind.target):
+        os.makedirs(os.path.dirname(bind.target), 0o755, exist_ok=True)
+        Path(bind.target).touch(0o644)
+    kernel.move_mount(bind.fd, bind.target)
+    os.close(bind.fd)
+
+
+def _link_system_directories() -> None:
+    for path in LINKS_OR_DIRECTORIES:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), path.lstrip("/"))
+
+
+def _link_devices() -> None:
+    os.symlink("/proc/self/fd", "dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"dev/{name}")
+
+
+def _copy_code(code: Iterable[tuple[str, Path | None]]) -> None:
+    for name, source in code:
+        target = f"{walls.CODE_ROOT.lstrip('/')}/{name}"
+        os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+        if source is None:
+            Path(target).touch(0o644)
+        else:
+            shutil.copyfile(source, target)
+
+
+def _enter() -> None:
+    kernel.pivot_root(".", ".")
+    kernel.umount(".")
+    os.chdir("/")
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("none", "/", None, flags)

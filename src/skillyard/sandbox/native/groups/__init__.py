@@ -1,0 +1,1 @@
+"""Control groups: one for each sandbox, and the directories that hold them."""

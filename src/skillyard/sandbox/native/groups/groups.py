@@ -1,0 +1,257 @@
+"""Control groups, version 2 or 1, as the host mounts them (cgroups(7)): one group a sandbox, used once.
+
+Version 1 joins by a write of ``0`` to ``tasks`` from inside, which needs no global lock; version 2 is cloned into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skillyard.sandbox.native.groups import files
+from skillyard.sandbox.native.groups import parents as group_parents
+
+_PERIOD_US = 100_000
+_WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
+"""File, what a fresh group has, the least."""
+_UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
+    1: lambda path: (f"{path}/cpu.cfs_quota_us", "-1"),
+    2: lambda path: (f"{path}/cpu.max", "max"),
+}
+_COUNTERS = {
+    1: ("memory.oom_control", "memory.max_usage_in_bytes", "pids.events"),
+    2: ("memory.events", "memory.peak", "pids.events"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    memory_bytes: int
+    pids: int
+    cpus: float
+
+
+@dataclass(slots=True)
+class Group:
+    """One sandbox's group: ``directories`` by controller (version 1) or under ``""`` (version 2)."""
+
+    version: int
+    directories: dict[str, str]
+    _open: dict[str, int] = field(default_factory=dict)
+
+    def join_descriptors(self) -> list[int]:
+        """Version 1: one ``tasks`` file a hierarchy. Version 2: the directory, for CLONE_INTO_CGROUP."""
+        if self.version == 2:
+            return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
+
+    def join_files(self) -> list[str]:
+        """Where a process that is to be a member writes ``0``."""
+        name = "cgroup.procs" if self.version == 2 else "tasks"
+        return [f"{path}/{name}" for path in _distinct(self.directories)]
+
+    def members(self) -> list[set[int]]:
+        """Returns the members by controller."""
+        return [{int(word) for word in files.read(path).split()} for path in self.join_files()]
+
+    def open_counters(self) -> None:
+        """Ahead of the run, so that reading them at its end costs little."""
+        for name in _COUNTERS[self.version]:
+            path = f"{self._path(name.partition('.')[0])}/{name}"
+            with contextlib.suppress(FileNotFoundError):  # memory.peak is younger than the rest
+                self._open[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def oom_kills(self) -> int:
+        return self._counter("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
+
+    def refused_forks(self) -> int:
+        return self._counter("pids.events", "max")
+
+    def processes(self) -> int:
+        """Processes and threads that are in it now."""
+        text = files.read(f"{self._path('pids')}/pids.current").strip()
+        return int(text) if text.isdigit() else 0
+
+    def leaders(self) -> list[int]:
+        """Returns the processes that are in it now, each by its first thread."""
+        return [int(word) for word in files.words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
+
+    def hurry(self) -> None:
+        """Let those that were told to end do so without a quota: what they still have to do is little, and others
+        wait for the locks that they hold."""
+        with contextlib.suppress(OSError):
+            if path := self._path("cpu"):
+                files.write(*_UNBOUND[self.version](path))
+
+    def counts_memory(self) -> bool:
+        return self._path("memory") is not None
+
+    def own_memory(self) -> int:
+        """Returns bytes of anonymous memory and of sockets, without the tmpfs and the page cache."""
+        path = self._path("memory")
+        told = files.read(f"{path}/memory.stat")
+        if self.version == 2:
+            return files.counter(told, "anon") + files.counter(told, "sock")
+        sockets = files.read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
+        return files.counter(told, "total_rss") + int(sockets or 0)
+
+    def weigh(self, level: int) -> bool:
+        """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
+        path = self._path("cpu")
+        if path is None:
+            return False
+        name, whole, least = _WEIGHTS[self.version]
+        files.write(f"{path}/{name}", str(max(least, whole >> level)))
+        return True
+
+    def peak_memory(self) -> int | None:
+        text = self._text("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes").strip()
+        return int(text) if text.isdigit() else None
+
+    def _counter(self, name: str, key: str) -> int:
+        return files.counter(self._text(name), key)
+
+    def _text(self, name: str) -> str:
+        fd = self._open.get(name)
+        return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii", "replace")
+
+    def remove(self) -> bool:
+        """Whether it is gone; a group may stay busy for a moment after its last process."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
+        gone = True
+        for path in _distinct(self.directories):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                gone = False
+        return gone
+
+    def _path(self, controller: str) -> str | None:
+        return self.directories.get("" if self.version == 2 else controller)
+
+
+@dataclass(slots=True)
+class Cgroups:
+    """Where this keeper makes its groups. ``missing`` says why a controller cannot be had."""
+
+    version: int = 0
+    parents: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, int] = field(default_factory=dict)
+    """Parents and the descriptors that own them."""
+    cloner: int | None = None
+    """Whose processes are cloned into the groups (version 2), where that is not ourselves."""
+
+    def has(self, controller: str) -> bool:
+        return controller in self.parents
+
+    def make(self, name: str, limits: GroupLimits) -> Group:
+        """A fresh group with its limits set. On failure nothing is left."""
+        if self.version == 2:
+            directories = {"": f"{self.parents['memory']}/{name}"}
+        else:
+            directories = {controller: f"{path}/{name}" for controller, path in self.parents.items()}
+        group = Group(self.version, directories)
+        try:
+            for path in _distinct(directories):
+                os.mkdir(path, 0o755)
+                self._open_to_cloner(path)
+            self._limit(group, limits)
+            group.open_counters()
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def _limit(self, group: Group, limits: GroupLimits) -> None:
+        writes = _limits_v2(limits) if self.version == 2 else _limits_v1(limits)
+        for controller, name, value in writes:
+            path = group.directories.get("" if self.version == 2 else controller)
+            if path and self.has(controller) and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
+                files.write(f"{path}/{name}", value.lstrip("?"))
+
+    def stand_back(self) -> None:
+        """All sandboxes together weigh half of what one process of the server does, when both want to work."""
+        path = self.parents.get("cpu")
+        if path is not None:
+            name, whole, _ = _WEIGHTS[self.version]
+            with contextlib.suppress(OSError):
+                files.write(f"{path}/{name}", str(whole // 2))
+
+    def let_clone(self, uid: int) -> str:
+        """Have a process of this user, once it is in the group whose ``cgroup.procs`` this gives, clone into ours.
+
+        Version 2 looks for the right to write at the new group and at the nearest one above it and the cloner's own
+        (cgroups(7), CLONE_INTO_CGROUP in clone(2)). Empty for version 1, where nobody is cloned into a group.
+        """
+        if self.version != 2 or not self.parents:
+            return ""
+        self.cloner = None if uid == os.geteuid() else uid
+        leaf = f"{self.parents['memory']}/zygotes"
+        os.makedirs(leaf, 0o755, exist_ok=True)
+        self._open_to_cloner(self.parents["memory"])
+        return f"{leaf}/cgroup.procs"
+
+    def _open_to_cloner(self, path: str) -> None:
+        if self.cloner is not None:
+            os.chown(f"{path}/cgroup.procs", self.cloner, -1)
+
+    def sweep(self) -> list[str]:
+        """Remove the groups that nobody is in: below our parents, and of dead keepers beside them. Those of the
+        former that are left, since a killed keeper's processes take a moment to end."""
+        parents = _distinct(self.parents)
+        group_parents.sweep_dead(dict.fromkeys(map(os.path.dirname, parents)))
+        return group_parents.remove(path for parent in parents for path in group_parents.children(parent))
+
+    def close(self) -> None:
+        """Remove the parents; busy ones stay for the next keeper's sweep."""
+        for path in _distinct(self.parents):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+        while self.claims:
+            os.close(self.claims.popitem()[1])
+
+    def claim(self, path: str) -> str:
+        """Make and own a parent. Raises OSError."""
+        if path not in self.claims:
+            self.claims[path] = group_parents.claim(path)
+        return path
+
+
+def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
+    memory = str(limits.memory_bytes)
+    return (
+        ("memory", "memory.limit_in_bytes", memory),
+        ("memory", "memory.memsw.limit_in_bytes", "?" + memory),
+        ("memory", "memory.swappiness", "?0"),
+        (
+            "memory",
+            "memory.kmem.tcp.limit_in_bytes",
+            "?" + memory,
+        ),  # else nobody counts what is in TCP's and UDP's queues
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),
+    )
+
+
+def _limits_v2(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
+    return (
+        ("memory", "memory.max", str(limits.memory_bytes)),
+        ("memory", "memory.swap.max", "?0"),
+        ("pids", "pids.max", str(limits.pids)),
+        ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}"),
+    )
+
+
+def _distinct(directories: Mapping[str, str]) -> list[str]:
+    return list(dict.fromkeys(directories.values()))

@@ -1,0 +1,266 @@
+"""pid 1 of a sandbox: it starts programs, reaps everything, tells how each ended, and ends everything when it ends.
+
+It is never the process that runs foreign code, and it reads nothing that foreign code can write.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.inside.protocol import CHANNEL_FD, DONE, READY, STACK_FD
+from skillyard.sandbox.native.linux import kernel
+
+_exit = os._exit  # foreign code may replace what it finds in os
+BLOCKED = {signal.SIGCHLD, signal.SIGINT}
+LAST_WORDS_MS = 1000
+"""Seconds that a worker has to write its stack before it is killed."""
+
+
+class Init:
+    """One sandbox's init. ``channel`` and ``output`` belong to the worker that is forked ahead."""
+
+    def __init__(self, control: int, channel: int, output: int) -> None:
+        self._control_fd = control
+        self._opened: socket.socket | None = None
+        self._single = False
+        self._running: dict[int, str] = {}
+        self._killed: set[int] = set()
+        self._devnull = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        self._children = kernel.signal_descriptor({signal.SIGCHLD})
+        self._stack, last_words = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._worker = self._fork_guest(channel, output, last_words)
+        os.close(last_words)
+        os.close(channel)
+        os.close(output)
+
+    def run(self) -> None:
+        """Serve until the keeper lets go."""
+        os.write(self._control_fd, READY)
+        poll = select.poll()
+        poll.register(self._control_fd, select.POLLIN)
+        poll.register(self._children, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._children:
+                    os.read(self._children, 4096)
+                    self._reap()
+                elif not self._command():
+                    return
+
+    @property
+    def _control(self) -> socket.socket:
+        """Most sandboxes never need it: a socket object is made when it is."""
+        if self._opened is None:
+            self._opened = socket.socket(fileno=self._control_fd)
+        return self._opened
+
+    def _command(self) -> bool:
+        got = packets.receive(self._control)
+        if got is None:
+            return False
+        message, fds = got
+        if "start" in message:
+            self._start(message, fds)
+        elif "lend" in message:
+            self._lend(message["lend"], message["single"])
+        elif "kill" in message:
+            self.end_tree(message["kill"])
+        elif "wind_up" in message:
+            self._wind_up()
+        else:
+            self.heard(message)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _wind_up(self) -> None:
+        """Ends the programs and stays. The worker is asked for its stack first; its code can neither hinder that nor
+        has to allow it (faulthandler writes it within the signal, and goes on as the signal does)."""
+        if self._worker > 0:
+            os.kill(self._worker, signal.SIGXCPU)
+            poll = select.poll()
+            poll.register(self._children, select.POLLIN)
+            poll.poll(LAST_WORDS_MS)
+        end_all_others(self._reaped)
+
+    def _reaped(self, pid: int, status: int) -> None:
+        if pid == self._worker:
+            self._worker_gone(status)
+
+    def _worker_gone(self, status: int) -> None:
+        self._worker = -1
+        end_all_others()
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, rss = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+        packets.send(self._control, {"idle_worker_gone": status, "cpu": cpu, "rss": rss})
+
+    def heard(self, message: dict[str, Any]) -> None:
+        """What another backend's init understands besides."""
+
+    def _lend(self, id: str, single: bool) -> None:
+        """The worker that waits is about to be given its one request, unless it ended with an earlier program."""
+        self._single = single
+        if self._worker < 0:
+            packets.send(self._control, {"not_lent": id})
+        else:
+            self._running[self._worker] = id
+
+    def _start(self, message: dict[str, Any], fds: list[int]) -> None:
+        self._single = message["single"]
+        try:
+            guest_run = message["argv"] is None
+            pid = self._fork_guest(fds[0], fds[1], self._stack) if guest_run else self._fork_argv(message, fds)
+        except OSError as error:
+            packets.send(self._control, {"failed": message["start"], "why": f"fork: {error.strerror}"})
+            return
+        self._running[pid] = message["start"]
+
+    def end_tree(self, id: str) -> None:
+        for pid, name in list(self._running.items()):
+            if name == id:
+                self._killed.add(pid)
+                self.kill_tree(pid)
+
+    def kill_tree(self, leader: int) -> None:
+        _kill_tree(leader)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._running:
+                self._ended(pid, status)
+            elif pid == self._worker:
+                self._worker_gone(status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        id = self._running.pop(pid)
+        if not self._running:
+            end_all_others()
+            self._worker = -1
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        packets.send(
+            self._control,
+            {
+                "ended": id,
+                "status": status,
+                "cpu": used.ru_utime + used.ru_stime,
+                "rss": used.ru_maxrss * 1024,
+            },
+        )
+        if self._single:
+            os._exit(0)
+
+    def _fork_guest(self, channel: int, output: int, stack: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self.be_child((self._devnull, output, output, channel, stack))
+            guest.reseed()
+            guest.serve(CHANNEL_FD, CHANNEL_FD, STACK_FD)
+            _say_done()
+            _exit(0)
+        return pid
+
+    def _fork_argv(self, message: dict[str, Any], fds: list[int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self.be_child((fds[0], fds[1], fds[2]))
+            _exec(message["argv"], {**os.environ, **message["env"]}, self.place(message["cwd"]))
+        return pid
+
+    def place(self, path: str) -> str:
+        """Where a path of the port is to be found in here."""
+        return path
+
+    def be_child(self, fds: tuple[int, ...]) -> None:
+        """Nothing of init's stays open, and signals are as a fresh process has them."""
+        _arrange(fds)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+
+
+def _say_done() -> None:
+    """Before this process is torn down, which takes longer than many a run. shutdown(2) reaches every copy of the
+    descriptor, so a child that was left behind cannot hold the channel open."""
+    channel = socket.socket(fileno=CHANNEL_FD)
+    try:
+        channel.sendall(DONE)
+        channel.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # the keeper has let go already
+
+
+def _arrange(fds: tuple[int, ...]) -> None:
+    """Make ``fds`` the descriptors 0, 1, 2 …, whatever they were, and close all others."""
+    high = [os.dup(fd) if fd < len(fds) else fd for fd in fds]
+    while any(fd < len(fds) for fd in high):
+        high = [os.dup(fd) if fd < len(fds) else fd for fd in high]
+    for number, fd in enumerate(high):
+        os.dup2(fd, number, inheritable=True)
+    kernel.close_from(len(fds))
+
+
+def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
+    try:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(cwd)
+        os.execvpe(argv[0], argv, env)
+    except (OSError, ValueError) as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode("utf-8", "replace"))
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def end_all_others(reaped: Callable[[int, int], None] = lambda pid, status: None) -> None:
+    """Ends every process of the sandbox but pid 1 itself, by kill(-1). ``reaped`` hears of each."""
+    while True:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        try:
+            reaped(*os.waitpid(-1, 0))
+        except ChildProcessError:
+            return
+
+
+def _children_of(pid: int) -> list[int]:
+    """Children of every thread; proc_pid_task(5)."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass  # it ended meanwhile: its children are ours now, and end with the rest
+    return found
+
+
+def _kill_tree(leader: int) -> None:
+    """Stop what is found before going deeper, so that nothing forks away while it is being killed."""
+    seen: list[int] = []
+    queue = [leader]
+    while queue:
+        pid = queue.pop()
+        try:
+            os.kill(pid, signal.SIGSTOP)
+        except ProcessLookupError:
+            continue
+        seen.append(pid)
+        queue.extend(_children_of(pid))
+    for pid in seen:
+        os.kill(pid, signal.SIGKILL)

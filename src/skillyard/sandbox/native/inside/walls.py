@@ -1,0 +1,250 @@
+"""The walls of one sandbox, built from inside by the process that becomes its init.
+
+The order is the point: whatever needs a privilege comes before the step that gives it up. Any step that fails ends
+the sandbox before foreign code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from skillyard.sandbox.native.linux import kernel, landlock
+
+INSIDE_ID = 65532
+HOSTNAME = "sandbox"
+BOX = "/run/box"
+WORKSPACE, TMP, SHM, SKILLS, BLOBS = "/workspace", "/tmp", "/dev/shm", "/skills", "/blobs"  # noqa: S108
+WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
+SHOWN = {"skills": SKILLS, "blobs": BLOBS}
+EMPTY = "/run/empty"
+TRUST = "/run/egress/ca.pem"
+"""An empty file in the shared root, over which a sandbox's own can be hung."""
+CODE_ROOT = "/opt/skillyard"
+"""Where the keeper puts the few modules of ours that run in here."""
+
+RESERVED_PIDS = 300
+_OOM_SCORE = "500"
+"""When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
+
+SMALL_STACK = 4 << 20
+"""Bytes of a thread's stack where RLIMIT_DATA bounds a process. A hundred fit into the default limits."""
+_USUAL_STACK = 8 << 20
+
+NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+
+MASKED_FILES = (
+    "kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "sysrq-trigger", "interrupts",
+    "latency_stats", "slabinfo", "vmallocinfo", "kpagecount", "kpageflags", "kpagecgroup", "config.gz", "cmdline",
+    "modules", "iomem", "ioports", "locks", "partitions", "diskstats", "swaps", "mdstat", "schedstat",
+)  # fmt: skip
+"""Parts of /proc that tell of the host or reach into it. Files shown as empty; see also MASKED_DIRECTORIES."""
+
+MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "sysvipc", "tty", "pressure")
+"""Shown as empty directories. ``sys`` stays readable and becomes read-only."""
+
+
+class Build(NamedTuple):
+    """What the keeper decided for one sandbox. ``uid`` is its id in the zygote's user namespace, its own or, where
+    there is but one, the zygote's. ``stack_bytes`` is what a thread's stack takes unless it asks for another size;
+    0 for the usual."""
+
+    uid: int
+    own_uid: bool
+    disk_bytes: int
+    inodes: int
+    processes: int
+    data_bytes: int
+    stack_bytes: int
+    descriptors: int
+    cpus: tuple[int, ...]
+    landlock: int
+    proc_files: tuple[str, ...]
+    proc_directories: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """Words and commas: reading it back touches few pages of a fresh clone."""
+        return " ".join(
+            ",".join(map(str, value)) if isinstance(value, tuple) else str(int(value)) for value in self
+        ).encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Build:
+        *numbers, cpus, landlock_abi, files, directories = raw.decode().split(" ")
+        uid, own_uid, disk, inodes, processes, data, stack, descriptors = map(int, numbers)
+        return cls(
+            uid,
+            bool(own_uid),
+            disk,
+            inodes,
+            processes,
+            data,
+            stack,
+            descriptors,
+            tuple(map(int, cpus.split(","))) if cpus else (),
+            int(landlock_abi),
+            tuple(files.split(",")) if files else (),
+            tuple(directories.split(",")) if directories else (),
+        )
+
+
+def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
+    """Turn this fresh clone (NAMESPACES) into the init of a sandbox. Raises OSError at the step that failed."""
+    _join(cgroups)
+    kernel.unshare(kernel.CLONE_NEWCGROUP)
+    _name()
+    _loopback_up()
+    _mount_box(spec)
+    _mount_proc(spec)
+    _write("/proc/self/oom_score_adj", _OOM_SCORE)
+    if spec.cpus:
+        os.sched_setaffinity(0, spec.cpus)
+    _become_nobody(spec)
+    _limit(spec)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    os.chdir(WORKSPACE)
+    if spec.landlock:
+        rules = [("/", landlock.READ), ("/dev", landlock.DEVICES)]
+        rules += [(path, landlock.writable(spec.landlock)) for path in WRITABLE.values()]
+        landlock.restrict(spec.landlock, rules)
+    kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.install_filter(closing)
+
+
+def _join(cgroups: Sequence[int]) -> None:
+    for fd in cgroups:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def _name() -> None:
+    """A container's filter may refuse this one call. The name is then the container's, and the probe, which looks,
+    says that the wall is missing."""
+    try:
+        kernel.sethostname(HOSTNAME)
+    except PermissionError:
+        return
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+        up = struct.pack("16sh14x", b"lo", 0x1 | 0x40)  # IFF_UP | IFF_RUNNING, netdevice(7)
+        fcntl.ioctl(probe, 0x8914, up)  # SIOCSIFFLAGS
+
+
+def _mount_box(spec: Build) -> None:
+    """One tmpfs holds all that the sandbox can write, so that one limit counts it all."""
+    options = f"size={spec.disk_bytes},nr_inodes={spec.inodes},mode=0755"
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("box", BOX, "tmpfs", flags, options)
+    for name, target in WRITABLE.items():
+        path = f"{BOX}/{name}"
+        os.mkdir(path, 0o755)
+        if spec.own_uid:
+            os.chown(path, spec.uid, spec.uid)
+        kernel.mount(path, target, None, kernel.MS_BIND)
+    os.chmod(TMP, 0o1777)
+    os.chmod(SHM, 0o1777)
+    kernel.umount(BOX)
+
+
+def _mount_proc(spec: Build) -> None:
+    quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", "/proc", "proc", quiet)
+    _pass_low_pids()
+    for name in spec.proc_files:
+        kernel.mount("/dev/null", f"/proc/{name}", None, kernel.MS_BIND)
+    for name in spec.proc_directories:
+        kernel.mount(EMPTY, f"/proc/{name}", None, kernel.MS_BIND)
+    kernel.mount("/proc/sys", "/proc/sys", None, kernel.MS_BIND)
+    kernel.mount("none", "/proc/sys", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | quiet)
+
+
+def _pass_low_pids() -> None:
+    """Uses up the low pids, so that no process in here has the zygote's, 2. Libraries tell a fork by it (OpenSSL). The
+    kernel gives RESERVED_PIDS once, in order, and begins behind them when it comes round (kernel/pid.c)."""
+    try:
+        _write("/proc/sys/kernel/ns_last_pid", str(RESERVED_PIDS))
+    except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def _become_nobody(spec: Build) -> None:
+    """The host's id of this sandbox, then a user namespace of its own in which it is INSIDE_ID."""
+    uid = spec.uid
+    if spec.own_uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+    kernel.unshare(kernel.CLONE_NEWUSER)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/gid_map", f"{INSIDE_ID} {uid} 1")
+    _write("/proc/self/uid_map", f"{INSIDE_ID} {uid} 1")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def core_limit() -> int:
+    """1 keeps the kernel from handing a crash to the host's core dump handler, which runs as root out there; 0 only
+    keeps it from writing a file (core(5)). Nobody may raise a limit that the server itself was given as 0."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    return 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+
+
+def lessen_stacks(size: int) -> None:
+    """Makes threads of programs that are started from here on have stacks of ``size``. The C library takes the limit
+    for it (pthread_create(3)), and RLIMIT_DATA counts them whole. The stack of this process and its forks keeps its
+    room: it is grown now, and the limit counts when a stack grows. Programs may raise the limit again."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft != resource.RLIM_INFINITY and soft <= size:
+        return
+    room = _USUAL_STACK if soft == resource.RLIM_INFINITY else min(soft, _USUAL_STACK)
+    kernel.grow_stack(room)
+    resource.setrlimit(resource.RLIMIT_STACK, (size, hard))
+
+
+def descriptors() -> int:
+    """Returns the limit of descriptors of a sandbox, in the keeper: at most half of those that it may have itself.
+    Descriptors in flight count by user, and a sender is held to its own limit (unix(7), ETOOMANYREFS); so the messages
+    of sandboxes stop nobody else."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1024 if hard == resource.RLIM_INFINITY else min(1024, hard // 2)
+
+
+def _limit(spec: Build) -> None:
+    if spec.stack_bytes:
+        lessen_stacks(spec.stack_bytes)
+    for kind, value in limits(spec):
+        kernel.set_limit(kind, value)
+
+
+def limits(spec: Build) -> tuple[tuple[int, int], ...]:
+    """Returns the limits of each process, soft and hard (setrlimit(2)). RLIMIT_NPROC counts per user namespace when it
+    is set inside one (Linux 5.14)."""
+    return (
+        (resource.RLIMIT_NPROC, spec.processes),
+        (resource.RLIMIT_DATA, spec.data_bytes),
+        (resource.RLIMIT_FSIZE, 2 * spec.disk_bytes),  # above the tmpfs: a full disk reads as ENOSPC
+        (resource.RLIMIT_CORE, core_limit()),
+        (resource.RLIMIT_NOFILE, spec.descriptors),
+        (resource.RLIMIT_MEMLOCK, 1 << 16),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 1024),
+        (resource.RLIMIT_NICE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
+    )

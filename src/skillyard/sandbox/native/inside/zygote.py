@@ -1,0 +1,149 @@
+"""The warm interpreter that every sandbox of one environment is cloned from.
+
+It runs inside the sandbox root, has one thread, holds no secret and no tenant's data, and parses nothing but the
+keeper's own messages. What is worth preloading it imports behind the filter that its sandboxes have; that code can
+spoil this process and its clones, and the keeper believes neither.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import site
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skillyard.guest import main as guest
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.inside import init, walls
+from skillyard.sandbox.native.inside.protocol import INTO_CGROUP
+from skillyard.sandbox.native.linux import kernel
+
+_SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Read by numerical libraries when they load: a thread of theirs would not survive the fork."""
+
+
+def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
+    """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
+    sock = socket.socket(fileno=keeper)
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.install_filter(bytes.fromhex(large))
+    be_plain(packages)
+    if preload:
+        with _scratch():
+            import_watched(sock, preload)
+    guest.prepare(bool(preload))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    packets.send(sock, {"ready": True})
+    _serve(sock, bytes.fromhex(closing))
+
+
+@contextmanager
+def _scratch() -> Iterator[None]:
+    """Places to write where a sandbox has them: packages that look for some while they are imported find them. What
+    they wrote is not there afterwards."""
+    places = tuple(walls.WRITABLE.values())
+    for place in places:
+        kernel.mount("scratch", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
+    os.chdir(walls.WORKSPACE)
+    yield
+    os.chdir("/")
+    for place in places:
+        kernel.umount(place)
+
+
+def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
+    """The interpreter as its users know it: the site builtins and the environment's packages, nothing of ours."""
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    sys.path[:] = [path for path in sys.path if path != code_root]
+    if packages:
+        sys.path.append(packages)
+    sys.argv = [""]
+    sys.orig_argv = [sys.executable]
+
+
+def import_watched(sock: socket.socket, names: list[str]) -> None:
+    """Import what most runs import, each when the keeper has seen what became of us with the one before.
+
+    What cannot be imported ends this process: half of a package may be there, so the next one begins without it.
+    """
+    for name in names:
+        failed = import_ahead([name])
+        if name in failed:
+            packets.send(sock, {"fault": failed[name]})
+            os._exit(1)
+        packets.send(sock, {"imported": True})
+        if not sock.recv(16):
+            os._exit(0)
+
+
+def import_ahead(names: list[str]) -> dict[str, str]:
+    """Import these; those that cannot be, with the reason."""
+    failed: dict[str, str] = {}
+    os.environ.update(_ONE_THREAD)
+    for name in names:
+        try:
+            __import__(name)
+        except BaseException as error:  # noqa: BLE001 - a package may raise anything while it is imported
+            failed[name] = f"{type(error).__name__}: {error}"
+    for name in _ONE_THREAD:
+        os.environ.pop(name, None)
+    return failed
+
+
+def _serve(sock: socket.socket, closing: bytes) -> None:
+    """Read nothing here: each page that this process touches is copied again after each fork."""
+    while (got := packets.receive_raw(sock)) is not None:
+        _fork(sock, *got, closing)
+
+
+def _fork(sock: socket.socket, message: bytes, fds: list[int], closing: bytes) -> None:
+    into = fds.pop() if message.startswith(INTO_CGROUP) else -1
+    try:
+        pid, pidfd = kernel.clone(walls.NAMESPACES | kernel.CLONE_PARENT, cgroup=into)
+    except OSError as error:
+        packets.send(sock, {"failed": str(error)})
+        _close(fds)
+        return
+    if pid == 0:
+        os.close(sock.fileno())
+        _become_init(message, fds, closing)
+    tell_cloned(sock, pid, pidfd)
+    _close([*fds, pidfd] + ([into] if into >= 0 else []))
+
+
+def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:
+    """Tells the keeper, by the pid alone where the packages of another zygote have as many descriptors in flight as
+    our user may (unix(7), ETOOMANYREFS)."""
+    try:
+        packets.send(sock, {"pid": pid}, [pidfd])
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        packets.send(sock, {"pid": pid})
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _become_init(message: bytes, fds: list[int], closing: bytes) -> None:
+    """Never returns: whatever happens, this process is not the zygote any more."""
+    try:
+        walls.build(walls.Build.decode(message[1:]), fds[3:], closing)
+        init.Init(fds[0], fds[1], fds[2]).run()
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
+        try:
+            packets.send(socket.socket(fileno=fds[0]), {"broken": f"{type(error).__name__}: {error}"})
+        finally:
+            os._exit(1)

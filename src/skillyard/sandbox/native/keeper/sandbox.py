@@ -1,0 +1,479 @@
+"""One sandbox: from the clone of a zygote to the last trace of it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
+from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.inside.walls import Build
+from skillyard.sandbox.native.keeper import init_words
+from skillyard.sandbox.native.keeper.account import Account, forced
+from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.linux import kernel
+
+KILL_GRACE_S = 2.0
+_WORDS_A_TURN = 64
+"""Words of one init that are read before others have their turn."""
+_BY_ITSELF = ("", "")
+_STAYS_AFTER = ("", "timeout", "output")
+"""The limit that ended a program; empty when none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What makes two sandboxes interchangeable before they are lent."""
+
+    environment: str
+    group: str
+    memory_mb: int
+    cpus: float
+    pids: int
+    disk_mb: int
+    listen: Listen | None = None
+    """What is listened on in its network ahead of time."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own;
+    ``tenant`` is whose share of the host it uses."""
+
+    key: str
+    owner: str
+    single: bool
+    timeout_ms: int
+    tenant: str = ""
+    at: float = field(default_factory=time.monotonic)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Box:
+    """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper; ``on_left()``
+    tells its zygote, when no process of it is left."""
+
+    stays = True
+    """Whether the sandbox can outlive the one program that it was made for."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        handle: str,
+        shape: Shape,
+        slot: int,
+        group: Group | None,
+        spool_dir: str,
+    ) -> None:
+        self._loop = loop.guarded(self.fault)
+        self.handle = handle
+        self.shape = shape
+        self.slot = slot
+        self.group = group
+        self._spool_dir = spool_dir
+        self.asked_at = time.monotonic()
+        self.ready_at: float | None = None
+        self.lease: Lease | None = None
+        self.pid = -1
+        self.pidfd = -1
+        self.programs: dict[str, Program] = {}
+        self.listeners = 0
+        """Sockets of ours in its network."""
+        self.opened: Opened | None = None
+        """Those that nobody was given yet."""
+        self.dead = False
+        self.account = self.make_account()
+        self.forced: tuple[str, str] | None = None
+        self.on_ready: Callable[[Box], None]
+        self.on_dead: Callable[[Box, str], None]
+        self.on_left: Callable[[], None] = _nothing
+        self.lacks: Callable[[], str] = str
+        """Which of its walls is missing, where that is to be asked."""
+        self.on_program_end: Callable[[Box, Program], None]
+        self.build: Build | None = None
+        """The walls that were ordered."""
+        self._broken = ""
+        self._faulty = False
+        self._staying = False
+        self._said_ready = False
+        self._given = ""
+        """The program that the waiting worker was given."""
+        self.control, self.inside_control = packets.pair()
+        self._channel: socket.socket | None
+        self._channel, self.inside_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
+        self.control.setblocking(False)
+        try:
+            self._loop.watch(self.control.fileno(), READ, lambda _: self._hear())
+        except OSError:
+            os.close(self._output)
+            os.close(self.inside_output)
+            raise
+
+    def make_account(self) -> Account:
+        return Account(self.group, self.shape.memory_mb)
+
+    def descriptors(self) -> list[int]:
+        """What its init gets: control, the worker's channel, the worker's output, the group's."""
+        groups = self.group.join_descriptors() if self.group is not None else []
+        return [self.inside_control.fileno(), self.inside_channel.fileno(), self.inside_output, *groups]
+
+    def handed_over(self, fds: list[int]) -> None:
+        """The zygote has its copies: ours of the inner ends are closed."""
+        for fd in fds[3:]:
+            os.close(fd)
+        self.inside_control.close()
+        self.inside_channel.close()
+        os.close(self.inside_output)
+        self.inside_output = -1
+
+    def cloned(self, pid: int, pidfd: int) -> None:
+        self.pid, self.pidfd = pid, pidfd
+        try:
+            self._loop.watch(pidfd, READ, lambda _: self._init_gone())
+        except OSError as error:  # nobody would hear of its end: it ends now
+            self._loop.report(error)
+            self.fault(error)
+            self._init_gone()
+            return
+        if self._faulty:
+            self.kill()
+            return
+        self._safely(self._consider_ready)
+
+    def fault(self, error: Exception) -> None:
+        """Ends the sandbox, and nothing else, after a call of ours about it failed."""
+        self._faulty = True
+        self._broken = self._broken or f"the keeper had a fault with it: {type(error).__name__}"
+        try:
+            self.kill()
+        finally:
+            if self.pidfd >= 0 and not self.dead:
+                kernel.pidfd_kill(self.pidfd)
+
+    def _safely(self, step: Callable[[], None]) -> None:
+        """Calls a step; its exception does not keep the caller from the other steps."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - told of, and ends this sandbox
+            self._loop.report(error)
+            self.fault(error)
+
+    def give_time(self, program: Program, asked_ms: int | None) -> None:
+        """Sets the deadline: the lease's, unless the program has its own."""
+        bound_ms = asked_ms if asked_ms is not None else self.lease.timeout_ms if self.lease is not None else 0
+        late = f"over the time limit of {bound_ms} ms"
+        program.deadline = self._loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
+
+    def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
+        """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
+        single = self.lease is not None and self.lease.single
+        program = Program(self._loop, id, self._spool_dir, caps, self._over)
+        if single:
+            program.on_done = self._done
+        self.programs[id] = program
+        try:
+            self._begin(program, message, request)
+        except BaseException:
+            del self.programs[id]
+            program.drop()
+            raise
+        return program
+
+    def _begin(self, program: Program, message: dict[str, Any], request: bytes | None) -> None:
+        single = self.lease is not None and self.lease.single
+        if request is None:
+            self._start_argv(program, message)
+        elif self._channel is not None:
+            channel, self._channel = self._channel, None
+            self._given = program.id
+            program.read_pipe(self._output, "stdout")
+            if not single:
+                packets.send(self.control, {"lend": program.id, "single": single})
+            program.request = request if len(self.programs) > 1 else b""
+            program.talk(channel, request)
+        else:
+            self._start_guest(program, request)
+
+    def kill_program(self, program: Program, outcome: str, reason: str) -> None:
+        """End its whole tree; if init does not manage, the sandbox ends."""
+        if program.ending is not None or program.forced is not None:
+            return
+        program.forced = (outcome, reason)
+        single = self.lease is not None and self.lease.single
+        if single:
+            self._hurry()
+            if not self._can_stay(program):
+                self.kill()
+                return
+        try:
+            packets.send(self.control, {"wind_up": program.id} if single else {"kill": program.id})
+        except OSError:
+            self.kill()
+            return
+        self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+
+    def _can_stay(self, program: Program) -> bool:
+        """Returns whether the sandbox outlives its one program, whose files can be collected then."""
+        return self.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
+
+    def waits(self) -> bool:
+        """Whether its worker waits to be used. One that was killed has let go of its channel, long before the kernel
+        is done with it and we are told."""
+        if self.dead or self._channel is None:
+            return False
+        try:
+            self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def running(self) -> bool:
+        return any(program.ending is None for program in self.programs.values())
+
+    def end_for(self, outcome: str, reason: str) -> None:
+        """End the whole sandbox, with what runs in it, for one reason."""
+        self.forced = (outcome, reason)
+        for program in self.programs.values():
+            if program.ending is None and program.forced is None:
+                program.forced = self.forced
+        self._hurry()
+        self.kill()
+
+    def _hurry(self) -> None:
+        if self.group is not None:
+            self.group.hurry()
+
+    def kill(self) -> None:
+        if self.pidfd >= 0 and not self.dead:
+            if self._given:
+                self.account.look()
+            kernel.pidfd_kill(self.pidfd)
+
+    def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            if message["stdin"]:
+                theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+                ours.append(ours_in)
+            else:
+                theirs_in = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            theirs.append(theirs_in)
+            for _ in ("stdout", "stderr"):
+                ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+                ours.append(ours_out)
+                theirs.append(theirs_out)
+            packets.send(self.control, {**self._start_message(program), **message}, theirs)
+        except (OSError, ValueError):
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        if message["stdin"]:
+            program.open_stdin(ours.pop(0))
+        program.read_pipe(ours[0], "stdout")
+        program.read_pipe(ours[1], "stderr")
+
+    def _start_message(self, program: Program) -> dict[str, Any]:
+        return {"start": program.id, "single": self.lease is not None and self.lease.single}
+
+    def _start_guest(self, program: Program, request: bytes) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            packets.send(self.control, {**self._start_message(program), "argv": None}, [theirs.fileno(), writing])
+        except OSError:
+            ours.close()
+            os.close(reading)
+            raise
+        finally:
+            theirs.close()
+            os.close(writing)
+        program.read_pipe(reading, "stdout")
+        program.talk(ours, request)
+
+    def _done(self, program: Program) -> None:
+        """All is said: end the sandbox now, while the worker and its pages are still being taken down."""
+        if program.ending is None and program.forced is None:
+            program.forced = ("exit", "")
+            self.kill()
+
+    def _idle_worker_gone(self, status: int) -> None:
+        """Init does not know what a single sandbox's worker was given; with it, the sandbox is over."""
+        if self.lease is None:
+            self._broken = "the waiting worker ended"
+            self.kill()
+        elif self.lease.single and self._given:
+            program = self.programs[self._given]
+            program.end_of_output()  # says whether it came to its end in order
+            self._staying = self._can_stay(program)
+            if not self._staying:
+                self.kill()
+            self._finish(self._given, self._ending(self._given, status))
+        else:
+            self._forget_worker()
+
+    def _forget_worker(self) -> None:
+        """It ended with the last program that ran; the next guest is forked when it is asked for."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            os.close(self._output)
+
+    def _start_again(self, program: Program) -> None:
+        """The worker was ended while this was on its way to it."""
+        request, program.request = program.request, b""
+        program.hang_up()
+        try:
+            self._start_guest(program, request)
+        except OSError:
+            self.kill()
+
+    def _over(self, program: Program, reason: str) -> None:
+        self.kill_program(program, "output", reason)
+
+    def _hear(self) -> None:
+        """Hears a few words of init, and none after one that breaks the rules."""
+        for _ in range(_WORDS_A_TURN):
+            try:
+                said = init_words.hear(self.control)
+                if said is None:
+                    self._loop.forget(self.control.fileno())
+                    return
+                self._told(said)
+            except BlockingIOError:
+                return
+            except init_words.BadWord as bad:
+                self._loop.forget(self.control.fileno())
+                self._broken = f"its init cannot be believed: {bad}"
+                self._faulty = True  # and ends when there is something to kill it by
+                self.kill()
+                return
+            except OSError:
+                self._loop.forget(self.control.fileno())
+                return
+
+    def _consider_ready(self) -> None:
+        """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
+        if self._said_ready and self.pidfd >= 0:
+            if why := self.lacks():
+                self._broken = why
+                self.kill()
+                return
+            self.ready_at = time.monotonic()
+            self.account.meet(self.pid)
+            self.on_ready(self)
+
+    def _told(self, message: dict[str, Any]) -> None:
+        """Takes one word. Raises BadWord for a word that init cannot say now."""
+        if "ready" in message:
+            if self._said_ready:  # it would be lent twice
+                raise init_words.BadWord("it was ready before")
+            self._said_ready = True
+            self._consider_ready()
+        elif "broken" in message:
+            self._broken = message["broken"]
+        elif "idle_worker_gone" in message:
+            self.account.told(message["cpu"], message["rss"])
+            self._idle_worker_gone(message["idle_worker_gone"])
+        elif "not_lent" in message:
+            if not self._started(message["not_lent"]).request:
+                raise init_words.BadWord("it was lent nothing")
+            self._start_again(self._started(message["not_lent"]))
+        elif "failed" in message:
+            self._started(message["failed"])
+            self._finish(message["failed"], {"outcome": "exit", "code": 126, "reason": message["why"]})
+        elif "ended" in message:
+            self._started(message["ended"])
+            if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
+                self._forget_worker()
+            self.account.told(message["cpu"], message["rss"])
+            self._finish(message["ended"], self._ending(message["ended"], message["status"]))
+        else:
+            raise init_words.BadWord("its message belongs to another kind of sandbox")
+
+    def _started(self, id: str) -> Program:
+        if (program := self.programs.get(id)) is None:
+            raise init_words.BadWord("it spoke of a program that was never started")
+        return program
+
+    def _ending(self, id: str, status: int) -> dict[str, Any]:
+        program = self.programs.get(id)
+        if program is not None and program.forced is not None:
+            return forced(*program.forced)
+        return self.account.ending(status)
+
+    def _finish(self, id: str, ending: dict[str, Any]) -> None:
+        program = self.programs.get(id)
+        if program is None or program.ending is not None:
+            return
+        ending["hits"] = self.account.hits()
+        program.end_of_output()
+        if self.lease is not None and self.lease.single and not self.dead and not self._staying:
+            program.ending = ending
+            return  # told when init is gone too, which is at once
+        self._tell(program, ending)
+
+    def _tell(self, program: Program, ending: dict[str, Any]) -> None:
+        program.ending = ending
+        ending["usage"] = self.usage()
+        self.on_program_end(self, program)
+
+    def _init_gone(self) -> None:
+        """Buries the sandbox once its pid namespace is empty, which the pidfd tells. A step that fails does not keep
+        the others from being made."""
+        for step in (self._hear, lambda: self.account.settle(self.pid), self.on_left):
+            self._safely(step)
+        self.dead = True
+        self._loop.forget(self.pidfd)
+        for program in self.programs.values():
+            self._safely(functools.partial(self._conclude, program))
+        self.on_dead(self, self._broken or "its init ended")
+
+    def _conclude(self, program: Program) -> None:
+        if program.ending is None:
+            self._finish(program.id, self._end_of_init(program))
+        elif "usage" not in program.ending:
+            self._tell(program, program.ending)
+
+    def _end_of_init(self, program: Program) -> dict[str, Any]:
+        known = program.forced or self.forced
+        return forced(*known) if known is not None else self.account.unexplained(self._broken)
+
+    def usage(self) -> dict[str, Any]:
+        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.outcome.Usage`."""
+        end = time.monotonic()
+        return self.account.used() | {
+            "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
+            "startup_ms": round((self.ready_at - self.asked_at) * 1000, 3) if self.ready_at else None,
+        }
+
+    def release(self) -> None:
+        """Close what is still open. Its processes are gone."""
+        for program in self.programs.values():
+            self._safely(program.drop)
+        self._loop.forget(self.control.fileno())
+        self.control.close()
+        if self.inside_output >= 0:
+            self.handed_over([])
+        self._forget_worker()
+        if self.opened is not None:
+            self.opened.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1

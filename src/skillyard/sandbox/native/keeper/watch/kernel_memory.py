@@ -1,0 +1,126 @@
+"""The kernel's memory of a sandbox that no controller counts, judged from outside.
+
+How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)). A pipe holds a
+page or two once its user has many (pipe(7), pipe-user-pages-soft).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Mapping
+
+_FEW_SOCKETS = 32
+_FEW_DESCRIPTORS = 64
+_DESCRIPTOR = 8192
+_USUAL_BUFFER = 212_992
+_USUAL_WINDOW = 6 << 20
+_QUEUES, _INODE = 4, 9
+"""Positions of words in a line of /proc/net/tcp. Until it is accepted, a connection has no inode."""
+_FEW_CONNECTIONS = 16
+_CONNECTION = 8192
+"""Bytes of a connection and of its end that waits to be accepted."""
+_REMEMBERED = 320
+_LITTLE = 64 << 20
+_LISTING = 4 << 20
+_PAGE = os.sysconf("SC_PAGESIZE")
+
+
+def held(init: int, places: Iterable[str], listeners: int = 0) -> int:
+    """Bytes, an upper bound; next to nothing for the little that any program has. ``places`` are the processes, as
+    :func:`skillyard.sandbox.native.keeper.watch.tree.place_of` tells; ``listeners`` sockets in there are not theirs."""
+    return _sockets(init, listeners) + sum(map(of_process, places))
+
+
+def of_sockets(count: int) -> int:
+    """Bytes that wait in so many sockets at most; of few, nothing."""
+    return count * largest_buffer() if count > _FEW_SOCKETS else 0
+
+
+def uncharged(init: int) -> int:
+    """Returns bytes of a sandbox's network that no memory controller charges. A connection is charged when it is
+    accepted, with its queue; one that has ended is remembered for a minute and charged to nobody."""
+    network = _network(init)
+    count = network.get("TCP: inuse", 0)
+    held = network.get("TCP: tw", 0) * _REMEMBERED
+    if count > _FEW_CONNECTIONS and _own_network(init):
+        held += count * _CONNECTION + _queued(init, network, unaccepted=True)
+    return held
+
+
+def _sockets(init: int, listeners: int) -> int:
+    """Of the network namespace of a sandbox's init, if it has one of its own."""
+    network = _network(init)
+    count = network.get("sockets: used", 0) - listeners
+    if count <= _FEW_SOCKETS or not _own_network(init):
+        return 0
+    return of_sockets(count) + network.get("TCP: tw", 0) * _REMEMBERED + _queued(init, network)
+
+
+def _network(init: int) -> dict[str, int]:
+    """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
+    found: dict[str, int] = {}
+    for line in _read(f"/proc/{init}/net/sockstat").splitlines():
+        kind, *words = line.split()
+        found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    return found
+
+
+def _own_network(init: int) -> bool:
+    try:
+        return os.stat(f"/proc/{init}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return False
+
+
+@functools.cache
+def largest_buffer() -> int:
+    """The largest buffer that a program can ask for: the kernel doubles what it is asked. Many kernels tell it only in
+    the host's own network namespace."""
+    told = [_read(f"/proc/sys/net/core/{name}").strip() for name in ("wmem_max", "rmem_max")]
+    return 2 * max(int(text) if text.isdigit() else _USUAL_BUFFER for text in told)
+
+
+def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) -> int:
+    """Returns bytes that may wait in connections, of all or of those that nobody accepted. A connection in which
+    anything waits counts as the most that it may hold, since many small pieces take far more than their bytes. The sum
+    is bounded by the bytes of the whole host. Listing takes milliseconds, so it is left out while that sum is small,
+    and bounded."""
+    together = network.get("TCP: mem", 0) * _PAGE
+    if together <= _LITTLE:
+        return 0
+    busy = 0
+    for name in ("tcp", "tcp6"):
+        text = _read(f"/proc/{init}/net/{name}", _LISTING)
+        if len(text) == _LISTING:
+            return together
+        for words in map(str.split, text.splitlines()[1:]):
+            if len(words) > _INODE and not (unaccepted and words[_INODE] != "0"):
+                busy += words[_QUEUES] != "00000000:00000000"
+    return min(together, busy * largest_window())
+
+
+@functools.cache
+def largest_window() -> int:
+    """Returns the size to which a connection's queue grows by itself (tcp(7), tcp_rmem)."""
+    words = _read("/proc/sys/net/ipv4/tcp_rmem").split()
+    return int(words[-1]) if words else _USUAL_WINDOW
+
+
+def of_process(place: str) -> int:
+    """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
+    found = 0
+    for line in _read(f"{place}/status").split("\n"):  # a process's name may hold what str.splitlines takes for an end
+        if line.startswith("VmPTE:"):
+            found += int(line.split()[1]) * 1024
+        elif line.startswith("FDSize:"):
+            found += max(0, int(line.split()[1]) - _FEW_DESCRIPTORS) * _DESCRIPTOR
+    return found
+
+
+def _read(path: str, most: int = -1) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace", newline="\n") as file:
+            return file.read(most)
+    except OSError:
+        return ""

@@ -1,0 +1,77 @@
+"""End what forks for forking's sake, and bound the processes of one tenant's sandboxes together.
+
+A kernel shares locks among all that was forked from one interpreter and all that maps one library. Thousands of
+processes that fork and end wait for them in line, each for its turn on a processor first, and whoever else needs
+such a lock waits behind them, whatever it weighs: so their number is bounded, not only their share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from skillyard.sandbox.native.keeper.sandbox import Box
+
+_BOMB_LOOKS = 10
+"""Looks at which forks had been refused since the look before, after which it is no accident."""
+_LEAST, _EACH_PROCESSOR = 512, 256
+
+
+def default_crowd() -> int:
+    """What this host's processors bear: measured on two, where 512 that fork cost a neighbour a factor of a few, and
+    3,000 cost it minutes."""
+    return max(_LEAST, _EACH_PROCESSOR * len(os.sched_getaffinity(0)))
+
+
+class Crowd:
+    """``together`` is the most processes and threads that one tenant's sandboxes may have. ``members`` gives the
+    processes of a sandbox where no controller counts them."""
+
+    def __init__(self, together: int, members: Callable[[int], Sequence[int]]) -> None:
+        self._together = together
+        self._members = members
+        self._refused: dict[Box, tuple[int, int]] = {}
+        """Forks that were refused at the last look, and at how many looks there were more."""
+
+    def look(self, boxes: Sequence[Box]) -> None:
+        tenants: dict[str, list[Box]] = defaultdict(list)
+        self._refused = {box: self._refusals(box) for box in boxes if box.group is not None}
+        for box in boxes:
+            if box.forced is None and box.lease is not None:
+                tenants[box.lease.tenant].append(box)
+                self._end_bomb(box)
+        for held in tenants.values():
+            if sum(box.shape.pids for box in held) > self._together:
+                self._bound(held)
+
+    def _refusals(self, box: Box) -> tuple[int, int]:
+        before, looks = self._refused.get(box, (0, 0))
+        refused = box.group.refused_forks() if box.group is not None else 0
+        return refused, looks + (refused > before)
+
+    def _end_bomb(self, box: Box) -> None:
+        if self._refused.get(box, (0, 0))[1] >= _BOMB_LOOKS:
+            box.end_for("processes", f"it went on forking at its limit of {box.shape.pids} processes")
+
+    def _bound(self, held: Sequence[Box]) -> None:
+        counts = {box: self._count(box) for box in held}
+        total = sum(counts.values())
+        for box in sorted(held, key=lambda box: counts[box], reverse=True):
+            if total <= self._together:
+                return
+            total -= counts[box]
+            if box.forced is None:
+                box.end_for("processes", f"all runs of its principal had more than {self._together} processes together")
+
+    def _count(self, box: Box) -> int:
+        if box.group is not None:
+            return box.group.processes()
+        return sum(map(_threads, self._members(box.pid)))
+
+
+def _threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0

@@ -1,0 +1,1 @@
+"""The zygotes of a keeper: how they are started, heard, replaced and closed."""

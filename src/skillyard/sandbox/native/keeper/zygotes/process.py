@@ -1,0 +1,285 @@
+"""One process that is, or becomes, a zygote: its imports are watched, its words are checked, and it ends with us."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
+from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
+from skillyard.sandbox.native.keeper.zygotes import orphans, words
+from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Upkeep
+from skillyard.sandbox.native.keeper.zygotes.words import BadWord, Said, Word
+from skillyard.sandbox.native.linux import kernel
+
+MIB = 1 << 20
+GO_ON = b"go"
+_MAX_ERROR_TEXT = 4096
+_AT_ONCE = 32
+"""Words of one zygote that are heard before others have their turn."""
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """``ready``, ``cloned`` (with a word CLONED or NOT_CLONED) and ``ended``, which comes once, of a process that
+    serves no more; ``ours`` gives the keeper's children that somebody waits for, ``bury`` takes a group that nobody
+    is in."""
+
+    ready: Callable[[WarmProcess], None]
+    cloned: Callable[[WarmProcess, Said], None]
+    ended: Callable[[WarmProcess], None]
+    ours: Callable[[], Collection[int]]
+    bury: Callable[[Group], None]
+
+
+class WarmProcess:
+    """``modules`` are imported in order; :attr:`fault` says why the one at ``fault_at`` cannot be, once it ended."""
+
+    def __init__(self, loop: Loop, plan: Plan, modules: Sequence[str], upkeep: Upkeep, hooks: Hooks) -> None:
+        """Raises OSError."""
+        self._loop = loop.guarded(lambda error: self.disown(f"the keeper had a fault with it: {type(error).__name__}"))
+        self._hooks = hooks
+        self._upkeep = upkeep
+        self.modules = tuple(modules)
+        self.ready = False
+        self.fault = ""
+        self.lied = False
+        self.imported = 0
+        self.asked = 0
+        """Clones that it was asked for and has not answered."""
+        self.runs = 0
+        self.good, self.bad = False, 0
+        """Whether a sandbox of it was made, and how many were not since."""
+        self.memory_mb = 0
+        self.born = time.monotonic()
+        self.replaced_by: WarmProcess | None = None
+        self._living: set[int] = set()
+        """Inits that it cloned and told of."""
+        self._text = bytearray()
+        self._open = True
+        self.sock, theirs = packets.pair()
+        self._errors, errors = os.pipe2(os.O_CLOEXEC)
+        try:
+            started = plan.start(theirs, errors, self.modules)
+        except OSError:
+            self.sock.close()
+            os.close(self._errors)
+            raise
+        finally:
+            theirs.close()
+            os.close(errors)
+        self.pid, self._space, self._group = started.pid, started.space, started.group
+        self.mounts = started.mounts
+        self._pidfd = kernel.pidfd_open(self.pid)
+        os.set_blocking(self._errors, False)
+        self.sock.setblocking(False)
+        self._late: Timer | None = None
+        try:
+            self._loop.watch(self.sock.fileno(), READ, lambda _: self._hear())
+            self._loop.watch(self._errors, READ, lambda _: self._complain())
+        except OSError:
+            self.close()
+            raise
+        if self.modules:
+            self._give_time()
+            self._loop.after(_LOOK_S, self._look)
+
+    def old(self) -> bool:
+        if self.replaced_by is not None:
+            return False
+        return self.runs >= self._upkeep.runs or time.monotonic() - self.born > self._upkeep.seconds
+
+    def complaint(self) -> str:
+        """The last line that names something: of a traceback the one that says what was wrong."""
+        lines = self._text.decode("utf-8", "replace").strip().splitlines()
+        naming = [line for line in lines if not line.startswith((" ", "Current thread")) and ": " in line]
+        return next(reversed(naming or lines), "")[-500:]
+
+    def measured_mb(self) -> int:
+        """What it holds at the moment."""
+        self.memory_mb = resident(self.pid) // MIB
+        return self.memory_mb
+
+    def has_strangers(self, beside: int = -1) -> bool:
+        """Returns whether its pid namespace has processes that nobody ordered. Only sandboxes are expected.
+
+        Raises OSError when they change while they are looked at.
+        """
+        if self._space is None:
+            return bool(children(self.pid))
+        known = {self.pid, *self._living, *self._hooks.ours()}
+        return self._space.has_strangers(self.pid, known, beside if self.asked else -1)
+
+    def disown(self, why: str) -> None:
+        """It serves no more: something shows that its packages spoiled it."""
+        self.lied = True
+        self._fail(why)
+
+    def left(self, pid: int) -> None:
+        """A sandbox that it cloned has ended."""
+        self._living.discard(pid)
+        if not self._open:
+            self._end_space()
+
+    def close(self) -> None:
+        """Ends it; its sandboxes go on, its other processes end."""
+        if not self._open:
+            return
+        self._open = False
+        self._complain()
+        for fd in (self.sock.fileno(), self._errors):
+            self._loop.forget(fd)
+        self.sock.close()
+        os.close(self._errors)
+        if self._late is not None:
+            self._late.cancel()
+        kernel.pidfd_kill(self._pidfd)
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        orphans.end(self._loop, self.pid, {*self._living, self.pid})
+        if not self._shares_pids:
+            self._reap()
+        self._end_space()
+
+    @property
+    def _shares_pids(self) -> bool:
+        """Whether a process of its sandboxes could get its pid, by which libraries that it has loaded tell a fork."""
+        return bool(self.modules) and self._space is None
+
+    def _reap(self) -> None:
+        if self._pidfd < 0:
+            return
+        with suppress(ChildProcessError):  # who ends the strangers of another zygote may have reaped it
+            os.waitpid(self.pid, 0)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _end_space(self) -> None:
+        if self._living:
+            return
+        self._reap()
+        if self._space is not None:
+            self._space.end(self._loop, self._hooks.ours)
+            self._space = None
+        if self._group is not None:
+            self._hooks.bury(self._group)
+            self._group = None
+
+    def _hear(self) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._open:
+                return
+            try:
+                said = words.hear(self.sock)
+                if said is None:
+                    break
+                self._take(said)
+            except BlockingIOError:
+                return
+            except BadWord as bad:
+                self.disown(str(bad))
+                return
+            except OSError:
+                break
+        else:
+            return
+        self._fail("it ended")
+
+    def _take(self, said: Said) -> None:
+        """Raises BadWord for what cannot be said now."""
+        if said.word in (Word.CLONED, Word.NOT_CLONED):
+            self._answered(said)
+        elif self.ready:
+            raise BadWord("it was ready before")
+        elif said.word is Word.READY and self.imported == len(self.modules):
+            self._is_ready()
+        elif said.word is Word.IMPORTED and self.imported < len(self.modules):
+            self._consider()
+        elif said.word is Word.FAULT and self.imported < len(self.modules):
+            self._fail(said.text)
+        else:
+            raise BadWord("it said that out of turn")
+
+    def _answered(self, said: Said) -> None:
+        if not self.asked:
+            if said.pidfd >= 0:
+                os.close(said.pidfd)
+            raise BadWord("it spoke of a clone that nobody asked for")
+        if said.word is Word.CLONED:
+            pid, pidfd = said.pid, said.pidfd
+            if pidfd < 0:
+                pidfd = words.opened(pid, self.pid)
+            if self.modules:
+                try:
+                    pid = words.vouched(pidfd, self.pid)
+                    if pid in self._living or pid == self.pid:
+                        raise BadWord("it spoke of one clone twice")
+                except (BadWord, OSError):
+                    os.close(pidfd)
+                    raise
+            self._living.add(pid)
+            said = Said(said.word, pid=pid, pidfd=pidfd)
+        self.asked -= 1
+        self._hooks.cloned(self, said)
+
+    def _is_ready(self) -> None:
+        self.ready = True
+        self.measured_mb()
+        if self._late is not None:
+            self._late.cancel()
+        self._hooks.ready(self)
+
+    def _consider(self) -> None:
+        """A module is imported: whether it may stay, before the next one is."""
+        if why := self._objection():
+            self._fail(why)
+            return
+        self.imported += 1
+        self._give_time()
+        self.sock.send(GO_ON)
+
+    def _objection(self) -> str:
+        if threads(self.pid) != 1:
+            return "it starts threads, which no fork survives"
+        try:
+            if self.has_strangers():
+                return "it starts processes"
+        except OSError as error:
+            return f"its processes cannot be seen: {error.strerror}"
+        if (held := self.measured_mb()) > self._upkeep.preload_mb:
+            return f"with it, {held} MiB are held, and native.preload_mb is {self._upkeep.preload_mb}"
+        return ""
+
+    def _give_time(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        late = f"its import takes longer than {self._upkeep.import_s:g} s"
+        self._late = self._loop.after(self._upkeep.import_s, lambda: self._fail(late))
+
+    def _look(self) -> None:
+        """While it imports, in case nobody counts its memory."""
+        if not self._open or self.ready:
+            return
+        if resident(self.pid) // MIB > self._upkeep.most_mb:
+            self._fail(f"its import takes more than {self._upkeep.most_mb} MiB")
+        else:
+            self._loop.after(_LOOK_S, self._look)
+
+    def _fail(self, why: str) -> None:
+        if self._open:
+            self.fault = why
+            self._hooks.ended(self)
+
+    def _complain(self) -> None:
+        try:
+            data = os.read(self._errors, 65536)
+        except OSError:
+            return
+        if not data:
+            self._loop.forget(self._errors)
+        self._text = (self._text + data)[-_MAX_ERROR_TEXT:]

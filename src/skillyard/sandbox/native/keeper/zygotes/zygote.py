@@ -1,0 +1,241 @@
+"""The warm interpreters of a keeper: one an environment and group, replaced before it grows old."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Upkeep
+from skillyard.sandbox.native.keeper.zygotes.process import Hooks, WarmProcess
+from skillyard.sandbox.native.keeper.zygotes.words import Said, Word
+
+_ASKED_AT_ONCE = 16
+_BAD_LUCK = 2
+"""Sandboxes of a zygote with packages that may end one after the other before they were made, once one was."""
+
+
+@dataclass(slots=True)
+class Order:
+    """A sandbox to be cloned: INTO_CGROUP or PLAIN, then the encoded Build of its walls."""
+
+    box: Box
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What a zygote needs of its keeper. ``failed(box, why)`` is called for each order that comes to nothing; ``grew``
+    when it may hold more memory than before. ``lacks(box, process)`` says which wall of a sandbox of that zygote is
+    missing."""
+
+    failed: Callable[[Box, str], None]
+    grew: Callable[[], None]
+    lacks: Callable[[Box, WarmProcess], str]
+    ours: Callable[[], Any]
+    bury: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What a zygote that serves has: ``modules`` were imported ahead, ``faults`` say why others were not."""
+
+    modules: tuple[str, ...] = ()
+    faults: dict[str, str] = field(default_factory=dict)
+    memory_mb: int = 0
+    error: str = ""
+
+
+class Zygote:
+    def __init__(self, loop: Loop, plan: Plan, upkeep: Upkeep, household: Household) -> None:
+        self._loop = loop
+        self._plan = plan
+        self._upkeep = upkeep
+        self._household = household
+        self._hooks = Hooks(self._is_ready, self._answered, self._ended, household.ours, household.bury)
+        self._faults: dict[str, str] = {}
+        self._waiting: deque[Order] = deque()
+        self._asked: deque[Box] = deque()
+        self._awaited: list[Callable[[Warmth], None]] = []
+        self._current: WarmProcess | None = None
+        self._why = ""
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._asked or self._awaited)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes()]
+
+    def weigh(self) -> int:
+        """MiB of all its processes. One whose packages took more since it was ready is ended."""
+        for process in self._processes():
+            if process.modules and process.ready and process.measured_mb() > self._upkeep.most_mb:
+                process.disown(f"its packages hold {process.memory_mb} MiB")
+        return sum(process.measured_mb() for process in self._processes())
+
+    def order(self, order: Order) -> None:
+        if self._ensure() is None:
+            self._household.failed(order.box, f"the zygote cannot start: {self._why}")
+        else:
+            self._waiting.append(order)
+            self._hand_out()
+
+    def warm(self, then: Callable[[Warmth], None]) -> None:
+        """Start the interpreter before anybody asks, and call ``then`` when it serves or has failed."""
+        current = self._ensure()
+        if current is None:
+            then(Warmth(faults=dict(self._faults), error=self._why))
+        elif current.ready:
+            then(self._warmth(current))
+        else:
+            self._awaited.append(then)
+
+    def close(self) -> None:
+        while self._current is not None:
+            self._ended(self._current, again=False)
+
+    def _processes(self) -> list[WarmProcess]:
+        current = self._current
+        return [process for process in (current, current and current.replaced_by) if process is not None]
+
+    def _warmth(self, process: WarmProcess) -> Warmth:
+        return Warmth(process.modules, dict(self._faults), process.memory_mb)
+
+    def _ensure(self) -> WarmProcess | None:
+        current = self._current
+        if current is None:
+            self._current = self._start()
+        elif current.old():
+            current.replaced_by = self._start()
+        return self._current
+
+    def _start(self) -> WarmProcess | None:
+        """Without what could not be imported before; without any module where such a process cannot be made."""
+        modules = [name for name in self._plan.modules if name not in self._faults]
+        try:
+            return WarmProcess(self._loop, self._plan, modules, self._upkeep, self._hooks)
+        except OSError as error:
+            self._why = error.strerror or str(error)
+        if not modules:
+            return None
+        self._faults |= dict.fromkeys(modules, self._why)
+        return self._start()
+
+    def _hand_out(self) -> None:
+        """No more at once than a socket takes; none to a process whose successor stands ready."""
+        while self._waiting and len(self._asked) < _ASKED_AT_ONCE:
+            current = self._current
+            if current is None or not current.ready or (current.replaced_by and current.replaced_by.ready):
+                return
+            self._ask(current, self._waiting.popleft())
+
+    def _ask(self, current: WarmProcess, order: Order) -> None:
+        try:
+            fds = order.box.descriptors()
+        except OSError as error:
+            self._household.failed(order.box, f"its control groups: {error.strerror}")
+            return
+        try:
+            packets.send_raw(current.sock, order.message, fds)
+        except OSError as error:
+            order.box.handed_over(fds)
+            self._ended(current)
+            self._household.failed(order.box, f"the zygote is gone: {error.strerror}")
+            return
+        except ValueError as error:
+            order.box.handed_over(fds)
+            self._household.failed(order.box, str(error))
+            return
+        order.box.handed_over(fds)
+        current.runs += 1
+        current.asked += 1
+        self._asked.append(order.box)
+
+    def _answered(self, process: WarmProcess, said: Said) -> None:
+        box = self._asked.popleft()
+        if said.word is Word.CLONED:
+            box.on_left = lambda: self._left(box, process)
+            if process.modules:
+                box.lacks = lambda: self._lacks(box, process)
+            box.cloned(said.pid, said.pidfd)
+        else:
+            self._household.failed(box, said.text)
+        self._hand_out()
+
+    def _left(self, box: Box, process: WarmProcess) -> None:
+        process.left(box.pid)
+        if not process.modules:
+            return
+        if box.ready_at is not None:
+            process.good, process.bad = True, 0
+            return
+        process.bad += 1
+        if not process.good or process.bad > _BAD_LUCK:
+            process.disown("its sandboxes end before they are made")
+
+    def _lacks(self, box: Box, process: WarmProcess) -> str:
+        """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
+        why = self._household.lacks(box, process)
+        if why:
+            process.disown(f"its sandboxes have not all walls: {why}")
+        return why
+
+    def _is_ready(self, process: WarmProcess) -> None:
+        self._promote(process)
+        self._told(self._warmth(process))
+        self._household.grew()
+
+    def _told(self, warmth: Warmth) -> None:
+        awaited, self._awaited = self._awaited, []
+        for then in awaited:
+            then(warmth)
+
+    def _promote(self, process: WarmProcess) -> None:
+        """A fresh process serves from now on; the one it replaces ends, its sandboxes go on without it."""
+        if self._current is not None and self._current.replaced_by is process:
+            if self._asked:
+                self._loop.after(0.01, lambda: self._promote(process))
+                return
+            self._current.close()
+            self._current = process
+        self._hand_out()
+
+    def _ended(self, process: WarmProcess, *, again: bool = True) -> None:
+        process.close()
+        self._blame(process)
+        if process is not self._current:
+            if self._current is not None and self._current.replaced_by is process:
+                self._current.replaced_by = None
+            return
+        self._current = process.replaced_by
+        if self._current is None and again and not process.ready and process.modules:
+            self._current = self._start()  # whoever waits has asked for no module in particular
+            if self._current is not None:
+                return
+        self._give_up(self._why_of(process))
+
+    def _blame(self, process: WarmProcess) -> None:
+        """The module that was being imported; all of them when the process was spoiled and nobody knows by which."""
+        if not process.ready and process.imported < len(process.modules):
+            self._faults[process.modules[process.imported]] = self._why_of(process)
+        elif process.lied or not process.ready:
+            self._faults |= dict.fromkeys(process.modules, self._why_of(process))
+
+    def _give_up(self, why: str) -> None:
+        failed = [*self._asked, *(order.box for order in self._waiting)]
+        self._asked.clear()
+        self._waiting.clear()
+        self._told(Warmth(faults=dict(self._faults), error=why))
+        for box in failed:
+            self._household.failed(box, why)
+
+    def _why_of(self, process: WarmProcess) -> str:
+        """Its own last words, where it had any: but for what it was ended for."""
+        ended = process.fault in ("", "it ended")
+        return (process.complaint() or "the zygote ended") if ended else process.fault
