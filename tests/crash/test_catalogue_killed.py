@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.made_skills import write_skills
-from skillyard.stores.skills import Catalogue
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.tree import Caps, read_tree
 
 pytestmark = pytest.mark.anyio
@@ -20,7 +20,7 @@ BUNDLES = 150
 READER = """
 import asyncio, sys
 from pathlib import Path
-from skillyard.stores.skills import Catalogue
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue import arrangement, update
 
 committed = arrangement.Arrangement.committed

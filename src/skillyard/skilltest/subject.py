@@ -9,10 +9,10 @@ from pathlib import Path
 
 from skillyard.domain.skill.example import Example
 from skillyard.domain.skill.skill import Finding, Skill, SkillKind
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.examples import read_examples
-from skillyard.stores.skills.findings import Findings
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
+from skillyard.stores.skills.validation.companions import read_examples
+from skillyard.stores.skills.validation.findings import Findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from skillyard.domain.review.fences import code_lines
 from skillyard.domain.review.file import Text
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import Caps, Tree, TreeFile, digest_of, read_tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 from tests.unit.review.corpus import CASES, MANIFEST, SKILL_MD, Case, files_of
 
 

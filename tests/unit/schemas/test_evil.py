@@ -15,7 +15,7 @@ from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema_verdict import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
 from skillyard.schemas.turns import Turns
-from skillyard.stores.skills.schema import complaints
+from skillyard.stores.skills.validation.schema import complaints
 from tests.unit.schemas.evil import EVIL, Evil
 
 pytestmark = pytest.mark.anyio

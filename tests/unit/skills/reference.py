@@ -13,9 +13,9 @@ from pathlib import Path
 import skills_ref  # type: ignore[import-untyped]
 import yaml
 
-from skillyard.stores.skills import validate
-from skillyard.stores.skills.frontmatter import NoFrontMatter, split
-from skillyard.stores.skills.yaml_values import Document, YamlRefused
+from skillyard.stores.skills.validation.skill_md import NoFrontMatter, split
+from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
 from tests.unit.skills.skilldirs import write
 
 FINE = "name: pdf-tools\ndescription: Reads PDFs\n"

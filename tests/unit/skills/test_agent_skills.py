@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.skill.skill import Finding, Skill, SkillFormat, SkillKind
-from skillyard.stores.skills import Caps, validate
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.tree import read_tree
+from skillyard.stores.skills.tree import Caps, read_tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
+from skillyard.stores.skills.validation.validate import validate
 from tests.unit.skills.skilldirs import write
 
 FINE = "name: pdf-tools\ndescription: Reads PDFs\n"

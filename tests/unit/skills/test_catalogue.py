@@ -16,8 +16,9 @@ from skillyard.bundled import GUIDE
 from skillyard.domain.errors import InvalidInput, SkillNotFound, StoreFault
 from skillyard.domain.skill.skill import SkillFormat
 from skillyard.ports.skills import SkillStore
-from skillyard.stores.skills import Caps, Catalogue, ScanLimits
-from skillyard.stores.skills.tree import read_tree
+from skillyard.stores.skills.catalogue import Catalogue
+from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.tree import Caps, read_tree
 from tests.unit.skills.skilldirs import action, action_files, agent_skill, write
 
 pytestmark = pytest.mark.anyio

@@ -14,10 +14,11 @@ import pytest
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.skill.publication import Pin, Publication
 from skillyard.domain.skill.skill import SkillSource
-from skillyard.stores.skills import Caps, Catalogue, ScanLimits
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue.index import mark
+from skillyard.stores.skills.layout import ScanLimits
 from skillyard.stores.skills.snapshots import Snapshots
-from skillyard.stores.skills.tree import read_tree
+from skillyard.stores.skills.tree import Caps, read_tree
 from skillyard.testing.memory_publications import MemoryPublications
 from tests.unit.skills.skilldirs import action, action_files, agent_skill, write
 

@@ -15,7 +15,7 @@ import pytest
 from bench.made_skills import name_of, write_skills, write_version
 from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.skill.skill import Skill
-from skillyard.stores.skills import Catalogue
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue import upkeep as upkeeping
 from skillyard.stores.skills.catalogue.patrol import Patrol
 from skillyard.stores.skills.layout import look

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skillyard.stores.skills import Catalogue, ScanLimits
+from skillyard.stores.skills.catalogue import Catalogue
+from skillyard.stores.skills.layout import ScanLimits
 from tests.unit.skills.skilldirs import action_files, agent_skill, write
 
 FINE_CLOCK = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 13)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from skillyard.stores.skills.frontmatter import NoFrontMatter, split
-from skillyard.stores.skills.yaml_values import Document, YamlRefused
+from skillyard.stores.skills.validation.skill_md import NoFrontMatter, split
+from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import skillyard
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
-from skillyard.stores.skills import Catalogue, validate
+from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.sources.git_index import read_index
+from skillyard.stores.skills.validation.validate import validate
 from tests.unit.skills.rule_corpus import CASES, Case
 from tests.unit.skills.skilldirs import action, write
 

@@ -37,7 +37,7 @@ def new(
     as_json: bool,
 ) -> None:
     """Make a skill that works, to start from: DIR/NAME with documentation, code and examples that test it."""
-    from skillyard.stores.skills import new_skill
+    from skillyard.stores.skills.scaffold import new_skill
 
     directory = parent / name
     files = new_skill(directory, name, kind, form)

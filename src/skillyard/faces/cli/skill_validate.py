@@ -30,7 +30,7 @@ def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
 
     A PATH is a skill, or a directory of skills.
     """
-    from skillyard.stores.skills import validate as check
+    from skillyard.stores.skills.validation.validate import validate as check
 
     each = (skill for path in paths for skill in _skills(path))
     found = {path: check(path, "lenient" if lenient else "strict") for path in each}

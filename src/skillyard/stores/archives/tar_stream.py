@@ -1,17 +1,118 @@
-"""A tar archive as it arrives, in pieces of any size, in constant memory.
+"""Reads a tar archive as it arrives, in pieces of any size, in constant memory.
 
 Files and directories are handed on; every other kind of entry is refused. Nothing that the archive says makes this
-keep more than one block and one extended header.
+keep more than one block and one extended header. Headers are those of POSIX ustar and pax (IEEE Std 1003.1, pax,
+"ustar Interchange Format", https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html) and of GNU
+(https://www.gnu.org/software/tar/manual).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from skillyard.stores.archives.pax import MAX_EXTENDED, pax_path
 from skillyard.stores.archives.refused import ArchiveRefused
-from skillyard.stores.archives.tar_header import BLOCK, ZEROS, TarHeader, read_header
+
+BLOCK = 512
+_ZEROS = bytes(BLOCK)
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
+_POSIX, _GNU = b"ustar\x0000", b"ustar  \0"
+_BINARY = b"\x80\xff"
+_UNUSED_NUMBERS = ((108, 116), (116, 124), (136, 148), (329, 337), (337, 345))
+"""Owner, group, time and device: others give up at one that is none, and so would see another archive."""
+_CHECKSUM_AS_SPACES = sum(b" " * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class TarHeader:
+    """``kind`` is the type flag; ``size`` counts the bytes of content that follow."""
+
+    name: bytes
+    kind: bytes
+    size: int
+    executable: bool
+
+
+def is_tar(block: bytes) -> bool:
+    """Returns whether a file that begins with ``block`` is a tar archive with a magic (not the format of 1979)."""
+    return block[257:265] in (_POSIX, _GNU)
+
+
+def _read_header(block: bytes) -> TarHeader:
+    """Reads a header of 512 bytes. Raises ArchiveRefused."""
+    short = _text(block[:100])
+    if not is_tar(block):
+        raise ArchiveRefused("archive-header", short, "has a header that is not ustar's or GNU's")
+    total = sum(block) - sum(block[148:156]) + _CHECKSUM_AS_SPACES
+    if _number(block[148:156], short) != total:
+        raise ArchiveRefused("archive-damaged", short, "has a header whose check sum is wrong")
+    prefix = _text(block[345:500])
+    name = prefix + b"/" + short if prefix else short
+    if prefix and block[257:265] == _GNU:  # other fields of GNU's own, which some take for a part of the name
+        raise ArchiveRefused("archive-header", short, "has a header of an incremental backup")
+    mode, size = _number(block[100:108], name), _number(block[124:136], name)
+    for start, end in _UNUSED_NUMBERS:
+        if block[start] not in _BINARY:
+            _number(block[start:end], name)
+    return TarHeader(name, block[156:157], size, bool(mode & 0o100))
+
+
+def _text(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _number(field: bytes, name: bytes) -> int:
+    """Octal digits. GNU's binary form, for what does not fit, is for numbers that no entry here may have."""
+    digits = _OCTAL.fullmatch(field)
+    if digits is None:
+        raise ArchiveRefused("archive-header", name, "has a header with a number that is none, or too large")
+    return int(digits[1] or b"0", 8)
+
+
+MAX_EXTENDED = 64 * 1024
+"""Bytes of one extended header; that is what file attributes of common tools need, many times."""
+MAX_RECORDS = 64
+
+_IGNORED = frozenset({"atime", "ctime", "mtime", "comment", "gid", "gname", "uid", "uname", "hdrcharset"})
+_IGNORED_PREFIXES = ("SCHILY.", "LIBARCHIVE.", "RHT.security.", "MSWINDOWS.")
+
+
+def _pax_path(raw: bytes, entry: bytes, *, every: bool) -> bytes | None:
+    """Returns the ``path`` of an extended header (lines ``LENGTH KEY=VALUE``), None when it has none. ``every`` is for
+    a header of all entries, which may name no path. A key that changes how content is read (``size``,
+    ``GNU.sparse.*``) is refused. Raises ArchiveRefused."""
+    found: bytes | None = None
+    for key, value in _records(raw, entry):
+        if key == "path" and not every:
+            if found is not None:
+                raise ArchiveRefused("archive-extended", entry, "has an extended header that names two paths")
+            found = value
+        elif key.startswith("GNU.sparse."):
+            raise ArchiveRefused("archive-special", entry, "is a sparse file")
+        elif key == "linkpath":
+            raise ArchiveRefused("archive-link", entry, "is a link")
+        elif key not in _IGNORED and not key.startswith(_IGNORED_PREFIXES):
+            raise ArchiveRefused("archive-extended", entry, "has an extended header with a key that is not taken")
+    return found
+
+
+def _records(raw: bytes, entry: bytes) -> list[tuple[str, bytes]]:
+    records: list[tuple[str, bytes]] = []
+    at = 0
+    while at < len(raw):
+        space = raw.find(b" ", at, at + 6)
+        digits = raw[at:space] if space > 0 else b""
+        end = at + int(digits) if digits.isdigit() else 0
+        key, equals, value = raw[space + 1 : end - 1].partition(b"=")
+        if len(records) == MAX_RECORDS:
+            raise ArchiveRefused("archive-extended", entry, f"has an extended header of more than {MAX_RECORDS} lines")
+        if end > len(raw) or end <= space + 1 or raw[end - 1 : end] != b"\n" or not equals:
+            raise ArchiveRefused("archive-extended", entry, "has an extended header that does not follow the format")
+        records.append((key.decode("utf-8", "backslashreplace"), value))
+        at = end
+    return records
+
 
 MAX_PADDING = 1024 * 1024
 """Zero bytes after the end of an archive: tar fills up records of 10 KiB, or of what ``-b`` says."""
@@ -113,7 +214,7 @@ class TarStream:
         return at + len(taken)
 
     def _header(self, block: bytes) -> None:
-        if block == ZEROS:
+        if block == _ZEROS:
             if self._in_row:
                 raise ArchiveRefused("archive-header", "", "ends with an extended header of nothing")
             self._zero_blocks += 1
@@ -121,7 +222,7 @@ class TarStream:
         if self._zero_blocks:
             raise ArchiveRefused("archive-trailing", "", "goes on after its end")
         self._sink.header()
-        header = read_header(block)
+        header = _read_header(block)
         self._padding = -header.size % BLOCK
         if header.kind in (_PAX, _PAX_FOR_ALL, _LONG_NAME):
             self._begin_extension(header)
@@ -144,7 +245,7 @@ class TarStream:
 
     def _extend(self, header: TarHeader, raw: bytes) -> None:
         every = header.kind == _PAX_FOR_ALL
-        name = _long_name(raw) if header.kind == _LONG_NAME else pax_path(raw, header.name, every=every)
+        name = _long_name(raw) if header.kind == _LONG_NAME else _pax_path(raw, header.name, every=every)
         if name is None:
             return
         if self._name is not None:

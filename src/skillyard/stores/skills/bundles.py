@@ -15,13 +15,13 @@ from skillyard.domain.errors import BundleRefused, QuotaExceeded, StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.ports.bundles import ArchiveForm, Exported
 from skillyard.stores.skills.archives import ArchiveLimits, packed_files, read_archive, tar_gz, write_zip
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.companions import MANIFEST
-from skillyard.stores.skills.findings import Findings
-from skillyard.stores.skills.skill_md import NAME, read_skill_md
 from skillyard.stores.skills.snapshots import Snapshots, remove_tree
-from skillyard.stores.skills.toml_file import TomlRefused, read_toml
 from skillyard.stores.skills.tree import Tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
+from skillyard.stores.skills.validation.companions import MANIFEST
+from skillyard.stores.skills.validation.findings import Findings
+from skillyard.stores.skills.validation.skill_md import NAME, read_skill_md
+from skillyard.stores.skills.validation.toml import TomlRefused, read_toml
 
 T = TypeVar("T")
 

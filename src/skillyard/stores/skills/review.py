@@ -10,8 +10,8 @@ from typing import Any
 
 from skillyard.domain.review import File, Review, review
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 
 
 def review_source(path: Path | str, *, caps: Caps | None = None) -> dict[str, Any]:

@@ -12,7 +12,194 @@ from skillyard.domain.skill.manifest_agent import FrontMatter, check_agent_skill
 from skillyard.domain.skill.manifest_name import GUIDE, check_name
 from skillyard.domain.skill.manifest_report import Problem, Report
 from skillyard.domain.skill.skill import SkillFormat, SkillKind
-from skillyard.stores.skills import scaffold_texts as texts
+
+MANIFEST = """\
+name = {name}
+version = "0.1.0"
+description = {description}
+kind = "{kind}"
+tags = []
+"""
+
+RUNTIME = """
+[runtime]
+language = "python"
+entrypoint = "code/main.py"
+export = "main"
+
+# Packages of Python, installed once and kept apart from everything else:
+# [dependencies]
+# numpy = ">=2"
+
+# Hosts that it may reach, and secrets that it gets; it has neither unless they stand here:
+# [permissions]
+# network = ["api.example.com:443"]
+# secrets = [{ name = "API_KEY", delivery = "gate", hosts = ["api.example.com"] }]
+
+[inputs]
+type = "object"
+required = ["text"]
+additionalProperties = false
+
+[inputs.properties.text]
+type = "string"
+description = "The text to work on"
+"""
+
+SKILL_MD = """\
+---
+name: {identifier}
+description: {description}
+metadata:
+  title: {quoted_title}
+---
+# {title}
+
+Say here what the skill does, when to use it, and what to watch out for.
+"""
+
+USAGE = """
+## Input
+
+`text`: the text to work on.
+
+## Output
+
+`length`: its number of characters.
+
+## Example
+
+```json
+{{"name": {name}, "args": {{"text": "hello"}}}}
+```
+"""
+
+MAIN = '''\
+"""The entrypoint: a function that takes the args object and returns a small JSON object."""
+
+from runtime import log
+
+
+def main(args):
+    text = args["text"]
+    log.info(f"working on {len(text)} characters")
+    return {"summary": f"The text has {len(text)} characters.", "length": len(text)}
+'''
+
+EXAMPLES = """\
+# Runs of this skill with what they must give: skillyard skill test DIR
+
+[[example]]
+name = "counts the characters"
+args = { text = "hello" }
+
+[example.expect]
+output = { length = 5 }
+log = "working on 5 characters"
+
+[[example]]
+name = "needs a text"
+args = {}
+
+[example.expect]
+error = "ValidationError"
+"""
+
+AGENT_SKILL_MD = """\
+---
+name: {identifier}
+description: {description}
+metadata:
+  version: "0.1.0"
+---
+# {title}
+
+Say here what to do, step by step, when the skill is used.
+
+## Count lines and words
+
+Run `scripts/count.py` with the path of a text file. It prints one JSON object:
+
+```sh
+python scripts/count.py poem.txt
+```
+
+Without a path it reads standard input.
+"""
+
+SCRIPT = '''\
+#!/usr/bin/env python3
+"""Count the lines and words of a text: of the file that is named, else of standard input."""
+
+import json
+import sys
+from pathlib import Path
+
+
+def count(text):
+    return {"lines": len(text.splitlines()), "words": len(text.split())}
+
+
+def main(argv):
+    if len(argv) > 1:
+        sys.exit("usage: count.py [FILE]")
+    text = Path(argv[0]).read_text(encoding="utf-8") if argv else sys.stdin.read()
+    print(json.dumps(count(text)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+'''
+
+SCRIPT_EXAMPLES = """\
+# Runs of the scripts with what they must give: skillyard skill test DIR
+
+[[example]]
+name = "counts a file"
+script = "scripts/count.py"
+blobs = { poem = "tests/poem.txt" }
+argv = ["{poem}"]
+
+[example.expect]
+exit = 0
+stdout = '{"lines": 2, "words": 6}'
+
+[[example]]
+name = "counts what it is given"
+script = "scripts/count.py"
+stdin = "one two"
+
+[example.expect]
+stdout = '"words": 2'
+
+[[example]]
+name = "refuses two files"
+script = "scripts/count.py"
+argv = ["a", "b"]
+
+[example.expect]
+exit = 1
+stderr = "usage"
+
+[[example]]
+name = "can be imported"
+code = '''
+from count import count
+
+
+def main(args):
+    return count("one\\ntwo")
+'''
+
+[example.expect]
+output = { lines = 2, words = 2 }
+"""
+
+POEM = """\
+Roses are red,
+violets are blue.
+"""
+
 
 Kind = SkillKind | Literal["action", "instruction"]
 Format = SkillFormat | Literal["skills-protocol", "agent-skills"]
@@ -79,8 +266,8 @@ def _refuse(problems: list[Problem]) -> None:
 def _files(name: str, kind: SkillKind) -> dict[str, str]:
     title = " ".join(part.capitalize() for part in name.split("."))
     description = f"{title}: say in one line what it does and when to use it."
-    manifest = texts.MANIFEST.format(name=json.dumps(name), description=json.dumps(description), kind=kind.value)
-    text = texts.SKILL_MD.format(
+    manifest = MANIFEST.format(name=json.dumps(name), description=json.dumps(description), kind=kind.value)
+    text = SKILL_MD.format(
         identifier=_quoted(name.rpartition(".")[2]),
         description=json.dumps(description),
         title=title,
@@ -89,10 +276,10 @@ def _files(name: str, kind: SkillKind) -> dict[str, str]:
     if kind is SkillKind.INSTRUCTION:
         return {"skill.toml": manifest, "SKILL.md": text}
     return {
-        "skill.toml": manifest + texts.RUNTIME,
-        "SKILL.md": text + texts.USAGE.format(name=json.dumps(name)),
-        "code/main.py": texts.MAIN,
-        "tests/examples.toml": texts.EXAMPLES,
+        "skill.toml": manifest + RUNTIME,
+        "SKILL.md": text + USAGE.format(name=json.dumps(name)),
+        "code/main.py": MAIN,
+        "tests/examples.toml": EXAMPLES,
     }
 
 
@@ -101,10 +288,10 @@ def _agent_files(name: str) -> dict[str, str]:
     description = f"{title}: say what it does, and when to use it."
     head = {"identifier": _quoted(name), "description": json.dumps(description), "title": title}
     return {
-        "SKILL.md": texts.AGENT_SKILL_MD.format(**head),
-        "scripts/count.py": texts.SCRIPT,
-        "tests/examples.toml": texts.SCRIPT_EXAMPLES,
-        "tests/poem.txt": texts.POEM,
+        "SKILL.md": AGENT_SKILL_MD.format(**head),
+        "scripts/count.py": SCRIPT,
+        "tests/examples.toml": SCRIPT_EXAMPLES,
+        "tests/poem.txt": POEM,
     }
 
 

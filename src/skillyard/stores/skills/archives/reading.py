@@ -1,4 +1,4 @@
-"""From an archive that anybody may have made to the files of a bundle, or to the reasons why not.
+"""Reads an archive that anybody may have made: the files of a bundle, or the reasons why not.
 
 Nothing is written anywhere. Memory is bounded by the caps whatever the archive says, time by the limits.
 """
@@ -6,16 +6,19 @@ Nothing is written anywhere. Memory is bounded by the caps whatever the archive 
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
-from skillyard.stores.archives.tar_header import BLOCK, is_tar
+from skillyard.stores.archives.tar_stream import BLOCK, TarEntry, TarStream, is_tar
 from skillyard.stores.skills.archives.collected import Collected, Enough
 from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
-from skillyard.stores.skills.archives.tar_reading import read_gzipped_tar, read_plain_tar
 from skillyard.stores.skills.archives.zip_reading import read_zip
 
+_PIECE = 64 * 1024
+_GZIP = 16 + zlib.MAX_WBITS
 _OTHERS = {
     b"PK\x07\x08": "a zip in several parts",
     b"\xfd7zXZ\x00": "compressed with xz",
@@ -35,8 +38,8 @@ _OTHERS = {
 def read_archive(
     archive: BinaryIO, limits: ArchiveLimits | None = None, *, below: str = ""
 ) -> tuple[Unpacked | None, list[Finding]]:
-    """The bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error. ``below``
-    is the directory in which it lies, if not at the root.
+    """Returns the bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error.
+    ``below`` is the directory in which it lies, if not at the root.
 
     The format is told by the content: zip, tar, gzipped tar. Rules are those of
     :mod:`skillyard.domain.rules.archives`; notes say what was left out. Raises OSError when the file cannot be read.
@@ -60,9 +63,88 @@ def _read(archive: BinaryIO, head: bytes, size: int, collected: Collected) -> No
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         read_zip(archive, size, collected)
     elif head.startswith(b"\x1f\x8b"):
-        read_gzipped_tar(archive, size, collected)
+        _read_gzipped_tar(archive, size, collected)
     elif is_tar(head):
-        read_plain_tar(archive, size, collected)
+        _read_tar(archive, size, collected)
     else:
         what = next((text for magic, text in _OTHERS.items() if head.startswith(magic)), "no archive that is known")
         raise ArchiveRefused("archive-format", "", f"is {what}; zip, tar and gzipped tar are taken")
+
+
+def _read_tar(archive: BinaryIO, size: int, collected: Collected) -> None:
+    """Raises ArchiveRefused, Enough."""
+    stream = TarStream(_Files(collected))
+    collected.limits.check_unpacked(size, size)
+    while piece := archive.read(_PIECE):
+        stream.feed(piece)
+    stream.finish()
+
+
+def _read_gzipped_tar(archive: BinaryIO, size: int, collected: Collected) -> None:
+    """Raises ArchiveRefused, Enough."""
+    stream = TarStream(_Files(collected))
+    unpacked = 0
+    head = b""
+    for piece in _inflated(archive):
+        unpacked += len(piece)
+        collected.limits.check_unpacked(unpacked, size)
+        if len(head) < BLOCK:
+            head += piece[: BLOCK - len(head)]
+            _check_format(head, complete=len(head) == BLOCK)
+        stream.feed(piece)
+    _check_format(head, complete=True)
+    stream.finish()
+
+
+def _check_format(head: bytes, *, complete: bool) -> None:
+    if complete and not is_tar(head):
+        raise ArchiveRefused("archive-format", "", "is gzipped, and what is in it is no tar archive")
+
+
+def _inflated(archive: BinaryIO) -> Iterator[bytes]:
+    """One gzip member (RFC 1952), which ends where the file does."""
+    inflate = zlib.decompressobj(_GZIP)
+    try:
+        while raw := archive.read(_PIECE):
+            while raw and not inflate.eof:
+                yield inflate.decompress(raw, _PIECE)
+                raw = inflate.unconsumed_tail
+            if inflate.eof:
+                break
+        while not inflate.eof:  # what one more step still has to give
+            rest = inflate.decompress(b"", _PIECE)
+            if not rest:
+                raise ArchiveRefused("archive-truncated", "", "ends before its compressed data does")
+            yield rest
+    except zlib.error:
+        raise ArchiveRefused("archive-damaged", "", "holds compressed data that is none, or is damaged") from None
+    if inflate.unused_data or archive.read(1):
+        raise ArchiveRefused("archive-trailing", "", "goes on after the end of its compressed data")
+
+
+class _Files:
+    """Implements :class:`skillyard.stores.archives.tar_stream.Sink`."""
+
+    def __init__(self, collected: Collected) -> None:
+        self._collected = collected
+        self._headers = 0
+        self._wanted: tuple[str, bool] | None = None
+        self._data = bytearray()
+
+    def header(self) -> None:
+        self._headers += 1
+        self._collected.limits.check_entries(self._headers)
+
+    def begin(self, entry: TarEntry) -> None:
+        path = self._collected.claim(entry.name, directory=entry.directory, size=entry.size)
+        self._wanted = None if path is None else (path, entry.executable)
+
+    def write(self, data: memoryview) -> None:
+        if self._wanted is not None:
+            self._data += data
+
+    def end(self) -> None:
+        if self._wanted is not None:
+            path, executable = self._wanted
+            self._collected.add(path, bytes(self._data), executable=executable)
+            self._data.clear()

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import SkillFile
-from skillyard.stores.archives.tar_header import BLOCK
+from skillyard.stores.archives.tar_stream import BLOCK
 from skillyard.stores.skills.archives.limits import ArchiveLimits
 from skillyard.stores.skills.tree import Tree
 

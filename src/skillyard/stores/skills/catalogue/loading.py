@@ -10,12 +10,12 @@ from pathlib import Path
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.publication import Publication
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.catalogue.index.rows import GUIDE_RANK, PUBLISHED, Entry, findings_text, key_of, line_text
 from skillyard.stores.skills.catalogue.watch import Watch, watch
 from skillyard.stores.skills.layout import is_bundle
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, Tree, read_tree, shown
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 
 MAX_ERRORS = 20
 """Findings that are kept of one bundle."""

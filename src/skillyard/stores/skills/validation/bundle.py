@@ -10,14 +10,13 @@ from skillyard.domain.skill.manifest_agent import AgentSkill, check_agent_skill,
 from skillyard.domain.skill.manifest_name import namespace_of
 from skillyard.domain.skill.semver import is_version
 from skillyard.domain.skill.skill import Needs, Skill, SkillFile, SkillFormat, SkillKind
-from skillyard.stores.skills import skill_md
-from skillyard.stores.skills.companions import MANIFEST, check_entrypoint, read_schema
-from skillyard.stores.skills.dependencies import read_needs
-from skillyard.stores.skills.examples import read_examples
-from skillyard.stores.skills.findings import Findings
-from skillyard.stores.skills.skill_md import SkillMd, read_skill_md
-from skillyard.stores.skills.toml_file import TomlFile, TomlRefused, read_toml
 from skillyard.stores.skills.tree import Tree
+from skillyard.stores.skills.validation import skill_md
+from skillyard.stores.skills.validation.companions import MANIFEST, check_entrypoint, read_examples, read_schema
+from skillyard.stores.skills.validation.dependencies import read_needs
+from skillyard.stores.skills.validation.findings import Findings
+from skillyard.stores.skills.validation.skill_md import SkillMd, read_skill_md
+from skillyard.stores.skills.validation.toml import TomlFile, TomlRefused, read_toml
 
 
 @dataclass(frozen=True, slots=True)

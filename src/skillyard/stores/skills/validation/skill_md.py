@@ -1,24 +1,57 @@
-"""Reading SKILL.md: its bytes as front matter, lines and Markdown."""
+"""Reads SKILL.md: its bytes as front matter, lines and Markdown (agent-skills-format §3).
+
+A byte order mark and CRLF are accepted. Front matter opens on the first line and closes on the next line that is
+``---`` and nothing else, so that dashes inside a value do not cut it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from skillyard.domain.skill.manifest_agent import FrontMatter
 from skillyard.domain.skill.manifest_report import Path
-from skillyard.stores.skills.findings import Findings
-from skillyard.stores.skills.frontmatter import NoFrontMatter, Split, split
-from skillyard.stores.skills.invisible import hidden_characters
-from skillyard.stores.skills.yaml_values import Document, YamlRefused
+from skillyard.stores.skills.validation.findings import Findings
+from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
 
 NAME = "SKILL.md"
 ADVISED_LINES = 500
 """The specification's advice for a body; longer ones are served and warned of."""
 
+_FENCE = re.compile(r"---[ \t]*\r?\n?")
 _PLAIN_VALUE = re.compile(r"([A-Za-z][\w-]*):[ \t]+([^\s'\"\[\]{}|>&*!%@`#].*?: .*?)[ \t]*\r?")
+_HIDDEN = re.compile("[\u00ad\u180e\u200b\u2060-\u2064\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
+"""Characters that a reader does not see and a model does (agent-skills-format §5)."""
+
+
+class NoFrontMatter(ValueError):
+    """The text has no front matter, or it is never closed; ``line`` counts from 1."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """``yaml`` between the fences, which starts on line ``first_line`` of the file; ``body`` after them."""
+
+    yaml: str
+    body: str
+    first_line: int = 2
+
+
+def split(text: str) -> Split:
+    """Splits SKILL.md into front matter and Markdown. Raises NoFrontMatter."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    if _FENCE.fullmatch(lines[0]) is None:
+        raise NoFrontMatter("must start with a line '---' that opens the YAML front matter", 1)
+    for index, line in enumerate(lines[1:], 1):
+        if _FENCE.fullmatch(line):
+            return Split("\n".join(lines[1:index]), "\n".join(lines[index + 1 :]))
+    raise NoFrontMatter("must close the YAML front matter with a line '---'", len(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +62,10 @@ class SkillMd:
 
 
 def read_skill_md(raw: bytes, findings: Findings, *, lenient: bool, needs_front: bool) -> SkillMd | None:
-    """None when the front matter cannot be used. ``needs_front``: lenient does without it beside a skill.toml."""
+    """Returns None when the front matter cannot be used. Beside a skill.toml, lenient reading does not need it
+    (``needs_front`` is false)."""
     text = _decoded(raw, findings, lenient)
-    for line, point in hidden_characters(text):
+    for line, point in _hidden_characters(text):
         findings.warn(NAME, line, "invisible", f"holds the invisible character {point}, which a reader does not see")
     try:
         parts = split(text)
@@ -44,6 +78,15 @@ def read_skill_md(raw: bytes, findings: Findings, *, lenient: bool, needs_front:
         return None
     lines = {path: line + parts.first_line - 1 for path, line in document.lines.items()}
     return SkillMd(FrontMatter(document.value or {}, document.source), lines, parts.body)
+
+
+def _hidden_characters(text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, code point) of the first hidden character of each line: zero-width characters, tags, and controls
+    of the writing direction."""
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        found = _HIDDEN.search(line)
+        if found:
+            yield number, f"U+{ord(found[0]):04X}"
 
 
 def _decoded(raw: bytes, findings: Findings, lenient: bool) -> str:
@@ -80,7 +123,7 @@ def _document(parts: Split, findings: Findings, lenient: bool) -> Document | Non
 
 
 def _repaired(text: str) -> Document | None:
-    """The document with plain values that hold ``: `` quoted, a slip that is common in the wild."""
+    """Returns the document with plain values that hold ``: `` quoted, a common slip."""
     lines = [_quoted(line) for line in text.split("\n")]
     try:
         return Document("\n".join(lines))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from skillyard.domain.skill.manifest_report import Path, Problem
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.toml_file import line_at
+from skillyard.stores.skills.validation.toml import line_at
 
 
 class Findings(list[Finding]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -158,3 +159,40 @@ def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
             if len(pattern) <= schema_bounds.MAX_PATTERN and not dialect.is_pattern(pattern):
                 message = f"the pattern of {len(pattern)} characters is not a regular expression, or too large a one"
                 yield Complaint("error", "schema-pattern", message, (*path, *at), served=True)
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+
+
+def json_lines(text: str) -> dict[Path, int]:
+    """Returns the line, from 1, of every value in JSON that ``json`` accepted; a member has the line of its name."""
+    lines: dict[Path, int] = {}
+    path: list[str | int] = []
+    line, counted = 1, 0
+    key = ""
+    for token in _TOKEN.finditer(text):
+        line += text.count("\n", counted, token.start())
+        counted = token.start()
+        match token[0]:
+            case "{" | "[":
+                lines.setdefault(tuple(path), line)
+                path.append(0 if token[0] == "[" else "")
+            case "}" | "]" if path:
+                path.pop()
+            case "," if path and isinstance(last := path[-1], int):
+                path[-1] = last + 1
+            case ":" if path:
+                path[-1] = _text(key)
+                lines[tuple(path)] = line
+            case _:
+                key = token[0]
+                if not path or isinstance(path[-1], int):
+                    lines.setdefault(tuple(path), line)
+    return lines
+
+
+def _text(token: str) -> str:
+    try:
+        return str(json.loads(token))
+    except ValueError:
+        return token

@@ -1,22 +1,25 @@
-"""Validation of one bundle on disk, as the command line and uploads want it."""
+"""Validates one bundle on disk, for the command line."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.archives.portable import check_names
-from skillyard.stores.skills.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.tree import Caps, read_tree
+from skillyard.stores.archives import ArchiveRefused
+from skillyard.stores.skills.archives.collected import Collected, Enough
+from skillyard.stores.skills.archives.limits import ArchiveLimits
+from skillyard.stores.skills.tree import Caps, Tree, read_tree
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 
 Profile = Literal["strict", "lenient"]
 
 
 def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None = None) -> list[Finding]:
-    """Everything there is to say about the skill in ``path`` (a directory, or its SKILL.md or skill.toml).
+    """Returns every finding about the skill in ``path`` (a directory, or its SKILL.md or skill.toml).
 
     ``strict`` is the specification, ``lenient`` what the catalogue still serves. No finding is an error when the
     skill is valid. Nothing of the skill is run. Raises InvalidInput for an unknown profile.
@@ -31,11 +34,21 @@ def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None
     tree, findings = read_tree(directory, caps)
     if tree is None:
         return findings
-    return [*check_bundle(Bundle(tree, Place.of(directory), directory, lenient))[1], *check_names(tree, caps)]
+    return [*check_bundle(Bundle(tree, Place.of(directory), directory, lenient))[1], *_check_names(tree, caps)]
 
 
 def is_lenient(profile: str) -> bool:
-    """Raises InvalidInput."""
+    """Returns whether the profile is the lenient one. Raises InvalidInput for an unknown profile."""
     if profile not in ("strict", "lenient"):
         raise InvalidInput("profile", "must be 'strict' or 'lenient'", shown(profile))
     return profile == "lenient"
+
+
+def _check_names(tree: Tree, caps: Caps) -> list[Finding]:
+    """Returns a warning for each name, at most twenty, that an archive could not have: the skill is served from its
+    directory, and it cannot be published."""
+    collected = Collected(ArchiveLimits(caps))
+    with suppress(ArchiveRefused, Enough):
+        for path in sorted(tree.files):
+            collected.claim(path.encode(), directory=False, size=0)
+    return [Finding("warning", found.file, 0, "portable-name", found.message) for found in collected.findings]

@@ -1,0 +1,1 @@
+"""The rules of both skill formats, applied to the files of one bundle."""
