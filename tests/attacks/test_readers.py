@@ -42,13 +42,12 @@ from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
 from skillyard.ipc.frames import BadFrame
-from skillyard.ipc.frames import FrameReader as IpcReader
+from skillyard.ipc.frames import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
 from skillyard.sandbox.native import packets
 from skillyard.sandbox.native.keeper import init_words
-from skillyard.sandbox.native.keeper.connection import FrameBuffer
 from skillyard.sandbox.native.keeper.zygotes import words
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import TarStream
@@ -175,7 +174,7 @@ def _frames(data: bytes) -> None:
 
 
 def _ipc_frames(data: bytes) -> None:
-    reader = IpcReader()
+    reader = Frames()
     reader.feed(data)
     while reader.next() is not None:
         pass
@@ -210,12 +209,6 @@ READERS = {
         (words.BadWord,),
         "sandbox/native/keeper/zygotes/words.py",
         (b'{"pid":5}', b'{"fault":"x"}'),
-    ),
-    "the keeper and the server of each other's frames": Reader(
-        lambda data: FrameBuffer().feed(data),
-        (ValueError,),
-        "sandbox/native/keeper/connection.py",
-        (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000),
     ),
     "the server, the keeper and the gate of frames": Reader(
         _ipc_frames, (BadFrame,), "ipc/frames.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
@@ -262,7 +255,6 @@ OWN_WORDS = {
     "sandbox/native/host_checks.py": "a child of our own",
     "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
-    "sandbox/native/link.py": "the keeper's, through FrameBuffer",
     "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
     "sandbox/native/keeper/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",

@@ -87,6 +87,6 @@ async def test_who_connects_sees_the_keeper_itself(backend: NativeBackend) -> No
     """And not the process that made the socket, which has ended."""
     link = backend._link
     assert link is not None
-    pid, uid = peer(link._sock)
+    pid, uid = peer(link._channel._sock)
     assert uid == 0
     assert Path(f"/proc/{pid}").exists()

@@ -63,7 +63,7 @@ class PluggedSandbox(NativeSandbox):
         try:
             while True:
                 answer, _ = await self._link.answer({"op": "plug", "handle": self._handle, "listen": asked})
-                sockets += answer["sockets"]
+                sockets += answer.get("sockets", ())
                 taken = self._strange(answer["taken"], sockets)
                 if not taken or clock() > until:
                     break
