@@ -1,4 +1,4 @@
-"""What :mod:`skillyard.faces.cli.verify` calls."""
+"""What :mod:`skillyard.faces.cli.commands.installation` calls."""
 
 from __future__ import annotations
 

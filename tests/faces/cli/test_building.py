@@ -10,8 +10,8 @@ import pytest
 from click.testing import Result
 
 from skillyard.domain.errors import Forbidden
-from skillyard.faces.cli import building
-from skillyard.faces.cli.building import Look, Progress, running, said
+from skillyard.faces.cli import progress
+from skillyard.faces.cli.progress import BuildProgress, Look, running, said
 from tests.unit.client.yardserver import YardServer
 
 
@@ -36,8 +36,8 @@ class Target:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_FIRST_S", 0.001)
-    monkeypatch.setattr(building, "_POLL_S", 0.001)
+    monkeypatch.setattr(progress, "_FIRST_S", 0.001)
+    monkeypatch.setattr(progress, "_POLL_S", 0.001)
 
 
 def waited(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool = False) -> None:
@@ -90,7 +90,7 @@ def test_one_line_is_said_of_a_build() -> None:
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(quiet=True) as progress:
+    with BuildProgress(quiet=True) as progress:
         progress.show({"state": "installing", "line": "x"})
     assert capsys.readouterr().err == ""
 
@@ -125,6 +125,6 @@ def test_whoever_stops_waiting_for_a_server_is_told_that_it_goes_on(
 
     at_work = {"environment": {"state": "resolving", "requirements": ["six"], "digest": "", "line": ""}}
     yard.methods["environments.build"] = lambda params: at_work
-    monkeypatch.setattr("skillyard.faces.cli.environment.time.sleep", interrupt)
+    monkeypatch.setattr("skillyard.faces.cli.commands.environment.time.sleep", interrupt)
     left = run("environment", "build", "--package", "six")
     assert (left.exit_code, "the server goes on with the build" in left.stderr) == (130, True)

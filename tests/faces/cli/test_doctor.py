@@ -11,7 +11,7 @@ from click.testing import Result
 
 from skillyard.config.settings import Settings, load_settings
 from skillyard.domain.sandbox.guarantees import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
-from skillyard.faces.cli.doctor import network_refused, report, shortfall
+from skillyard.faces.cli.commands.doctor import network_refused, report, shortfall
 from skillyard.sandbox.registry import nature
 
 Cli = Callable[..., Result]

@@ -45,8 +45,6 @@ def test_explain_asks_for_what_the_options_say(run: Cli, yard: YardServer) -> No
         "skill": "a.b",
         "version": "1.0.0",
         "network": ["x.com"],
-        "code": False,
-        "resolve": False,
     }
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]

@@ -18,8 +18,8 @@ from click.testing import CliRunner, Result
 
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
+from skillyard.faces.cli.commands.environment import write_wheels
 from skillyard.faces.cli.main import cli
-from skillyard.faces.cli.wheels import write_wheels
 from skillyard.server_process import ServerProcess
 from skillyard.stores.skills.snapshots import remove_tree
 from tests.bundles import skill_files, tar

@@ -14,22 +14,17 @@ from skillyard.faces.cli.failures import exit_codes_help, reported
 from skillyard.faces.cli.streams import stand_in
 
 _HERE = "skillyard.faces.cli"
+_GROUPS = ("environment", "blob", "runs", "policy", "secret", "token")
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": (f"{_HERE}.serve", "serve"),
-    "run": (f"{_HERE}.run", "run"),
-    "exec": (f"{_HERE}.exec", "exec_"),
-    "skill": (f"{_HERE}.skill", "skill"),
-    "environment": (f"{_HERE}.environment", "environment"),
-    "blob": (f"{_HERE}.blob", "blob"),
-    "runs": (f"{_HERE}.runs", "runs"),
-    "policy": (f"{_HERE}.policy", "policy"),
-    "secret": (f"{_HERE}.secret", "secret"),
-    "token": (f"{_HERE}.token", "token"),
-    "doctor": (f"{_HERE}.doctor", "doctor"),
-    "verify": (f"{_HERE}.verify", "verify"),
-    "bench": (f"{_HERE}.bench", "bench"),
-    "version": (f"{_HERE}.version", "version"),
+    "serve": (f"{_HERE}.commands.serve", "serve"),
+    "run": (f"{_HERE}.commands.run", "run"),
+    "exec": (f"{_HERE}.commands.run", "exec_"),
+    "skill": (f"{_HERE}.skill.group", "skill"),
+    **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
+    "doctor": (f"{_HERE}.commands.doctor", "doctor"),
+    **{name: (f"{_HERE}.commands.installation", name) for name in ("verify", "bench", "version")},
 }
+"""The module and the name of each command."""
 
 
 class Commands(click.Group):

@@ -95,3 +95,51 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _from_environment(option: str) -> bool:
     source = click.get_current_context().get_parameter_source(option)
     return source is click.core.ParameterSource.ENVIRONMENT
+
+
+class Named(dict[str, str]):
+    """The parameters ``name`` and, where one is given, ``version``; as text it is NAME@VERSION again."""
+
+    def __str__(self) -> str:
+        return "@".join(self.values())
+
+
+def skill_argument(*, exactly: bool = False) -> Callable[[F], F]:
+    """``skill``: a :class:`Named`; with ``exactly`` the version must be given."""
+
+    def parse(_: click.Context, __: click.Parameter, text: str) -> Named:
+        name, version = exact(text) if exactly else maybe(text)
+        return Named(name=name, version=version) if version else Named(name=name)
+
+    return click.argument("skill", metavar="NAME@VERSION" if exactly else "NAME[@VERSION]", callback=parse)
+
+
+def limit_option(command: F) -> F:
+    """``limit``: how many items of a list."""
+    return click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)(command)
+
+
+def everyone_option(command: F) -> F:
+    """``all``: the items of every principal."""
+    return click.option("--all", "all", is_flag=True, help="Everybody's; needs the scope admin.")(command)
+
+
+def exact(text: str) -> tuple[str, str]:
+    """Returns name and version of NAME@VERSION. Raises UsageError unless both are there."""
+    name, at, version = text.partition("@")
+    if not (name and at and version):
+        raise click.UsageError(f"{text!r} must be NAME@VERSION, such as acme.words.say@1.0.0.")
+    return name, version
+
+
+def chosen(text: str, option: str | None) -> tuple[str, str | None]:
+    """Returns the name, and the version that NAME@VERSION or --version names. Raises UsageError when they differ."""
+    name, version = maybe(text)
+    if version and option and version != option:
+        raise click.UsageError("--version says another version than NAME@VERSION.")
+    return name, version or option
+
+
+def maybe(text: str) -> tuple[str, str | None]:
+    """Returns the name, and the version where one is named. Raises UsageError."""
+    return exact(text) if "@" in text else (text, None)

@@ -1,17 +1,28 @@
-"""Signs of life on a terminal, for what takes longer than half a second. rich is imported only then."""
+"""Shows that work goes on, for what takes longer than half a second. rich is imported only then.
+
+Spinners and bars are for a terminal. How far the build of an environment is, is told elsewhere too, line by line.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.faces.cli.render import calm
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.status import Status
+
+    from skillyard.faces.cli.target import Target
+
 
 _QUIET_S = 0.5
 _LOOK_S = 0.3
@@ -103,3 +114,106 @@ def _progress(label: str) -> Progress:
     progress.start()
     progress.add_task(label, total=None)
     return progress
+
+
+_FIRST_S, _POLL_S = 0.5, 0.3
+_AT_WORK = ("waiting", "resolving", "installing")
+
+
+class BuildProgress:
+    """A line that changes on a terminal; elsewhere a line for each state, and nothing when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._state = ""
+        self._status: Status | None = None
+
+    def __enter__(self) -> BuildProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.clear()
+
+    def show(self, found: Mapping[str, Any]) -> None:
+        if self._quiet:
+            return
+        if not sys.stderr.isatty():
+            if found["state"] != self._state:
+                click.echo(calm(f"environment: {found['state']}"), err=True)
+            self._state = found["state"]
+            return
+        text = said(found)
+        if self._status is None:
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status("")
+            self._status.start()
+        from rich.text import Text
+
+        self._status.update(Text(text[:120]))
+
+    def clear(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """One line about a build."""
+    line = " ".join(str(found.get("error") or found.get("line") or "").split())
+    return calm(f"environment {found['state']}" + (f": {line}" if line else ""))
+
+
+@contextmanager
+def running(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool) -> Iterator[None]:
+    """While the body waits for a run, show that, and how far the build of its environment is. ``asked`` is what
+    ``environments.show`` takes, None for a run that needs none."""
+    from skillyard.faces.cli.progress import working
+
+    look = None if asked is None else Look(target, asked)
+    if quiet or look is None or sys.stderr.isatty():
+        with working("running", quiet=quiet, look=None if look is None else look.line):
+            yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_tell, args=(look, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Look:
+    """Asks how far a build is, for as long as there is one."""
+
+    def __init__(self, target: Target, asked: Mapping[str, Any]) -> None:
+        self._target = target
+        self._asked = dict(asked)
+        self.over = False
+
+    def found(self) -> dict[str, Any] | None:
+        """None when nothing is built. Trouble with asking is no trouble of the run, and who may run something need not
+        be allowed to look."""
+        if self.over:
+            return None
+        try:
+            found: dict[str, Any] = self._target.call("environments.show", self._asked)["environment"]
+        except Exception:  # noqa: BLE001
+            found = {}
+        self.over = found.get("state") not in _AT_WORK
+        return None if self.over else found
+
+    def line(self) -> str:
+        found = self.found()
+        return said(found)[:120] if found is not None else ""
+
+
+def _tell(look: Look, over: threading.Event) -> None:
+    """A run that takes no time is not asked about."""
+    wait_s = _FIRST_S
+    with BuildProgress() as progress:
+        while not over.wait(wait_s) and (found := look.found()) is not None:
+            wait_s = _POLL_S
+            progress.show(found)

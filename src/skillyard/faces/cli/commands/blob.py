@@ -9,11 +9,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from skillyard.faces.cli.calls import Call, add_calls
 from skillyard.faces.cli.failures import Failure
-from skillyard.faces.cli.options import json_option, server_options
-from skillyard.faces.cli.paging import collect
+from skillyard.faces.cli.options import everyone_option, json_option, limit_option, server_options
 from skillyard.faces.cli.progress import transfer
-from skillyard.faces.cli.render import calm, emit_json, emit_table, moment, size
+from skillyard.faces.cli.render import calm, emit_json, moment, size
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
@@ -65,20 +65,24 @@ def get(blob_id: str, output: Path | None, offset: int, length: int | None, as_j
         emit_json({"blob_id": blob_id, "path": str(output), **facts})
 
 
-@blob.command("list")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
-@click.option("--all", "everyone", is_flag=True, help="Everybody's; needs the scope admin.")
-@json_option
-@server_options
-def list_(limit: int, everyone: bool, as_json: bool, where: Where) -> None:
-    """Your blobs, newest first."""
-    with where.open() as target:
-        found = collect(target, "blobs.list", "blobs", limit, {"all": True} if everyone else {})
-    if as_json:
-        emit_json(found)
-    else:
-        rows = [(b["blob_id"], size(b.get("size_bytes")), b.get("kind"), moment(b.get("created_at"))) for b in found]
-        emit_table(("id", "size", "kind", "created"), rows)
+add_calls(
+    blob,
+    {
+        "list": Call(
+            method="blobs.list",
+            help="Your blobs, newest first.",
+            options=(limit_option, everyone_option),
+            key="blobs",
+            paged=True,
+            columns={
+                "id": "blob_id",
+                "size": lambda blob: size(blob.get("size_bytes")),
+                "kind": "kind",
+                "created": lambda blob: moment(blob.get("created_at")),
+            },
+        )
+    },
+)
 
 
 @blob.command()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.domain.package.environment import SHOWN
-from skillyard.faces.cli.building import Progress, said
+from skillyard.domain.package.lock_text import BadLock, parse_lock
+from skillyard.faces.cli.calls import Call, Given, add_calls
 from skillyard.faces.cli.failures import Exit, Failure
-from skillyard.faces.cli.named_version import maybe
-from skillyard.faces.cli.options import json_option, server_options
+from skillyard.faces.cli.options import json_option, maybe, server_options
+from skillyard.faces.cli.progress import BuildProgress, said
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table, moment, size
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
 
+
+_HEADER = ("name", "digest", "state", "size", "used", "requirements")
 _POLL_S = 0.2
 _NAMED = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -40,37 +46,6 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.group()
 def environment() -> None:
     """Packages for runs: what is built, and building it ahead of the first run."""
-
-
-@environment.command("list")
-@json_option
-@server_options
-def list_(as_json: bool, where: Where) -> None:
-    """Environments: builds at work, built ones, the one used last first, and names of the settings that are not
-    built."""
-    with where.open() as target:
-        found = target.call("environments.list")
-    if as_json:
-        emit_json(found)
-        return
-    emit_table(("name", "digest", "state", "size", "used", "requirements"), _rows(found), cut=True)
-
-
-@environment.command()
-@target_options
-@json_option
-@server_options
-def show(what: str | None, packages: tuple[str, ...], is_skill: bool, as_json: bool, where: Where) -> None:
-    """What is in an environment, or how far its build is.
-
-    WHAT is a name of the settings, a digest as `environment list` shows it, or a skill as NAME or NAME@VERSION.
-    """
-    with where.open() as target:
-        found = target.call("environments.show", _asked(target, what, packages, is_skill))["environment"]
-    if as_json:
-        emit_json(found)
-    else:
-        _show(found)
 
 
 @environment.command()
@@ -95,7 +70,7 @@ def build(
         params = {**asked, "wait": False} | ({"refresh": True} if refresh else {})
         found = target.call("environments.build", params)["environment"]
         try:
-            with Progress(quiet=as_json) as progress:
+            with BuildProgress(quiet=as_json) as progress:
                 while found["state"] not in ("ready", "failed"):
                     progress.show(found)
                     time.sleep(_POLL_S)
@@ -114,24 +89,6 @@ def build(
 
 
 @environment.command()
-@target_options
-@click.option("--forget", is_flag=True, help="The versions that it was resolved to, too.")
-@json_option
-@server_options
-def remove(
-    what: str | None, packages: tuple[str, ...], is_skill: bool, forget: bool, as_json: bool, where: Where
-) -> None:
-    """Remove a built environment. The next run that needs it builds it again, with the same versions."""
-    with where.open() as target:
-        params = {**_asked(target, what, packages, is_skill), "forget": forget}
-        found = target.call("environments.remove", params)
-    if as_json:
-        emit_json(found)
-    else:
-        click.echo(calm(f"removed {found['removed']}"), err=True)
-
-
-@environment.command()
 @click.argument("what")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--skill", "is_skill", is_flag=True, help="WHAT is a skill, also where it could be a name.")
@@ -142,8 +99,6 @@ def wheels(what: str, directory: Path, is_skill: bool, as_json: bool, where: Whe
 
     With packages.wheels = DIRECTORY and packages.offline = true a server builds it without a network.
     """
-    from skillyard.faces.cli.wheels import write_wheels
-
     with where.open() as target:
         found = target.call("environments.wheels", _asked(target, what, (), is_skill))
         written = write_wheels(target, found, directory, quiet=as_json)
@@ -154,8 +109,47 @@ def wheels(what: str, directory: Path, is_skill: bool, as_json: bool, where: Whe
         click.echo(str(path))
 
 
+def _find(target: Target, given: Given) -> dict[str, Any]:
+    asked = _asked(target, given["what"], given["packages"], given["is_skill"])
+    return {**asked, "forget": True} if given.get("forget") else asked
+
+
+add_calls(
+    environment,
+    {
+        "list": Call(
+            method="environments.list",
+            help="""Environments: builds at work, built ones, the one used last first, and names of the settings that
+            are not built.""",
+            show=lambda found, _: emit_table(_HEADER, _rows(found), cut=True),
+        ),
+        "show": Call(
+            method="environments.show",
+            help="""What is in an environment, or how far its build is.
+
+            WHAT is a name of the settings, a digest as `environment list` shows it, or a skill as NAME or NAME@VERSION.
+            """,
+            options=(target_options,),
+            find=_find,
+            key="environment",
+            show=lambda found, _: _show(found),
+        ),
+        "remove": Call(
+            method="environments.remove",
+            help="Remove a built environment. The next run that needs it builds it again, with the same versions.",
+            options=(
+                target_options,
+                click.option("--forget", is_flag=True, help="The versions that it was resolved to, too."),
+            ),
+            find=_find,
+            said=lambda found, _: f"removed {found['removed']}",
+        ),
+    },
+)
+
+
 def _asked(target: Target, what: str | None, packages: tuple[str, ...], is_skill: bool) -> dict[str, Any]:
-    """What methods are told. A name of the settings or a digest goes before a skill's name."""
+    """Returns the parameters that name an environment. Its name or digest goes before a skill's name."""
     if (what is None) == (not packages):
         raise click.UsageError("Give either WHAT or --package.")
     if packages or what is None:
@@ -237,3 +231,56 @@ def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
         moment(one.get("used_at")),
         wanted,
     )
+
+
+_PIECE = 1 << 20
+
+
+def write_wheels(target: Target, found: dict[str, Any], directory: Path, *, quiet: bool) -> list[Path]:
+    """The files that are there then. Raises Failure for an archive that holds anything else."""
+    from skillyard.faces.cli.progress import transfer
+    from skillyard.stores.archives import ArchiveRefused, TarReceiver
+
+    directory.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".wheels-", dir=directory))
+    try:
+        with (staging / "archive").open("w+b") as archive:
+            with transfer("wheels", quiet=quiet) as progress:
+                target.get_blob(found["archive"], archive, progress=progress)
+            archive.seek(0)
+            unpacked = staging / "unpacked"
+            unpacked.mkdir()
+            with TarReceiver(unpacked) as receiver:
+                while piece := archive.read(_PIECE):
+                    receiver.feed(piece)
+                receiver.finish()
+        return [_moved(path, directory) for path in _checked(unpacked, str(found["lock"]))]
+    except (ArchiveRefused, BadLock) as error:
+        raise Failure(f"the server's archive of wheels is refused: {error}", code=Exit.FAILED) from None
+    finally:
+        shutil.rmtree(staging)
+
+
+def _checked(unpacked: Path, lock: str) -> list[Path]:
+    """Raises Failure."""
+    known = {digest: pin.name for pin in parse_lock(lock) for digest in pin.hashes}
+    found: dict[str, Path] = {}
+    for path in sorted(unpacked.iterdir()):
+        name = known.get(_digest(path)) if path.is_file() else None
+        if name is None or path.suffix != ".whl" or name in found:
+            raise Failure(f"{path.name} is no wheel of the lock", code=Exit.FAILED)
+        found[name] = path
+    if missing := sorted(set(known.values()) - found.keys()):
+        raise Failure(f"the archive lacks the wheels of {', '.join(missing)}", code=Exit.FAILED)
+    return list(found.values())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _moved(path: Path, directory: Path) -> Path:
+    """Readable by all: sandboxes see it as users of their own."""
+    path.chmod(0o644)
+    return path.replace(directory / path.name)

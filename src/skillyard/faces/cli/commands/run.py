@@ -1,4 +1,4 @@
-"""What ``run`` and ``exec`` share: their options, the call, and showing how it ended."""
+"""``skillyard run`` and ``exec``: what goes in, the call, and how the run ended."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.faces.cli.failures import Exit
-from skillyard.faces.cli.inputs import ARGS_HELP, BLOB_HELP, BlobInput, parse_args, parse_limits, parse_network
-from skillyard.faces.cli.options import isolation_option, json_option, network_option, server_options
+from skillyard.faces.cli.failures import Exit, Failure
+from skillyard.faces.cli.inputs import (
+    ARGS_HELP,
+    BLOB_HELP,
+    BlobInput,
+    parse_args,
+    parse_limits,
+    parse_network,
+    read_text,
+)
+from skillyard.faces.cli.options import chosen, isolation_option, json_option, network_option, server_options
+from skillyard.faces.cli.streams import read_stdin
 
 if TYPE_CHECKING:
     from skillyard.client.run import Run
@@ -70,7 +79,7 @@ def perform(
 ) -> None:
     """Upload, run, show. Ends the command with FAILED for a failed run."""
     from skillyard.client.run import Run
-    from skillyard.faces.cli.building import running
+    from skillyard.faces.cli.progress import running
 
     args, inputs = parse_args(args_text), [BlobInput.parse(text) for text in blobs]
     if mount_skills:
@@ -113,7 +122,7 @@ def _with_blobs(target: Target, args: dict[str, Any], inputs: list[BlobInput], *
 
 
 def _save(target: Target, run: Run, directory: Path, *, quiet: bool) -> list[Path]:
-    from skillyard.faces.cli.blob import fetch_into
+    from skillyard.faces.cli.commands.blob import fetch_into
 
     directory.mkdir(parents=True, exist_ok=True)
     files = {file.blob_id for file in run.files}
@@ -163,3 +172,63 @@ def _report(run: Run, saved: list[Path]) -> None:
             click.echo(calm(f"{name} {item}"), err=True)
     if run.logs_blob and len(run.logs_preview.encode()) > _FULL_PREVIEW:
         click.echo(f"whole log: skillyard runs logs {run.run_id}", err=True)
+
+
+@click.command("exec")
+@click.argument("file")
+@click.option("--entrypoint", metavar="NAME", help="The function to call.  [default: main, or the code as a script]")
+@click.option("--environment", metavar="NAME", help="A prepared set of packages, such as data.")
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="A package that the code may import, such as 'numpy>=2'; where policy admits it. Can be repeated.",
+)
+@run_options
+def exec_(
+    file: str, entrypoint: str | None, environment: str | None, packages: tuple[str, ...], **options: Any
+) -> None:
+    """Run Python source from FILE (- for standard input) in a fresh sandbox and print what it returned.
+
+    The source defines main(args), or is a script. Standard output is the returned value as JSON; logs and the summary
+    go to standard error. Files that it leaves in /workspace/out come back (--save). Ctrl-C cancels the run.
+
+    \b
+      echo 'def main(args): return {"sum": sum(args["n"])}' | skillyard exec - --args '{"n": [1, 2]}'
+    """
+    params: dict[str, Any] = {"language": "python", "code": _source(file, options)}
+    if entrypoint:
+        params["entrypoint"] = entrypoint
+    if environment:
+        params["environment"] = environment
+    if packages:
+        params["packages"] = list(packages)
+    perform("run_code", params, **options)
+
+
+def _source(file: str, options: dict[str, Any]) -> str:
+    if file != "-":
+        return read_text(Path(file))
+    if options["args_text"] == "-":
+        raise Failure("standard input is the code, so it cannot be --args too")
+    return read_stdin("code")
+
+
+@click.command()
+@click.argument("skill", metavar="NAME[@VERSION]")
+@click.option("--version", help="A version of the skill; the latest when left out.")
+@run_options
+def run(skill: str, version: str | None, **options: Any) -> None:
+    """Run an action skill in a fresh sandbox and print what it returned.
+
+    Standard output is the returned value as JSON; logs and the summary go to standard error. Ctrl-C cancels
+    the run.
+
+    \b
+      skillyard run examples.csv.summarize --blob blob=sales.csv --args '{"top": 3}' --save reports
+      skillyard run examples.csv.summarize --blob sales.csv --args '{"blob": "{blob:sales.csv}"}'
+    """
+    name, wanted = chosen(skill, version)
+    params = {"name": name} | ({"version": wanted} if wanted else {})
+    perform("execute_skill", params, **options)

@@ -1,4 +1,4 @@
-"""How the network of a run is shown: what was in force, what was reached, and what was refused."""
+"""Shows the network of a run (rules, connections, refusals) and the needs of skills (asked, granted, why not more)."""
 
 from __future__ import annotations
 
@@ -79,3 +79,47 @@ def _row(connection: Mapping[str, Any]) -> tuple[object, ...]:
 def _rules(rules: Sequence[str]) -> str:
     more = f" and {len(rules) - _SHOWN_RULES} more" if len(rules) > _SHOWN_RULES else ""
     return " ".join(rules[:_SHOWN_RULES]) + more or "nothing"
+
+
+_NEED_COLOURS = {"nothing": "yellow", "in part": "yellow"}
+_BY = {
+    "operator": "approved by",
+    "rule": "approved by the rule",
+    "directory": "approved: it lies in a directory of the operator's",
+    "built-in": "approved: it is built in",
+}
+
+
+def show_declared(view: Mapping[str, Any]) -> None:
+    """Of ``catalogue.needs``."""
+    click.echo(calm(f"{view['name']}@{view['version']}, sha256 {view['digest']}: {standing(view)}"))
+    rows = [_need(row) for row in view["needs"]]
+    if rows:
+        emit_table(("need", "asked", "granted once approved", "why not more"), rows, colours=_NEED_COLOURS)
+    else:
+        click.echo("it asks for nothing")
+
+
+def show_run_needs(needs: Mapping[str, Any]) -> None:
+    """Of a run's record."""
+    click.echo("")
+    for skill in needs["skills"]:
+        click.echo(calm(f"{skill['skill']}@{skill['version']}: {standing(skill)}"))
+    if needs["least"]:
+        click.echo(calm(f"the run got the least policy: {needs['least']}"))
+    rows = [(skill["skill"], *_need(row)) for skill in needs["skills"] for row in skill["needs"]]
+    if rows:
+        emit_table(("skill", "need", "asked", "granted", "why not more"), rows, colours=_NEED_COLOURS)
+    if needs["dropped"]:
+        click.echo(f"{needs['dropped']} more rows had no room in the record")
+
+
+def standing(of: Mapping[str, Any]) -> str:
+    """``approved by ann``."""
+    if not of["approved"]:
+        return "not approved"
+    return f"{_BY.get(of['by'], 'approved')} {of['because']}".rstrip()
+
+
+def _need(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row["need"], row["asked"], row.get("granted") or "nothing", row.get("why", "")

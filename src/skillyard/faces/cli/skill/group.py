@@ -1,4 +1,4 @@
-"""``skillyard skill``: list and show; the other commands have files of their own."""
+"""``skillyard skill``: the group, and its commands list and show."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.faces.cli.named_version import chosen
-from skillyard.faces.cli.options import json_option, server_options
-from skillyard.faces.cli.paging import collect
+from skillyard.faces.cli.calls import add_calls, collect
+from skillyard.faces.cli.options import chosen, json_option, server_options
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
-from skillyard.faces.cli.skill_diff import diff
-from skillyard.faces.cli.skill_install import install
-from skillyard.faces.cli.skill_new import new
-from skillyard.faces.cli.skill_problems import problems
-from skillyard.faces.cli.skill_publish import export, publish
-from skillyard.faces.cli.skill_review import review
-from skillyard.faces.cli.skill_test import test
-from skillyard.faces.cli.skill_trust import approvals, approve, needs, revoke
-from skillyard.faces.cli.skill_validate import validate
-from skillyard.faces.cli.skill_versions import pin, restore, show_versions, unpin, withdraw
+from skillyard.faces.cli.skill.make import new, validate
+from skillyard.faces.cli.skill.publish import export, install, publish
+from skillyard.faces.cli.skill.read import diff, problems, review
+from skillyard.faces.cli.skill.test import test
+from skillyard.faces.cli.skill.versions import CALLS, approve, show_versions
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
@@ -30,26 +24,9 @@ def skill() -> None:
     """Find skills, read them, make and check your own, publish them."""
 
 
-for command in (
-    new,
-    validate,
-    review,
-    test,
-    diff,
-    problems,
-    publish,
-    install,
-    export,
-    withdraw,
-    restore,
-    pin,
-    unpin,
-    needs,
-    approve,
-    revoke,
-    approvals,
-):
+for command in (new, validate, review, test, diff, problems, publish, install, export, approve):
     skill.add_command(command)
+add_calls(skill, CALLS)
 
 
 @skill.command("list")

@@ -1,12 +1,44 @@
-"""``skillyard verify``."""
+"""Commands about this installation: ``skillyard verify``, ``bench`` and ``version``."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import click
 
-from skillyard.faces.cli.options import data_dir_option, isolation_option
+from skillyard._version import __version__
+from skillyard.faces.cli.options import bench_options, data_dir_option, isolation_option, json_option
+
+
+@click.command()
+@bench_options
+def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
+    """Measure what a run costs here, beside a plain python3 that does the same job.
+
+    run_code in process and over HTTP, with sandboxes ready and on demand, with numpy and pandas preloaded, beside
+    python3 -I without any walls. All take turns, so that ratios hold on a noisy machine. Works in a directory of
+    its own.
+    """
+    from skillyard.bench.main import bench
+
+    if str(output) == "-":
+        output, as_json = None, True
+    bench(quick, ready, output, as_json)
+
+
+@click.command()
+@json_option
+def version(as_json: bool) -> None:
+    """The version of this program, of its Python and of the kernel."""
+    python, kernel = sys.version.split()[0], os.uname()
+    if as_json:
+        from skillyard.faces.cli.render import emit_json
+
+        emit_json({"version": __version__, "python": python, "kernel": kernel.release, "machine": kernel.machine})
+    else:
+        click.echo(f"skillyard {__version__} (Python {python}, {kernel.sysname} {kernel.release} {kernel.machine})")
 
 
 @click.command()

@@ -14,7 +14,7 @@ from skillyard.domain.errors import SkillNotFound
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import isolation_option, json_option
 from skillyard.faces.cli.render import calm, emit_json, emit_table
-from skillyard.faces.cli.skill_validate import print_findings
+from skillyard.faces.cli.skill.make import print_findings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def test(
 
 def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quiet: bool) -> Iterator[Result]:
     """Each result as it comes; meanwhile how far the build of the skill's environment is."""
-    from skillyard.faces.cli.building import running
+    from skillyard.faces.cli.progress import running
 
     skill = runner.subject.skill
     asked = {"skill": skill.name, "version": skill.version} if skill.needs.dependencies else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from skillyard.faces.cli.streams import read_stdin
 if TYPE_CHECKING:
     from skillyard.domain.principal import Scope
     from skillyard.ports.tokens import TokenInfo
+    from skillyard.stores.files.tokens import FileTokens
 
 _PROJECT = "Whose secrets its runs get, and whose names of skills it publishes."
 _USUAL = "discover,execute,run_code,blobs"
@@ -57,12 +60,11 @@ def create(
 ) -> None:
     """Make a token for NAME and print it, this once, alone on standard output."""
     from skillyard.domain.principal import Principal
-    from skillyard.faces.cli.keeping import tokens
 
     principal = Principal(name, _scopes(scopes), skills or ("*",), project)
     if value == "-":
         value = read_stdin("value").strip()
-    with tokens(data_dir) as (store, wait):
+    with _tokens(data_dir) as (store, wait):
         text = wait(store.create(principal, value))
     granted = sorted(principal.scopes)
     if as_json:
@@ -79,9 +81,7 @@ def create(
 @data_dir_option
 def list_(as_json: bool, data_dir: Path | None) -> None:
     """Who has a token, and what it lets them do."""
-    from skillyard.faces.cli.keeping import tokens
-
-    with tokens(data_dir) as (store, wait):
+    with _tokens(data_dir) as (store, wait):
         found = list(wait(store.list()))
     if as_json:
         emit_json([_view(info) for info in found])
@@ -94,12 +94,24 @@ def list_(as_json: bool, data_dir: Path | None) -> None:
 @data_dir_option
 def revoke(name: str, data_dir: Path | None) -> None:
     """End a token; a running server refuses it from then on."""
-    from skillyard.faces.cli.keeping import tokens
-
-    with tokens(data_dir) as (store, wait):
+    with _tokens(data_dir) as (store, wait):
         if not wait(store.revoke(name)):
             raise Failure(f"no token {name!r}", "`skillyard token list` shows the names")
     click.echo(f"revoked {name}", err=True)
+
+
+@contextmanager
+def _tokens(data_dir: Path | None) -> Iterator[tuple[FileTokens, Callable[[Coroutine[Any, Any, Any]], Any]]]:
+    """Yields the store, beside a server that may run on it, and what runs its coroutines to their end."""
+    import asyncio
+
+    from skillyard.client.discovery import default_data_dir
+    from skillyard.data_dir import DataDir
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.files.tokens import FileTokens
+
+    with asyncio.Runner() as runner:
+        yield FileTokens(DataDir(data_dir or default_data_dir()).tokens, SystemClock()), runner.run
 
 
 def _scopes(text: str) -> frozenset[Scope]:

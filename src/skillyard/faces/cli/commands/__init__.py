@@ -1,0 +1,1 @@
+"""The commands of ``skillyard`` but those about skills: one module for each group."""

@@ -1,0 +1,112 @@
+"""``skillyard policy``: what runs may reach, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from skillyard.faces.cli.calls import Call, Given, add_calls, params_of
+from skillyard.faces.cli.failures import Exit
+from skillyard.faces.cli.inputs import parse_network
+from skillyard.faces.cli.options import network_option
+from skillyard.faces.cli.render import calm, emit_fields, emit_table
+from skillyard.faces.cli.shown import show_explained, show_layers
+
+
+@click.group()
+def policy() -> None:
+    """What runs may reach over the network, and which rule decides."""
+
+
+def _ask(given: Given) -> dict[str, Any]:
+    if given["version"] and not given["skill"]:
+        raise click.UsageError("--version goes with --skill.")
+    params = params_of(given)
+    if given["mount_skills"]:
+        params["code"] = True
+    if given["network"]:
+        params["network"] = parse_network(given["network"])
+    return params
+
+
+def _show_explained(answer: Mapping[str, Any], _: Given) -> None:
+    show_layers(answer["layers"])
+    if answer.get("least"):
+        click.echo(calm(f"such a run gets the least policy: {answer['least']}"))
+    if answer.get("refused"):
+        click.echo(calm(f"such a run is refused: {answer['refused']}"))
+    for explained in answer["targets"]:
+        show_explained(explained)
+
+
+def _code(answer: Mapping[str, Any]) -> Exit:
+    refused = answer.get("refused") or not all(explained["allowed"] for explained in answer["targets"])
+    return Exit.FAILED if refused else Exit.OK
+
+
+def _show(answer: Mapping[str, Any], _: Given) -> None:
+    code = answer["run_code"]
+    emit_fields(
+        {
+            "rules": " ".join(answer["rules"]) or "nothing",
+            "open": "consented" if answer["open"] else "not consented",
+            "run_code": code if isinstance(code, str) else " ".join(code) or "nothing",
+            **{f"host {name}": " ".join(found) for name, found in answer["hosts"].items()},
+            **{f"limit {name}": value for name, value in answer["limits"].items()},
+            **_trust(answer.get("trust")),
+        }
+    )
+    click.echo("")
+    rows = [
+        (a["isolation"], a["egress"], "; ".join(filter(None, (a["by"], a["why"], a["mend"]))))
+        for a in answer["isolations"]
+    ]
+    emit_table(("isolation", "network", "by, or why not"), rows)
+
+
+def _trust(trust: Mapping[str, Any] | None) -> dict[str, str]:
+    if trust is None:
+        return {}
+    here = "skills in directories of the operator's, " if trust["directories"] else ""
+    return {"approved": f"{here}{', '.join(trust['approve'])}".rstrip(", ") or "no skill by rule"}
+
+
+add_calls(
+    policy,
+    {
+        "explain": Call(
+            method="policy.explain",
+            help="""Say for each TARGET, host:port, which layers and rules decide; 443 when the port is left out.
+
+            Without --skill and --code it is the operator's rules alone. Exits with 1 when a target is refused.
+
+            \b
+              skillyard policy explain api.x.com:443 10.0.0.5:5432 --skill salesforce.leads
+            """,
+            options=(
+                click.argument("targets", nargs=-1, required=True, metavar="TARGET..."),
+                click.option("--skill", metavar="NAME", help="As this skill gets it."),
+                click.option("--version", help="A version of the skill; the latest when left out."),
+                click.option("--code", is_flag=True, help="As run_code gets it."),
+                click.option(
+                    "--mount-skill", "mount_skills", metavar="NAME", multiple=True, help="With --code. May repeat."
+                ),
+                network_option("With a request that narrows to this. May repeat."),
+                click.option(
+                    "--resolve", is_flag=True, help="Look allowed names up, and judge each address (for admins)."
+                ),
+            ),
+            ask=_ask,
+            show=_show_explained,
+            ends=_code,
+        ),
+        "show": Call(
+            method="policy.show",
+            help="""What the operator lets runs reach, which skills rules approve, and which isolations can give a
+            network.""",
+            show=_show,
+        ),
+    },
+)

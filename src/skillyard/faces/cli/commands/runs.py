@@ -1,0 +1,149 @@
+"""``skillyard runs``: list, show, logs, cancel, network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skillyard.client.errors import BadReply
+from skillyard.faces.cli.calls import Call, Given, add_calls
+from skillyard.faces.cli.inputs import parse_network
+from skillyard.faces.cli.options import everyone_option, json_option, limit_option, server_options
+from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, moment
+from skillyard.faces.cli.shown import show_network, show_run_needs
+
+if TYPE_CHECKING:
+    from skillyard.faces.cli.target import Target, Where
+
+_POLL_S = 0.3
+
+
+@click.group()
+def runs() -> None:
+    """Look at runs, and cancel them."""
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@json_option
+@server_options
+def logs(run_id: str, follow: bool, as_json: bool, where: Where) -> None:
+    """What a run wrote to stdout and stderr, whole; also while it works."""
+    with where.open() as target:
+        pieces = _log_pieces(target, run_id, follow=follow)
+        if as_json:
+            emit_json({"run_id": run_id, "content": "".join(pieces)})
+            return
+        for piece in pieces:
+            emit_foreign(piece, nl=False)
+
+
+def _rules(given: Given) -> dict[str, Any]:
+    rules, nothing = given["rules"], given["nothing"]
+    if nothing and rules:
+        raise click.UsageError("--none goes with no rule.")
+    if not nothing and not rules:
+        raise click.UsageError("Give the rules, or --none for nothing; `skillyard runs show` shows what is in force.")
+    return {"run_id": given["run_id"], "network": parse_network(rules)}
+
+
+def _show(record: dict[str, Any], _: Given) -> None:
+    times = {name: moment(record.get(name)) for name in ("created_at", "started_at", "ended_at")}
+    network, needs = record.pop("network", None), record.pop("needs", None)
+    emit_fields({**record, **times})
+    if needs is not None:
+        show_run_needs(needs)
+    if network is not None:
+        show_network(network)
+
+
+def _cancelled(answer: Mapping[str, Any], given: Given) -> str:
+    said = "cancelled" if answer["cancelled"] else f"had ended before ({answer['run'].get('status')})"
+    return f"{given['run_id']} {said}"
+
+
+def _took(record: Mapping[str, Any]) -> str:
+    began, ended = record.get("started_at"), record.get("ended_at")
+    return f"{(ended - began) * 1000:.0f} ms" if began and ended else ""
+
+
+_run_id = click.argument("run_id")
+add_calls(
+    runs,
+    {
+        "list": Call(
+            method="runs.list",
+            help="Your runs, newest first.",
+            options=(
+                click.option("--status", type=click.Choice(["running", "completed", "failed"])),
+                limit_option,
+                everyone_option,
+            ),
+            key="runs",
+            paged=True,
+            columns={
+                "id": "run_id",
+                "status": "status",
+                "what": lambda record: record.get("skill") or record.get("kind"),
+                "started": lambda record: moment(record.get("created_at")),
+                "took": _took,
+                "outcome": lambda record: (record.get("error") or {}).get("type") or record.get("outcome"),
+            },
+        ),
+        "show": Call(
+            method="runs.show",
+            help="The record of one run: how it ended, what was enforced and granted, what it used.",
+            options=(_run_id,),
+            key="run",
+            show=_show,
+        ),
+        "cancel": Call(
+            method="runs.cancel",
+            help="End a run and everything it started.",
+            options=(_run_id, click.option("--reason", help="Kept in the record.")),
+            said=_cancelled,
+        ),
+        "network": Call(
+            method="runs.set_network",
+            help="""Change what a run at work may reach, and show what is then in force.
+
+            Your rules narrow what the run was granted; with the scope admin they take its place, below the operator's
+            rules. Connections that are no longer allowed are ended.
+
+            \b
+              skillyard runs network RUN_ID api.x.com:443 '!old.x.com'
+              skillyard runs show RUN_ID       what is in force, without a change
+            """,
+            options=(
+                _run_id,
+                click.argument("rules", nargs=-1, metavar="[RULE]..."),
+                click.option("--none", "nothing", is_flag=True, help="Nothing at all from here on."),
+            ),
+            ask=_rules,
+            key="run",
+            show=lambda record, _: show_network(record["network"]),
+        ),
+    },
+)
+
+
+def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
+    """The log from its start: to its present end, or with ``follow`` until the run has ended."""
+    offset = 0
+    while True:
+        page = target.call("runs.logs", {"run_id": run_id, "offset": offset})
+        if bool(page["content"]) != (page["next_offset"] > offset):
+            raise BadReply("the server's pages of the log do not follow each other")
+        if page["content"]:
+            yield page["content"]
+        if page["complete"]:
+            return
+        if page["next_offset"] == offset:
+            if not follow:
+                return
+            time.sleep(_POLL_S)
+        offset = page["next_offset"]

@@ -1,0 +1,1 @@
+"""``skillyard skill``: find, read, make, check, publish and trust skills."""
