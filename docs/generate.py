@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, TypeGuard, Union, get_args, get_origin
 
 import click
-from pydantic import BaseModel, WithJsonSchema
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from skillyard.config.settings import Settings
 from skillyard.engine.method import Method
 from skillyard.engine.table import METHODS
 from skillyard.faces.cli.main import cli
+from skillyard.sandbox.registry import choices
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py from the program itself: change that, not this. -->\n"
@@ -125,34 +127,59 @@ existing `.env`, defaults. The file is the one that `SKILLYARD_CONFIG` names, el
 environment. A name that does not exist is an error. `SKILLYARD_SECRETS_KEY` (base64 of 32 bytes) takes the place of
 the key file of the secret store; it is read from the environment only.
 """
-    rows = ["| setting | type | default |", "| --- | --- | --- |", *_settings(Settings, "")]
-    environments = """
-`environments.NAME.packages` is a list of requirements to install on first use, `environments.NAME.preload` a list of
-modules to import ahead of a run, beside those of a table; `false` for none at all ([preloading.md](preloading.md)).
-`base` (nothing) and `data` (numpy, pandas) are there without being defined.
+    parts = [NOTE, head, *_section(Settings, ""), _ENVIRONMENTS]
+    return "\n".join(parts)
+
+
+_ENVIRONMENTS = """## environments
+
+Named sets of packages that runs may ask for. `environments.NAME.packages` is a list of requirements to install on
+first use, `environments.NAME.preload` a list of modules to import ahead of a run, beside those of a table; `false` for
+none at all ([preloading.md](preloading.md)). `base` (nothing) and `data` (numpy, pandas) are always there.
 """
-    return "\n".join([NOTE, head, *rows, environments])
+_UNITS = {"_s": "seconds", "_ms": "milliseconds", "_mb": "MiB", "_bytes": "bytes"}
 
 
-def _settings(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if field.exclude or name == "environments":
-            continue
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _settings(kind, f"{prefix}{name}.")
-        else:
-            default = "per user" if name == "data_dir" else f"`{_json(field.get_default(call_default_factory=True))}`"
-            yield f"| `{prefix}{name}` | {_kind(Annotated[kind, name, *field.metadata])} | {default} |"
+def _section(model: type[BaseModel], path: str) -> Iterator[str]:
+    """The table of a section, then its parts. The settings that only this class has come before inherited ones."""
+    own, known = vars(model).get("__annotations__", {}), model.model_fields
+    fields = [(name, known[name]) for name in sorted(known, key=lambda name: name not in own)]
+    parts = [(name, field.annotation) for name, field in fields if _is_section(field.annotation)]
+    if path:
+        yield f"{'#' * (path.count('.') + 2)} {path}\n\n{_plain(model)}\n"
+    yield from ("| setting | type | default | what it does |", "| --- | --- | --- | --- |")
+    for name, field in fields:
+        if not _is_section(field.annotation) and not field.exclude and name != "environments":
+            yield _setting(model, name, field, f"{path}.{name}" if path else name)
+    yield ""
+    for name, part in parts:
+        yield from _section(part, f"{path}.{name}" if path else name)
 
 
-def _kind(kind: Any) -> str:
+def _is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _plain(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").replace("``", "`").split())
+
+
+def _setting(model: type[BaseModel], name: str, field: FieldInfo, path: str) -> str:
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    isolations = choices() if path.startswith("policy.isolation") else ()
+    kind = str(extra.get("kind") or _kind(field.annotation, isolations))
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
+    default = extra["default"] if "default" in extra else model.model_construct().model_dump(include={name})[name]
+    shown = default if default == "per user" else f"`{_json(default)}`"
+    return f"| `{path}` | {kind}{f', {unit}' if unit else ''} | {shown} | {_cell(field.description or '')} |"
+
+
+def _kind(kind: Any, words: Sequence[str] = ()) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        schemas = [note.json_schema or {} for note in arguments[1:] if isinstance(note, WithJsonSchema)]
-        return " or ".join(f"`{value}`" for schema in schemas for value in schema["enum"]) or _kind(arguments[0])
     if origin in (tuple, frozenset):
-        return f"list of {_kind(arguments[0])}"
+        return f"list of {_kind(arguments[0], words)}"
+    if words:
+        return " or ".join(f"`{word}`" for word in words)
     if origin is dict:
         return f"table of {_kind(arguments[1])}"
     if origin in (Union, UnionType):

@@ -7,7 +7,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,9 +14,9 @@ from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
 from skillyard.client.sources import Download, Upload
+from skillyard.config.sections import Sections
 from skillyard.config.settings import Settings, load_settings
 from skillyard.data_dir import DataDir
-from skillyard.domain.blob import BlobLimits
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
@@ -126,12 +125,13 @@ class Runtime(ProtocolMethods):
         settings, places, ids = self.settings, self.data_dir, SystemIds()
         database = await Database.open(places.database, durable=settings.records.durable)
         stack.push_async_callback(database.close)
-        limits = BlobLimits(settings.blobs.max_bytes, settings.blobs.owner_bytes, settings.blobs.owner_count)
-        blobs = LocalBlobs(database, places.blobs, self.clock, ids, limits=limits, sync=settings.records.durable)
+        blobs = LocalBlobs(
+            database, places.blobs, self.clock, ids, limits=settings.blobs.limits, sync=settings.records.durable
+        )
         await blobs.prepare()
         stores = await make_skill_stores(settings, places, database)
         stack.push_async_callback(stores.skills.close)
-        config = settings.engine_config()
+        config: Sections = settings
         gate = make_gate(settings, places.run)
         schemas = make_schema_pool(settings)
         stack.push_async_callback(schemas.close)
@@ -140,7 +140,8 @@ class Runtime(ProtocolMethods):
             backends = make_backends(settings, places.run, gate)
         else:
             backends = {self._backend.name: self._backend}
-            config = replace(config, isolation=self._backend.name, isolations=frozenset())
+            policy = settings.policy.changed(isolation=self._backend.name, isolations=frozenset())
+            config = settings.model_copy(update={"policy": policy})
         for backend in backends.values():
             stack.push_async_callback(backend.close)
         readers = make_secret_readers(settings.secrets)

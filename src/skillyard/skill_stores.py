@@ -23,7 +23,7 @@ class SkillStores:
 
 async def make_skill_stores(settings: Settings, places: DataDir, database: Database) -> SkillStores:
     """Loaded, and swept of what a crash left; the skills are to be closed. Raises OSError, StoreFault."""
-    publications = SqlitePublications(database, settings.skills.limits())
+    publications = SqlitePublications(database, settings.skills.limits)
     snapshots = Snapshots(places.snapshots, sync=settings.records.durable)
     bundles = LocalBundles(
         snapshots,

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.package.environment import Wanted
 from skillyard.engine.observer import ignore
 from skillyard.engine.packages.building import Building
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environments import Environments
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.environments import LocalEnvironments, store
@@ -38,7 +38,7 @@ STEPS: dict[str, tuple[Any, str]] = {
 
 
 def environments_in(directory: Path) -> Environments:
-    clock, config = SystemClock(), PackagesConfig()
+    clock, config = SystemClock(), PackagesSettings()
 
     async def no_log(owner: str, log: bytes) -> str:
         return ""

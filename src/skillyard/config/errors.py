@@ -1,4 +1,4 @@
-"""What is said of settings that are none, or cannot be read."""
+"""The errors for settings that do not exist, are not valid or cannot be read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic_settings import SettingsError
 from skillyard.domain.errors import InvalidInput, shape
 
 PREFIX = "SKILLYARD_"
-"""Of the variables that are settings."""
+"""The start of the names of variables that are settings."""
 _OF_TYPES = {"tuple_type": 'must be a list, such as ["a", "b"]', "bool_parsing": "must be true or false"}
-"""What is said in place of pydantic's words, by its types of errors: nobody writes a tuple in TOML."""
+"""Our words in place of pydantic's, by its types of errors: nobody writes a tuple in TOML."""
 
 
 def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:
-    """Raises InvalidInput for a setting of a section that is written with one underscore: it would have no effect."""
+    """Raises InvalidInput for a variable that joins section and setting by one underscore: it would have no effect."""
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         for section, field in settings.model_fields.items():
             head, _, name = variable.removeprefix(PREFIX).lower().partition(f"{section}_")
@@ -27,7 +27,7 @@ def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:
 
 
 def unread(error: SettingsError, environ: Mapping[str, str]) -> InvalidInput:
-    """For a variable that holds no JSON where a list or a table is wanted."""
+    """Returns the error for a variable that does not hold JSON where a list or a table is wanted."""
     text = getattr(error.__cause__, "doc", None)
     named = [name for name, value in environ.items() if value == text and name.startswith(PREFIX)]
     if text is None or not named:
@@ -36,6 +36,7 @@ def unread(error: SettingsError, environ: Mapping[str, str]) -> InvalidInput:
 
 
 def explained(settings: type[BaseModel], error: ValidationError) -> InvalidInput:
+    """Returns the first error that pydantic found, with the setting's name in front."""
     first = error.errors(include_input=False, include_url=False)[0]
     name = ".".join(str(part) for part in first["loc"]) or "settings"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -46,7 +47,7 @@ def explained(settings: type[BaseModel], error: ValidationError) -> InvalidInput
 
 
 def _known(model: Any, place: Sequence[str | int]) -> list[str]:
-    """The names that are settings where ``place`` is none."""
+    """Returns the names of settings in the section of ``place``."""
     for part in place[:-1]:
         names = getattr(model, "model_fields", None)
         model = names[part].annotation if names else (get_args(model) or (None,))[-1]
@@ -54,5 +55,6 @@ def _known(model: Any, place: Sequence[str | int]) -> list[str]:
 
 
 def _names(model: Any) -> list[str]:
-    fields = getattr(model, "model_fields", {})
-    return [name for name, field in fields.items() if not field.exclude]
+    fields, own = getattr(model, "model_fields", {}), getattr(model, "__annotations__", {})
+    names = [name for name, field in fields.items() if not field.exclude]
+    return sorted(names, key=lambda name: name not in own)

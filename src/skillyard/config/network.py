@@ -1,89 +1,183 @@
-"""``[network]`` of the settings: what runs may reach at all. The rules' language is :mod:`skillyard.domain.network`."""
+"""``[network]``: what runs may reach. The rules' language is :mod:`skillyard.domain.network`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from ipaddress import IPv6Network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from skillyard.config.section import Section, place, rules_of, texts_of
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.network.address import NAT64_LENGTHS, Address, parse_address
-from skillyard.domain.network.policy import NONE_WORD, is_open, parse_rules
-from skillyard.domain.network.rule import canonical_name
+from skillyard.domain.network.policy import NONE_WORD, is_open
+from skillyard.domain.network.rule import Rule, canonical_name, parse_rule
 from skillyard.domain.network.session import EgressLimits
-from skillyard.engine.config import NetworkConfig
 
-MOUNTED = "mounted"
+MOUNTED: Literal["mounted"] = "mounted"
 _USUAL = EgressLimits()
 _MOST_ADDRESSES = 64
 
 
-class NetworkLimits(BaseModel):
-    """Of one run: connections at once and in all, bytes each way in all, seconds to connect, to say the first words,
-    and without a byte either way."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    connections: int = Field(default=_USUAL.connections, ge=1, le=4096)
-    connections_total: int = Field(default=_USUAL.connections_total, ge=1)
-    sent_bytes: int = Field(default=_USUAL.sent_bytes, ge=0)
-    received_bytes: int = Field(default=_USUAL.received_bytes, ge=0)
-    connect_s: float = Field(default=_USUAL.connect_s, gt=0)
-    header_s: float = Field(default=_USUAL.header_s, gt=0)
-    idle_s: float = Field(default=_USUAL.idle_s, gt=0)
+def _rules(value: Any, info: ValidationInfo) -> tuple[Rule, ...]:
+    return rules_of(place(info), value)
 
 
-class NetworkSettings(BaseModel):
-    """``rules`` bound every run; ``open`` consents to skills and requests that ask for every host; ``run_code`` is what
-    code gets: nothing, what its mounted skills declare, or rules. ``hosts`` are addresses of names, asked before any
-    name server. ``nat64``: prefixes of IPv6 behind which a translator of yours leads to IPv4 addresses, beside the one
-    that your name servers tell of (RFC 7050). ``ca_file``: further certificates to trust where the gate speaks TLS
-    itself."""
+def _code_rules(value: Any, info: ValidationInfo) -> Literal["mounted"] | tuple[Rule, ...]:
+    if value == MOUNTED:
+        return MOUNTED
+    if isinstance(value, str) and value != NONE_WORD:
+        raise InvalidInput(place(info), f"must be '{NONE_WORD}', '{MOUNTED}' or a list of rules", shown(value))
+    return rules_of(place(info), value)
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rules: Literal["none", "open"] | tuple[str, ...] = ("*",)
-    open: bool = False
-    run_code: Literal["none", "mounted"] | tuple[str, ...] = "none"
-    hosts: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    nat64: tuple[str, ...] = ()
-    ca_file: Path | None = None
+def _hosts(value: Any, info: ValidationInfo) -> dict[str, tuple[Address, ...]]:
+    path = place(info)
+    if not isinstance(value, Mapping):
+        raise InvalidInput(path, "must be a table of names and their addresses", shown(value))
+    return {_host_name(path, name): _addresses(f"{path}.{name}", given) for name, given in value.items()}
+
+
+def _host_name(path: str, text: Any) -> str:
+    name = canonical_name(text) if isinstance(text, str) else None
+    if name is None:
+        raise InvalidInput(path, "names must be host names in ASCII, such as 'db.internal'", shown(text))
+    return name
+
+
+def _addresses(path: str, given: Any) -> tuple[Address, ...]:
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST_ADDRESSES:
+        raise InvalidInput(path, f"must be an address or a list of 1 to {_MOST_ADDRESSES}", shown(given))
+    return tuple(_address(path, text) for text in texts)
+
+
+def _address(path: str, given: Any) -> Address:
+    address = parse_address(str(given)) if isinstance(given, str | Address) else None
+    if address is None:
+        raise InvalidInput(path, "must be IPv4 or IPv6 addresses in their usual form", shown(given))
+    return address
+
+
+def _prefixes(value: Any, info: ValidationInfo) -> tuple[IPv6Network, ...]:
+    """Returns IPv6 prefixes of the lengths of RFC 6052. Raises InvalidInput."""
+    listed = isinstance(value, list | tuple) and len(value) <= _MOST_ADDRESSES
+    found = tuple(map(_prefix, value)) if listed else (None,)
+    prefixes = tuple(prefix for prefix in found if prefix is not None)
+    if len(prefixes) < len(found):
+        lengths = ", ".join(f"/{length}" for length in NAT64_LENGTHS)
+        rule = f"must be at most {_MOST_ADDRESSES} IPv6 prefixes of {lengths}, such as '2001:db8:64::/96'"
+        raise InvalidInput(place(info), rule, shown(value))
+    return prefixes
+
+
+def _prefix(given: Any) -> IPv6Network | None:
+    try:
+        prefix = IPv6Network(given) if isinstance(given, str | IPv6Network) else None
+    except ValueError:
+        return None
+    return prefix if prefix is not None and prefix.prefixlen in NAT64_LENGTHS and "%" not in str(given) else None
+
+
+Rules = Annotated[tuple[Rule, ...], PlainValidator(_rules), PlainSerializer(texts_of)]
+CodeRules = Annotated[
+    Literal["mounted"] | tuple[Rule, ...],
+    PlainValidator(_code_rules),
+    PlainSerializer(lambda value: value if value == MOUNTED else texts_of(value) or NONE_WORD),
+]
+Hosts = Annotated[
+    dict[str, tuple[Address, ...]],
+    PlainValidator(_hosts),
+    PlainSerializer(lambda hosts: {name: list(map(str, found)) for name, found in hosts.items()}),
+]
+Prefixes = Annotated[
+    tuple[IPv6Network, ...], PlainValidator(_prefixes), PlainSerializer(lambda value: list(map(str, value)))
+]
+
+
+class NetworkLimits(Section):
+    """What one run may use of the network."""
+
+    model_config = ConfigDict(title="network.limits")
+
+    connections: int = Field(default=_USUAL.connections, ge=1, le=4096, description="Connections at a time.")
+    connections_total: int = Field(default=_USUAL.connections_total, ge=1, description="Connections in all.")
+    sent_bytes: int = Field(default=_USUAL.sent_bytes, ge=0, description="Bytes that a run may send in all.")
+    received_bytes: int = Field(
+        default=_USUAL.received_bytes,
+        ge=0,
+        description="Bytes that a run may receive in all.",
+    )
+    connect_s: float = Field(
+        default=_USUAL.connect_s,
+        gt=0,
+        description="Time that a connection may take to be made.",
+    )
+    header_s: float = Field(
+        default=_USUAL.header_s,
+        gt=0,
+        description="Time that a program or a server may take for its first words.",
+    )
+    idle_s: float = Field(
+        default=_USUAL.idle_s,
+        gt=0,
+        description="Time after which a connection without a byte either way is closed. Raise it for long polls.",
+    )
+
+    @cached_property
+    def egress(self) -> EgressLimits:
+        """The limits as the gate is told them."""
+        return EgressLimits(**self.model_dump())
+
+
+class NetworkSettings(Section):
+    """What runs may reach at all."""
+
+    model_config = ConfigDict(title="network")
+
+    rules: Rules = Field(
+        default=(parse_rule("*"),),
+        description="Bound of every run, whatever its skill declares: rules, `none`, or `open`. Narrow it to the hosts "
+        "that your skills may ever need.",
+        json_schema_extra={"kind": "`none` or `open` or list of text"},
+    )
+    open: bool = Field(
+        default=False,
+        description="Consent to skills and requests that ask for every host. Without it they are refused.",
+    )
+    run_code: CodeRules = Field(
+        default=(),
+        description="What code may reach: nothing, what its mounted skills declare (`mounted`), or rules.",
+        json_schema_extra={"kind": "`none` or `mounted` or list of text"},
+    )
+    hosts: Hosts = Field(
+        default_factory=dict,
+        description="Addresses of names, asked before any name server. A name that stands here may have a private "
+        "address: name internal services so.",
+        json_schema_extra={"kind": "table of list of text"},
+    )
+    nat64: Prefixes = Field(
+        default=(),
+        description="IPv6 prefixes behind which a translator of yours leads to IPv4 addresses, beside the one that "
+        "your name servers tell of (RFC 7050).",
+        json_schema_extra={"kind": "list of text"},
+    )
+    ca_file: Path | None = Field(
+        default=None,
+        description="Further certificates to trust where the gate speaks TLS itself. Set it for internal authorities.",
+    )
     limits: NetworkLimits = NetworkLimits()
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _check_rules(cls, value: Any) -> Any:
-        parse_rules(value, "network.rules")
-        return value
-
-    @field_validator("run_code", mode="before")
-    @classmethod
-    def _check_run_code(cls, value: Any) -> Any:
-        if isinstance(value, str) and value not in (NONE_WORD, MOUNTED):
-            rule = f"must be '{NONE_WORD}', '{MOUNTED}' or a list of rules"
-            raise InvalidInput("network.run_code", rule, shown(value))
-        if value != MOUNTED:
-            parse_rules(value, "network.run_code")
-        return value
-
-    @field_validator("hosts", mode="before")
-    @classmethod
-    def _check_hosts(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise InvalidInput("network.hosts", "must be a table of names and their addresses", shown(value))
-        return {_host_name(name): _texts(f"network.hosts.{name}", given) for name, given in value.items()}
-
-    @field_validator("nat64")
-    @classmethod
-    def _check_nat64(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) > _MOST_ADDRESSES or not all(map(_is_prefix, value)):
-            lengths = ", ".join(f"/{length}" for length in NAT64_LENGTHS)
-            rule = f"must be at most {_MOST_ADDRESSES} IPv6 prefixes of {lengths}, such as '2001:db8:64::/96'"
-            raise InvalidInput("network.nat64", rule, shown(value))
-        return value
 
     @field_validator("ca_file")
     @classmethod
@@ -95,46 +189,9 @@ class NetworkSettings(BaseModel):
             raise InvalidInput("network.ca_file", f"there is no file {file}")
         return file
 
-    def config(self) -> NetworkConfig:
+    @model_validator(mode="after")
+    def _check_consent(self) -> Self:
         """Raises InvalidInput where code is given every host without consent."""
-        code = self.run_code if self.run_code == "mounted" else parse_rules(self.run_code, "network.run_code")
-        if not isinstance(code, str) and is_open(code) and not self.open:
+        if not isinstance(self.run_code, str) and is_open(self.run_code) and not self.open:
             raise InvalidInput("network.run_code", "asks for every host: that needs network.open = true as well")
-        return NetworkConfig(
-            rules=parse_rules(self.rules, "network.rules"),
-            open=self.open,
-            run_code=code,
-            nat64=tuple(map(IPv6Network, self.nat64)),
-            hosts={name: tuple(map(_address, texts)) for name, texts in self.hosts.items()},
-            limits=EgressLimits(**self.limits.model_dump()),
-        )
-
-
-def _host_name(text: Any) -> str:
-    name = canonical_name(text) if isinstance(text, str) else None
-    if name is None:
-        raise InvalidInput("network.hosts", "names must be host names in ASCII, such as 'db.internal'", shown(text))
-    return name
-
-
-def _is_prefix(text: str) -> bool:
-    try:
-        return IPv6Network(text).prefixlen in NAT64_LENGTHS and "%" not in text
-    except ValueError:
-        return False
-
-
-def _texts(field: str, given: Any) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST_ADDRESSES:
-        raise InvalidInput(field, f"must be an address or a list of 1 to {_MOST_ADDRESSES}", shown(given))
-    for text in texts:
-        if not isinstance(text, str) or parse_address(text) is None:
-            raise InvalidInput(field, "must be IPv4 or IPv6 addresses in their usual form", shown(text))
-    return tuple(texts)
-
-
-def _address(text: str) -> Address:
-    address = parse_address(text)
-    assert address is not None, "checked when it was read"
-    return address
+        return self

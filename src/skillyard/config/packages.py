@@ -1,70 +1,158 @@
-"""``[packages]`` of the settings: where packages come from, what builds may use, who may have which."""
+"""``[packages]`` and ``[environments]``: where packages come from, what builds may use, who may have which."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from skillyard.domain.errors import InvalidInput, shape
-from skillyard.domain.network.policy import is_open, parse_rules
-from skillyard.domain.network.rule import Rule
+from skillyard.config.section import Lifetime, Section, host_memory_mb, place, rules_of, texts_of
+from skillyard.domain.errors import InvalidInput, shape, shown
+from skillyard.domain.network.policy import is_open
+from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.package.names import parse_patterns
+from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.domain.work.limits import MINIMUM
-from skillyard.engine.packages.config import PYPI, PYPI_RULES, PackagesConfig, check_secret_index, index_rule
 
-MIB = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_USUAL = PackagesConfig()
+_ENVIRONMENT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_PORTS = {"https": 443, "http": 80}
+_PYPI_HOST = "pypi.org"
 PYPI_WORD = "pypi"
+PYPI = f"https://{_PYPI_HOST}/simple"
+PYPI_RULES = tuple(parse_rule(host) for host in (_PYPI_HOST, "files.pythonhosted.org"))
 
 
-class PackagesSettings(BaseModel):
-    """``index`` is a simple index (PEP 503, PEP 691): a URL, or ``pypi``. ``network`` is what builds may reach,
-    by default the index's host (and PyPI's file host for PyPI). ``secret`` names the stored secret that the
-    index wants: a token, or user:password; it stays at the gate. ``wheels`` is a directory of wheels that
-    builds see; ``offline`` builds see nothing else. ``source`` are packages to build from source; all others
-    are taken as wheels. ``memory_mb`` (by default 2048), ``disk_mb`` (6144, each at most half of the host's
-    memory) and ``timeout_s`` are a build's limits, ``at_once`` how many work at a time. ``max_bytes``,
-    ``max_age_s`` (0: ever) say when unused environments go. ``allow`` are patterns of names that anybody may
-    have, ``run_code`` of those that code and unapproved skills may have; ``!`` denies."""
+def index_rule(url: str) -> Rule:
+    """Returns the rule that allows the host of ``url`` and nothing else. Raises InvalidInput for other URLs."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    odd = not url.isascii() or not url.isprintable() or " " in url
+    if odd or not host or parts.scheme not in _PORTS or parts.query or parts.fragment:
+        rule = "must be 'pypi', or an http or https URL such as 'https://packages.example/simple'"
+        raise InvalidInput("packages.index", rule, shape(url))
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("packages.index", "must not hold credentials: store them and name them in packages.secret")
+    shown = f"[{host}]" if ":" in host else host
+    return parse_rule(f"{shown}:{port or _PORTS[parts.scheme]}", "packages.index")
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    index: str = PYPI_WORD
-    network: tuple[str, ...] | None = None
-    secret: str = ""
-    wheels: Path | None = None
-    offline: bool = False
-    source: tuple[str, ...] = ()
-    memory_mb: int | None = Field(default=None, ge=MINIMUM.memory_mb)
-    disk_mb: int | None = Field(default=None, ge=MINIMUM.disk_mb)
-    timeout_s: float = Field(default=_USUAL.timeout_s, gt=0)
-    at_once: int = Field(default=_USUAL.at_once, ge=1, le=64)
-    max_bytes: int = Field(default=_USUAL.max_bytes, ge=0)
-    max_age_s: float = Field(default=30 * 86400.0, ge=0)
-    allow: tuple[str, ...] = ("*",)
-    run_code: tuple[str, ...] = ()
+def _index_url(value: str) -> str:
+    if value in (PYPI_WORD, PYPI):
+        return PYPI
+    index_rule(value)
+    return value.rstrip("/")
+
+
+def _hosts(value: Any, info: ValidationInfo) -> tuple[Rule, ...] | None:
+    if value is None:
+        return None
+    rules = rules_of(place(info), value)
+    if is_open(rules):
+        raise InvalidInput(place(info), "must name the hosts: a build needs the index and its file hosts only")
+    return rules
+
+
+def _usual(most_mb: int) -> int:
+    """Returns ``most_mb``, or half of the host's memory where that is less."""
+    return min(most_mb, host_memory_mb() // 2)
+
+
+Hosts = Annotated[
+    tuple[Rule, ...] | None,
+    PlainValidator(_hosts),
+    PlainSerializer(lambda rules: None if rules is None else texts_of(rules)),
+]
+
+
+class PackagesSettings(Section):
+    """Where packages come from, and the limits of a build."""
+
+    model_config = ConfigDict(title="packages")
+
+    index: str = Field(
+        default=PYPI,
+        description="Index that builds ask (PEP 503, PEP 691): a URL, or `pypi`. Name your own mirror here.",
+    )
+    network: Hosts = Field(
+        default=None,
+        description="What builds may reach; by default the host of the index, and the file host of PyPI for PyPI. Set "
+        "it where an index serves its files from another host.",
+        json_schema_extra={"kind": "list of text"},
+    )
+    secret: str = Field(
+        default="",
+        description="Name of the stored secret that the index wants: a token, or `user:password`. It stays at the "
+        "gate. Needs an https index whose host is a name.",
+    )
+    wheels: Path | None = Field(default=None, description="Directory of wheels that builds see.")
+    offline: bool = Field(
+        default=False, description="Whether builds see nothing but `wheels`. Set it on hosts without an index."
+    )
+    source: tuple[str, ...] = Field(
+        default=(),
+        description="Packages that are built from source; all others are taken as wheels. A build runs the package's "
+        "own code, in a sandbox.",
+    )
+    memory_mb: int = Field(
+        default_factory=lambda: _usual(2048),
+        ge=MINIMUM.memory_mb,
+        description="Memory of a build. By default 2048, or half of the host's memory where that is less.",
+        json_schema_extra={"default": 2048},
+    )
+    disk_mb: int = Field(
+        default_factory=lambda: _usual(6144),
+        ge=MINIMUM.disk_mb,
+        description="File space of a build. By default 6144, or half of the host's memory where that is less. Raise it "
+        "for large packages.",
+        json_schema_extra={"default": 6144},
+    )
+    timeout_s: float = Field(default=900.0, gt=0, description="Time of a build.")
+    at_once: int = Field(default=2, ge=1, le=64, description="Builds that work at a time; others wait.")
+    max_bytes: int = Field(
+        default=20 << 30,
+        ge=0,
+        description="Bytes of all environments; those that were used longest ago go first.",
+    )
+    max_age_s: Lifetime = Field(
+        default=30 * 86400.0, description="Time after which an unused environment goes; 0 keeps it for ever."
+    )
+    allow: tuple[str, ...] = Field(
+        default=("*",), description="Patterns of names of the packages that anybody may have; `!` denies."
+    )
+    run_code: tuple[str, ...] = Field(
+        default=(),
+        description="Patterns of names of the packages that code and unapproved skills may ask for; `!` denies.",
+    )
+
+    @property
+    def reach(self) -> tuple[Rule, ...]:
+        """The rules of what builds may reach."""
+        if self.network is not None:
+            return self.network
+        return PYPI_RULES if self.index == PYPI else (index_rule(self.index),)
 
     @field_validator("index")
     @classmethod
     def _check_index(cls, value: str) -> str:
-        if value != PYPI_WORD:
-            index_rule(value)
-        return value.rstrip("/")
-
-    @field_validator("network", mode="before")
-    @classmethod
-    def _check_network(cls, value: Any) -> Any:
-        if value is not None and is_open(parse_rules(value, "packages.network")):
-            raise InvalidInput(
-                "packages.network", "must name the hosts: a build needs the index and its file hosts only"
-            )
-        return value
+        return _index_url(value)
 
     @field_validator("secret")
     @classmethod
@@ -94,30 +182,59 @@ class PackagesSettings(BaseModel):
     @field_validator("allow", "run_code")
     @classmethod
     def _check_patterns(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        return parse_patterns(value, f"packages.{info.field_name}")
+        return parse_patterns(value, place(info))
 
-    def config(self) -> PackagesConfig:
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
         """Raises InvalidInput for ``offline`` without wheels, and for a secret that the gate could not deliver."""
         if self.offline and self.wheels is None:
             raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
-        if self.secret:
-            check_secret_index(self._index_url())
-        half_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB // 2
-        given = self.model_dump(exclude={"index", "network", "max_age_s", "memory_mb", "disk_mb"})
-        return PackagesConfig(
-            **given,
-            index=self._index_url(),
-            network=self._rules(),
-            max_age_s=self.max_age_s or None,
-            memory_mb=self.memory_mb or min(_USUAL.memory_mb, half_mb),
-            disk_mb=self.disk_mb or min(_USUAL.disk_mb, half_mb),
-        )
+        # Credentials go to a named host by TLS alone.
+        if self.secret and not (self.index.startswith("https://") and index_rule(self.index).network is None):
+            raise InvalidInput("packages.secret", "needs an index with an https URL whose host is a name")
+        return self
 
-    def _rules(self) -> tuple[Rule, ...]:
-        if self.network is not None:
-            return parse_rules(self.network, "packages.network")
-        url = self._index_url()
-        return PYPI_RULES if url == PYPI else (index_rule(url),)
 
-    def _index_url(self) -> str:
-        return PYPI if self.index == PYPI_WORD else self.index
+class EnvironmentSettings(Section):
+    """A set of packages under a name, which runs may ask for. ``preload`` is None for the modules of the table
+    (:mod:`skillyard.engine.packages.curated`) alone, and empty for none at all."""
+
+    model_config = ConfigDict(title="environments")
+
+    packages: tuple[str, ...] = Field(default=(), description="Requirements to install, such as `numpy>=2,<3`.")
+    preload: Annotated[tuple[str, ...] | None, BeforeValidator(lambda value: () if value is False else value)] = Field(
+        default=None, description="Modules to import ahead, beside those of a table; `false` for none at all."
+    )
+
+    @field_validator("packages")
+    @classmethod
+    def _check_packages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not is_requirement(text):
+                rule = "must be requirements such as 'numpy>=2,<3'; no URLs, paths or options"
+                raise InvalidInput("environments.packages", rule, shown(text))
+        return value
+
+    @field_validator("preload")
+    @classmethod
+    def _check_preload(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Refuses ``x.__main__`` and the like, whose import would run them."""
+        for name in value or ():
+            if not all(part.isidentifier() and not part.startswith("__") for part in name.split(".")):
+                raise InvalidInput("environments.preload", "must be false or names of modules, such as 'a.b'", name)
+        return value
+
+
+BUNDLED: Mapping[str, EnvironmentSettings] = {
+    "base": EnvironmentSettings(),
+    "data": EnvironmentSettings(packages=("numpy", "pandas")),
+}
+
+
+def with_bundled(given: Mapping[str, EnvironmentSettings]) -> dict[str, EnvironmentSettings]:
+    """Returns the bundled environments and the operator's, which may redefine them. Raises InvalidInput."""
+    for name in given:
+        if _ENVIRONMENT_NAME.fullmatch(name) is None:
+            rule = "must be lowercase letters, digits, dots, hyphens and underscores: runs name it so"
+            raise InvalidInput("environments", rule, shown(name))
+    return {**BUNDLED, **given}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
+from skillyard.config.sections import Sections
 from skillyard.engine.blobs.service import BlobService
-from skillyard.engine.config import EngineConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.method import Locator
 from skillyard.engine.observer import Observer, ignore
@@ -21,19 +21,19 @@ class App:
     def __init__(
         self,
         ports: Ports,
-        config: EngineConfig | None = None,
+        config: Sections | None = None,
         emit: Observer = ignore,
         builder: Builder | None = None,
     ) -> None:
         """``builder`` makes environments; in sandboxes when there is none."""
-        self.config = config or EngineConfig()
+        self.config = config or Sections()
         self.engine = Engine(ports, self.config, emit, builder)
         self.runs = self.skills = self.packages = self.network = self.secrets = self.engine
         self.blobs = BlobService(
             ports.blobs,
             self.engine.large_reads,
-            ttl_s=self.config.blob_ttl_s,
-            json_bytes=self.config.json_blob_bytes,
+            ttl_s=self.config.blobs.ttl_s,
+            json_bytes=self.config.blobs.json_bytes,
         )
         self._services: dict[type[Any], object] = {Locator: self.engine, BlobService: self.blobs}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
+from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
 from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection
-from skillyard.engine.config import EngineConfig
 from skillyard.ports.sandbox import Backend
 
 
@@ -41,15 +41,15 @@ class Offer:
 class Backends:
     """Each backend by its name. One is probed when it is first needed, and once."""
 
-    def __init__(self, backends: Mapping[str, Backend], config: EngineConfig) -> None:
+    def __init__(self, backends: Mapping[str, Backend], policy: PolicySettings) -> None:
         """Raises InvalidInput when policy names an isolation that has no backend."""
         self._backends = dict(backends)
         self._ranked = _ranked(backends.values())
-        self._config = config
+        self._policy = policy
         self._offers: dict[str, Offer] = {}
         self._probing = asyncio.Lock()
         self._default: Offer | None = None
-        for name in (config.isolation, *config.isolations):
+        for name in (policy.isolation, *policy.isolations):
             if name != AUTO and name not in backends:
                 raise InvalidInput("policy.isolation", f"there is no backend '{name}'")
 
@@ -64,7 +64,7 @@ class Backends:
     @property
     def passed_over(self) -> list[Offer]:
         """The stronger isolations that ``auto`` did not take, each with its refusal."""
-        if self._config.isolation != AUTO or self._default is None or self._default.refusal is not None:
+        if self._policy.isolation != AUTO or self._default is None or self._default.refusal is not None:
             return []
         names = [backend.name for backend in self._ranked]
         stronger = names[: names.index(self._default.name)]
@@ -83,13 +83,13 @@ class Backends:
     @property
     def choices(self) -> frozenset[str]:
         """What a run may name."""
-        config = self._config
-        return config.isolations | {config.isolation} | ({self._default.name} if self._default else frozenset())
+        policy = self._policy
+        return policy.isolations | {policy.isolation} | ({self._default.name} if self._default else frozenset())
 
     async def start(self) -> None:
         """Probe for the default isolation, afresh. Raises SandboxFault."""
         self._offers.clear()
-        self._default = await self._resolve(self._config.isolation)
+        self._default = await self._resolve(self._policy.isolation)
 
     async def choose(self, asked: str | None = None) -> Offer:
         """What a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
@@ -111,10 +111,10 @@ class Backends:
 
     def admit(self, backend: Backend, probe: Probe) -> Offer:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
-        config = self._config
-        demand = Demand(config.kernel_only, config.allow_degraded | backend.nature.without)
+        policy = self._policy
+        demand = Demand(policy.kernel_only, policy.allow_degraded | backend.nature.without)
         offer = self._offers[backend.name] = Offer(backend, probe, demand)
-        if backend.name == config.isolation:
+        if backend.name == policy.isolation:
             self._default = offer
         return offer
 

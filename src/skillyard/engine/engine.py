@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.config.sections import Sections
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine import recovery
 from skillyard.engine.backends import Backends
-from skillyard.engine.config import EngineConfig, frame_limits
 from skillyard.engine.network import live
 from skillyard.engine.observer import Observer, RunEnded, RunQueued, RunRefused, ignore
 from skillyard.engine.packages.ahead import Ahead
@@ -78,7 +79,7 @@ class Engine:
     def __init__(
         self,
         ports: Ports,
-        config: EngineConfig | None = None,
+        config: Sections | None = None,
         emit: Observer = ignore,
         builder: Builder | None = None,
     ) -> None:
@@ -92,10 +93,11 @@ class Engine:
         self.ids = ports.ids
         self.gate = ports.gate
         self.tasks = Tasks()
-        self.config = config or EngineConfig()
-        self.backends = Backends(ports.backends, self.config)
+        self.config = config or Sections()
+        self.backends = Backends(ports.backends, self.config.policy)
         self.emit = emit
-        self.frame_limits = frame_limits(self.config)
+        self.frame_limits = self.config.blobs.frames
+        self.cursor_key = os.urandom(32)
         self.active: dict[str, ActiveRun] = {}
         self.admission = Admission(self.config.admission)
         total = self.config.admission.request_bytes
@@ -106,7 +108,7 @@ class Engine:
         self.diffs = Diffs()
         self.schemas = ports.schemas
         self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
-        self.ahead = Ahead(emit, enabled=self.config.preload)
+        self.ahead = Ahead(emit, enabled=self.config.native.preloads)
         self.environments = make_environments(self, ports.environments, builder)
         self._keys = Keys(ports.records)
         self._background = Tasks()
@@ -129,7 +131,7 @@ class Engine:
         if offer is None or offer.refusal is not None:
             return
         environment = await self.environments.get(DEFAULT_ENVIRONMENT)
-        await offer.backend.prepare(make_spec(offer, self.config.limits.defaults, environment.ref))
+        await offer.backend.prepare(make_spec(offer, self.config.limits.family.defaults, environment.ref))
 
     async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
         """One run from request to Run object. Cancelling the caller ends it, unless it is detached.

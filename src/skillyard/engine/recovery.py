@@ -73,16 +73,16 @@ def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
 
 async def sweep(engine: Engine, *, expire: bool = True) -> Swept:
     """Remove sandboxes that no run of ours has; with ``expire``, expired blobs and old records too."""
-    now, ttl = engine.clock.now(), engine.config.record_ttl_s
+    now, ttl = engine.clock.now(), engine.config.records.ttl_s
     strays = await _destroy_strays(engine)
-    most = engine.config.owner_records
+    most = engine.config.records.owner_count
     records = await engine.records.trim(most) if most is not None else 0
     if not expire:
         return Swept(0, records, strays)
     blobs = await engine.blobs.sweep()
     records += await engine.records.sweep(now - ttl) if ttl is not None else 0
-    if engine.config.secret_audit_ttl_s is not None:
-        await engine.secret_book.audit.sweep(now - engine.config.secret_audit_ttl_s)
+    if engine.config.secrets.audit_ttl_s is not None:
+        await engine.secret_book.audit.sweep(now - engine.config.secrets.audit_ttl_s)
     environments = await engine.environments.evict(await environments_in_use(engine))
     return Swept(blobs, records, strays, environments)
 

@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
+from skillyard.config.admission import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput
-from skillyard.engine.config import AdmissionConfig
 
 _SMOOTHING = 0.2
 _FIRST_GUESS_S = 0.1
@@ -113,8 +113,10 @@ class Tenants:
 class Admission:
     """Lives on one event loop. Each :meth:`enter` that returns is matched by one :meth:`leave`."""
 
-    def __init__(self, config: AdmissionConfig) -> None:
-        self._config = config
+    def __init__(self, settings: AdmissionSettings, memory_mb: int | None = None) -> None:
+        """``memory_mb`` is the most that may be reserved together; by default that of the settings."""
+        self._settings = settings
+        self._memory_mb = settings.memory_mb if memory_mb is None else memory_mb
         self._tenants = Tenants()
         self._turns: OrderedDict[str, Tenant] = OrderedDict()
         self.running = 0
@@ -165,27 +167,25 @@ class Admission:
             raise _closing()
 
     def _refuse_hopeless(self, memory_mb: int) -> None:
-        budget = self._config.memory_mb
-        if budget is not None and memory_mb > budget:
-            rule = f"memory_mb and disk_mb together must be at most {budget} on this host"
-            raise InvalidInput("limits", rule, str(memory_mb), maximum=budget)
+        if memory_mb > self._memory_mb:
+            rule = f"memory_mb and disk_mb together must be at most {self._memory_mb} on this host"
+            raise InvalidInput("limits", rule, str(memory_mb), maximum=self._memory_mb)
 
     def _fits(self, memory_mb: int) -> bool:
-        budget = self._config.memory_mb
-        return self.running < self._config.running and (budget is None or self.reserved_mb + memory_mb <= budget)
+        return self.running < self._settings.running and self.reserved_mb + memory_mb <= self._memory_mb
 
     def _has_share(self, tenant: Tenant, memory_mb: int) -> bool:
         """Who holds nothing has a share of whatever is free."""
         if not tenant.held:
             return True
-        budget = self._config.memory_mb
-        return self._leaves_enough(tenant.held + 1, self._config.running - self.running - 1) and (
-            budget is None or self._leaves_enough(tenant.reserved_mb + memory_mb, budget - self.reserved_mb - memory_mb)
+        left_mb = self._memory_mb - self.reserved_mb - memory_mb
+        return self._leaves_enough(tenant.held + 1, self._settings.running - self.running - 1) and self._leaves_enough(
+            tenant.reserved_mb + memory_mb, left_mb
         )
 
     def _leaves_enough(self, held: int, free: int) -> bool:
         """Whether what is left free is at least ``reserve`` of it and of what this principal holds."""
-        return held * self._config.reserve <= free * (1 - self._config.reserve)
+        return held * self._settings.reserve <= free * (1 - self._settings.reserve)
 
     def _take(self, tenant: Tenant, memory_mb: int) -> Place:
         self.running += 1
@@ -193,10 +193,10 @@ class Admission:
         return tenant.take(memory_mb, _now())
 
     async def _wait(self, tenant: Tenant, memory_mb: int) -> Place:
-        queued, config = len(tenant.queue), self._config
-        room = config.queued - self.waiting
+        queued, settings = len(tenant.queue), self._settings
+        room = settings.queued - self.waiting
         crowds = queued > 0 and not self._leaves_enough(queued + 1, room - 1)
-        if room < 1 or queued >= config.queued_each or crowds:
+        if room < 1 or queued >= settings.queued_each or crowds:
             after_ms = self._tenants.retry_after_ms(tenant, _now())
             self._tenants.tidy(tenant)
             raise Busy("too many runs at once; come again later", retry_after_ms=after_ms)

@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from skillyard.config.settings import EnvironmentSettings
+from skillyard.config.packages import EnvironmentSettings
 from skillyard.runtime import Runtime
 from skillyard.stores.skills.snapshots import remove_tree
 from skillyard.verify.outside import Outside, opened, outside

@@ -33,11 +33,8 @@ class Outside:
 
 def opened(network: NetworkSettings) -> NetworkSettings:
     """The user's settings, with the battery's own names beside."""
-    rules = network.rules
-    if isinstance(rules, str):
-        rules = ("*",) if rules == "open" else ()
-    hosts = {**network.hosts, ALLOWED: ("127.0.0.1",), OTHER: ("127.0.0.1",)}
-    return network.model_copy(update={"rules": (*rules, f"*.{DOMAIN}:*"), "hosts": hosts})
+    hosts = {**network.hosts, ALLOWED: "127.0.0.1", OTHER: "127.0.0.1"}
+    return network.changed(rules=(*network.rules, f"*.{DOMAIN}:*"), hosts=hosts)
 
 
 @asynccontextmanager

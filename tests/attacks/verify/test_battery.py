@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.config.settings import Isolation, load_settings
+from skillyard.config.settings import load_settings
 from skillyard.domain.sandbox.guarantees import PROTECTIONS
 from skillyard.sandbox.registry import nature
 from skillyard.verify.attack import FAILURES, Attack, Verdict
@@ -52,7 +52,7 @@ def _told(findings: list[Finding]) -> list[str]:
     return [f"{f.attack.name}: {f.judgement.verdict}: {f.judgement.why}" for f in findings]
 
 
-async def fought(isolation: Isolation, place: Path, attacks: Sequence[Attack]) -> set[str]:
+async def fought(isolation: str, place: Path, attacks: Sequence[Attack]) -> set[str]:
     """Nothing fails; the names of those that do not apply."""
     with planted() as canaries:
         settings = load_settings(data_dir=place / "unused", policy={"isolation": isolation})

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from skillyard.config.packages import EnvironmentSettings
 from skillyard.domain.package.environment import Wanted
-from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages.environment import Environment
 from skillyard.engine.packages.environments import Environments
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from tests.unit.engine.conftest import Rig
 
 MINE = {
-    "mine": EnvironmentDefinition(("a-pkg", "b"), ("b",)),
-    "base": EnvironmentDefinition(),
-    "same": EnvironmentDefinition(("b>=1", "a-pkg")),
+    "mine": EnvironmentSettings(packages=("a-pkg", "b"), preload=("b",)),
+    "base": EnvironmentSettings(),
+    "same": EnvironmentSettings(packages=("b>=1", "a-pkg")),
 }
 
 

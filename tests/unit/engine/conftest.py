@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.network import NetworkSettings
+from skillyard.config.policy import PolicySettings
+from skillyard.config.section import Section
+from skillyard.config.sections import Sections
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.secret.entry import Secret
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.app import App
-from skillyard.engine.config import EngineConfig, NetworkConfig
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.observer import Event
 from skillyard.engine.packages.environments import Environments
@@ -112,16 +115,21 @@ class Rig:
         gate = self.gate = FakeGate()
         self.backend.abilities = {"egress": Protection(Level.KERNEL, by="a fake")}
         self.extra["probe"] = replace(self.extra["probe"], abilities=self.backend.abilities)
-        self.configure(network=NetworkConfig(**network))
+        self.configure(network=NetworkSettings(**network))
         return gate
 
     def configure(self, **changes: Any) -> None:
-        """Another engine over the same stores."""
-        self.app = make_app(self, replace(self.app.config, **changes))
+        """Another engine over the same stores. A change is a value, a section, or a mapping of a section's changes."""
+        given = {name: self._changed(name, change) for name, change in changes.items()}
+        self.app = make_app(self, self.app.config.model_copy(update=given))
         self.engine.backends.admit(self.backend, self.extra["probe"])
 
+    def _changed(self, name: str, change: Any) -> Any:
+        section = getattr(self.app.config, name)
+        return section.changed(**change) if isinstance(section, Section) and isinstance(change, dict) else change
 
-def make_app(rig: Rig, config: EngineConfig) -> App:
+
+def make_app(rig: Rig, config: Sections) -> App:
     ports = Ports(
         backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
         blobs=rig.extra["blobs"],
@@ -147,7 +155,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     clock, events = ManualClock(), []  # type: ignore[var-annotated]
     blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
     await blobs.prepare()
-    config = EngineConfig(isolation=FakeBackend.name)
+    config = Sections(policy=PolicySettings(isolation=FakeBackend.name))
     rig = Rig(
         app=None,  # type: ignore[arg-type]
         backend=FakeBackend(),

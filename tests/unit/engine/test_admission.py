@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from skillyard.config.admission import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput
-from skillyard.engine.config import AdmissionConfig
 from skillyard.engine.shares import Admission, Place
 
 pytestmark = pytest.mark.anyio
@@ -19,9 +19,10 @@ async def settle() -> None:
 
 
 def admission(
-    running: int = 1, queued: int = 100, each: int = 100, memory_mb: int | None = None, reserve: float = 0.25
+    running: int = 1, queued: int = 100, each: int = 100, memory_mb: int = 1 << 30, reserve: float = 0.25
 ) -> Admission:
-    return Admission(AdmissionConfig(running, queued, each, memory_mb, reserve))
+    settings = AdmissionSettings(running=running, queued=queued, queued_each=each, reserve=reserve)
+    return Admission(settings, memory_mb)
 
 
 async def hold(gate: Admission, principal: str, most: int = 1000) -> list[Place]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
+from skillyard.config.policy import PolicySettings
+from skillyard.config.sections import Sections
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
-from skillyard.engine.config import EngineConfig, EnvironmentDefinition
 from skillyard.engine.observer import ModulesAhead
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.curated import CURATED, curated, is_read
 from skillyard.gate.client import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
@@ -22,11 +24,11 @@ from tests.unit.engine.fakes import FakeBackend, a_skill, result
 pytestmark = pytest.mark.anyio
 
 ENVIRONMENTS = {
-    "base": EnvironmentDefinition(),
-    "num": EnvironmentDefinition(("numpy", "tqdm")),
-    "more": EnvironmentDefinition(("numpy", "tqdm"), ("tqdm",)),
-    "off": EnvironmentDefinition(("numpy", "tqdm"), ()),
-    "plain": EnvironmentDefinition((), ("ssl",)),
+    "base": EnvironmentSettings(),
+    "num": EnvironmentSettings(packages=("numpy", "tqdm")),
+    "more": EnvironmentSettings(packages=("numpy", "tqdm"), preload=("tqdm",)),
+    "off": EnvironmentSettings(packages=("numpy", "tqdm"), preload=()),
+    "plain": EnvironmentSettings(packages=(), preload=("ssl",)),
 }
 
 
@@ -37,9 +39,12 @@ async def warm(rig: Rig) -> Rig:
     return rig
 
 
-async def _remake(rig: Rig, **more: Any) -> None:
-    config = EngineConfig(
-        isolation=FakeBackend.name, environments=ENVIRONMENTS, packages=PackagesConfig(run_code=("*",)), **more
+async def _remake(rig: Rig, *, separate: bool = False, **more: Any) -> None:
+    config = Sections(
+        policy=PolicySettings(isolation=FakeBackend.name, separate_principals=separate),
+        environments=ENVIRONMENTS,
+        packages=PackagesSettings(run_code=("*",)),
+        **more,
     )
     rig.app = make_app(rig, config)
     rig.backend.script = playing(result({}))
@@ -108,7 +113,7 @@ async def test_packages_of_an_approved_skill(
 
 async def test_the_operator_can_have_none_of_it(warm: Rig) -> None:
     await warm.engine.close()
-    await _remake(warm, preload=False)
+    await _remake(warm, native=NativeSettings(preload_mb=0))
     assert await ran_with(warm, environment="more") == [(), ()]
 
 
@@ -139,7 +144,7 @@ async def test_a_backend_that_makes_nothing_ready_imports_what_the_operator_name
 
 async def test_principals_that_are_kept_apart_have_interpreters_of_their_own(warm: Rig) -> None:
     await warm.engine.close()
-    await _remake(warm, separate_principals=True)
+    await _remake(warm, separate=True)
     for name in ("a", "b"):
         warm.principal = Principal(name)
         assert await ran_with(warm, environment="num") == [(), ("numpy",)]

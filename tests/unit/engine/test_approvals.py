@@ -11,7 +11,6 @@ import pytest
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Scope
 from skillyard.domain.skill.approval import Approval
-from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.observer import ApprovalChanged
 from tests.bundles import skill_files, tar
 from tests.unit.engine.conftest import Rig
@@ -123,7 +122,7 @@ async def test_another_version_is_another_approval(yard: Publisher) -> None:
 
 async def test_bytes_that_changed_since_they_were_looked_at(yard: Publisher) -> None:
     """A directory may change between the look and the word."""
-    yard.rig.configure(trust=Trust(directories=False))
+    yard.rig.configure(trust={"directories": False})
     _on_disk(yard, "1.0.0", "")
     seen = await yard.call("needs", ROOT, name=NAME)
     _on_disk(yard, "1.0.0", ASKS)
@@ -174,7 +173,7 @@ async def test_a_restored_version_has_to_be_approved_again(yard: Publisher) -> N
 
 
 async def test_what_is_approved_by_a_rule_stays_so(yard: Publisher) -> None:
-    yard.rig.configure(trust=Trust(approve=(TrustRule.parse("acme.* <2"),)))
+    yard.rig.configure(trust={"approve": ["acme.* <2"]})
     await yard.publish(bundle(more='[permissions]\nsecrets = ["KEY"]'))
     assert await status(yard) == "completed"
     told = await yard.call("revoke", ROOT, name=NAME)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.skill.skill import Needs, Skill
-from skillyard.engine.config import EnvironmentDefinition
-from skillyard.engine.packages.config import PackagesConfig
 from tests.unit.engine.building import until
 from tests.unit.engine.conftest import CODE, Rig
 from tests.unit.engine.fake_builder import VERSION
@@ -57,7 +56,7 @@ async def test_another_mounted_skill_changes_nothing_of_them(rig: Rig) -> None:
 
 async def test_they_are_chosen_by_the_skill_alone_when_others_come_first(rig: Rig) -> None:
     """Else a caller's requirements would choose what every later run of the skill gets."""
-    rig.configure(packages=PackagesConfig(run_code=("*",)))
+    rig.configure(packages=PackagesSettings(run_code=("*",)))
     await approved(rig, "acme.asks", "numpy")
     run = await coded(rig, mount_skills=["acme.asks"], packages=["numpy==0.1"])
     assert run["error"]["type"] == "SandboxError"
@@ -72,13 +71,13 @@ async def test_they_are_chosen_by_the_skill_alone_when_others_come_first(rig: Ri
 
 
 async def test_another_environment_changes_nothing_of_them(rig: Rig) -> None:
-    rig.configure(environments={"base": EnvironmentDefinition(), "data": EnvironmentDefinition(("pandas",))})
+    rig.configure(environments={"base": EnvironmentSettings(), "data": EnvironmentSettings(packages=("pandas",))})
     await approved(rig, "acme.asks", "numpy")
     await executed(rig)
     rig.builder.version = NEWER
     run = await coded(rig, mount_skills=["acme.asks"], environment="data")
     assert await given(rig, run) == {"numpy": VERSION, "pandas": NEWER}
-    rig.configure(environments={"base": EnvironmentDefinition(("pandas",))})
+    rig.configure(environments={"base": EnvironmentSettings(packages=("pandas",))})
     assert (await given(rig, await executed(rig)))["numpy"] == VERSION, "the operator gave it another environment"
 
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.domain.skill.trust import Trust, parse_trust_rules
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages.asked import why_refused
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.runs.request import RunRequest, from_params
 from tests.unit.engine.conftest import CODE, Rig
 from tests.unit.engine.fake_builder import VERSION
@@ -80,14 +78,14 @@ def test_packages_decide_what_runs() -> None:
 
 
 def test_patterns_say_which_code_may_have() -> None:
-    config = PackagesConfig(allow=("*", "!evil"), run_code=("scikit-*", "numpy", "evil", "!scikit-bad"))
+    config = PackagesSettings(allow=("*", "!evil"), run_code=("scikit-*", "numpy", "evil", "!scikit-bad"))
     assert why_refused(["numpy>=2", "Scikit_Learn[x]==1"], config) == ""
     assert why_refused(["numpy", "Torch>1"], config) == (
         "code asks for 'torch', and packages.run_code does not admit that"
     )
     assert "'scikit-bad'" in why_refused(["scikit.bad"], config)
     assert why_refused(["evil"], config) == "packages.allow admits no package 'evil'"
-    assert "packages.run_code" in why_refused(["numpy"], PackagesConfig())
+    assert "packages.run_code" in why_refused(["numpy"], PackagesSettings())
 
 
 @pytest.mark.anyio
@@ -115,17 +113,17 @@ async def test_what_is_denied_cannot_be_drawn_in_by_what_is_not(rig: Rig) -> Non
         run = await rig.call(method, **(params or code))
         return str(run["error"]["message"]) if "error" in run else ""
 
-    rig.configure(packages=PackagesConfig(run_code=("*", "!torch")))
+    rig.configure(packages=PackagesSettings(run_code=("*", "!torch")))
     denied = "what is asked for requires 'torch', which packages.{} denies"
     assert denied.format("run_code") in await refused()
     assert denied.format("run_code") in await refused("execute_skill", name="acme.learns")
     await approve(rig, asked)
     assert await refused("execute_skill", name="acme.learns") == ""
-    rig.configure(packages=PackagesConfig(allow=("*", "!torch"), run_code=("learns",)))
+    rig.configure(packages=PackagesSettings(allow=("*", "!torch"), run_code=("learns",)))
     assert denied.format("allow") in await refused()
     assert denied.format("allow") in await refused("execute_skill", name="acme.learns")
-    named = {"base": EnvironmentDefinition(("torch",))}
-    rig.configure(packages=PackagesConfig(allow=("*", "!torch"), run_code=("learns",)), environments=named)
+    named = {"base": EnvironmentSettings(packages=("torch",))}
+    rig.configure(packages=PackagesSettings(allow=("*", "!torch"), run_code=("learns",)), environments=named)
     await rig.engine.environments.get("base")
     assert await refused() == "", "the operator gives it to everybody"
 
@@ -135,7 +133,7 @@ async def test_what_is_denied_cannot_be_drawn_in_by_what_is_not(rig: Rig) -> Non
 async def test_what_is_revoked_while_packages_are_built_is_revoked(
     rig: Rig, asks: tuple[str, ...], environment: str
 ) -> None:
-    rig.configure(environments={"base": EnvironmentDefinition(), "named": EnvironmentDefinition(("numpy",))})
+    rig.configure(environments={"base": EnvironmentSettings(), "named": EnvironmentSettings(packages=("numpy",))})
     rig.secrets.values = {"KEY": "value"}
     needs = Needs(dependencies=asks, secrets=(SecretNeed("KEY"),))
     asked = published("acme.slow", needs, environment=environment)
@@ -188,7 +186,7 @@ async def test_an_approval_is_of_the_packages_that_the_requirements_became(rig: 
 @pytest.mark.anyio
 async def test_what_is_approved_by_a_rule_is_approved_with_whatever_it_becomes(rig: Rig) -> None:
     rig.secrets.values = {"KEY": "value-value"}
-    rig.configure(trust=Trust(approve=parse_trust_rules(["acme.*"])))
+    rig.configure(trust={"approve": ["acme.*"]})
     rig.skills.add(_needing("acme.asks"))
     assert (await rig.call("execute_skill", name="acme.asks"))["status"] == "completed"
     rig.builder.version = "6.6.6"

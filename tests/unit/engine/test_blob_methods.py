@@ -48,7 +48,7 @@ async def test_empty_content_is_allowed(rig: Rig) -> None:
 
 
 async def test_too_large_for_json_leaves_nothing(rig: Rig) -> None:
-    rig.configure(json_blob_bytes=10)
+    rig.configure(blobs={"json_bytes": 10})
     with pytest.raises(QuotaExceeded) as caught:
         await rig.call("create_blob", content="x" * 11, kind="text/plain")
     assert caught.value.code == -32602

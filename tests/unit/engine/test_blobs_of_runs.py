@@ -131,7 +131,7 @@ async def test_too_many_open_blobs_end_the_run(rig: Rig) -> None:
 
 
 async def test_too_many_blobs_end_the_run(rig: Rig) -> None:
-    rig.configure(run_blobs=2)
+    rig.configure(blobs={"per_run": 2})
     run = await rig.run(playing(*(blob(n, "text/plain", b"x") for n in (1, 2, 3)), result({})))
     assert run["status"] == "failed"
     assert len(run["output_blobs"]) == 2

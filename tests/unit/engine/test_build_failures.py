@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import PYPI, PackagesSettings
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput, SandboxFault
 from skillyard.domain.network.policy import parse_rules
@@ -15,13 +16,12 @@ from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.packages.build_log import MOST_BYTES, BuildLog
 from skillyard.engine.packages.builder import SandboxBuilder
-from skillyard.engine.packages.config import PYPI, PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.explain import MOST, explained
 from skillyard.engine.packages.steps import Steps
 from tests.unit.engine.conftest import Rig
 
-CONFIG = PackagesConfig(memory_mb=100, disk_mb=200, timeout_s=30)
+CONFIG = PackagesSettings(memory_mb=100, disk_mb=200, timeout_s=30)
 FAILED = Ending(Outcome.EXIT, code=2)
 UNKNOWN = """error: No solution found when resolving dependencies
   cause: Because acme was not found in the package registry and you require acme, we can conclude that your \
@@ -113,7 +113,7 @@ async def _asked_for(rig: Rig) -> SandboxSpec:
 @pytest.mark.anyio
 async def test_an_offline_build_has_no_network(rig: Rig, tmp_path: Path) -> None:
     gate = rig.with_network()
-    rig.configure(packages=PackagesConfig(wheels=tmp_path, offline=True))
+    rig.configure(packages=PackagesSettings(wheels=tmp_path, offline=True))
     spec = await _asked_for(rig)
     assert spec.egress is None
     assert gate.sessions == {}
@@ -123,7 +123,7 @@ async def test_an_offline_build_has_no_network(rig: Rig, tmp_path: Path) -> None
 @pytest.mark.anyio
 async def test_a_build_may_reach_the_index_and_nothing_that_runs_may(rig: Rig) -> None:
     gate = rig.with_network(rules=parse_rules(["internal.test"]), run_code=parse_rules(["api.test"]))
-    rig.configure(packages=PackagesConfig(network=parse_rules(["index.test"]), memory_mb=77, disk_mb=88))
+    rig.configure(packages=PackagesSettings(network=parse_rules(["index.test"]), memory_mb=77, disk_mb=88))
     spec = await _asked_for(rig)
     assert spec.egress is not None
     assert (spec.limits.memory_mb, spec.limits.disk_mb) == (77, 88)
@@ -161,7 +161,7 @@ def test_named_environments_hold_requirements_only(tmp_path: Path) -> None:
 
 def test_an_index_opens_its_own_host_and_port_alone(tmp_path: Path) -> None:
     def rules(**packages: Any) -> list[str]:
-        return [rule.text for rule in load_settings(data_dir=tmp_path, packages=packages).packages.config().network]
+        return [rule.text for rule in load_settings(data_dir=tmp_path, packages=packages).packages.reach]
 
     assert rules() == ["pypi.org", "files.pythonhosted.org"]
     assert rules(index="pypi") == rules(index=PYPI) == rules()

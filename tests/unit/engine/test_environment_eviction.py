@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.sandbox.spec import Held, Owner
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environments import JUST_USED_S, Environments
 from skillyard.engine.recovery import sweep
 from tests.unit.engine.building import MINE, kept, of
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=1000.0))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=1000.0))
     environments = rig.engine.environments
     old = await of(environments, "old")
     rig.clock.time += 900
@@ -28,7 +28,7 @@ async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> No
 
 
 async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=None))
     environments = rig.engine.environments
     made = []
     for name in ("a", "b", "c"):
@@ -37,7 +37,7 @@ async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
     rig.clock.time += 1000
     await of(environments, "a")  # used again, and that is written down
     size = sum(e.built.size for e in made if e.built)
-    rig.configure(environments=MINE, packages=PackagesConfig(max_age_s=None, max_bytes=size - 1))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=None, max_bytes=size - 1))
     environments = rig.engine.environments
     rig.clock.time += JUST_USED_S + 1
     assert await environments.evict() == 1
@@ -47,7 +47,7 @@ async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
 async def test_what_a_run_uses_stays(rig: Rig) -> None:
     rig.configure(environments=MINE)
     digest = (await rig.engine.environments.get("mine")).digest
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=0))
     environments = rig.engine.environments
     rig.clock.time += JUST_USED_S + 1
     with environments.using(digest):
@@ -61,7 +61,7 @@ async def test_what_a_run_uses_stays(rig: Rig) -> None:
 async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> None:
     rig.configure(environments=MINE)
     await rig.engine.environments.get("mine")
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=0))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=0))
     rig.clock.time += JUST_USED_S + 1
     rig.builder.at_work = frozenset({"build_1"})
     rig.backend.foreign = [Held("h1", "build_1", Owner.RUN, 500.0), Held("h2", "build_2", Owner.RUN, 500.0)]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Busy, Forbidden
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.packages import building
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.environments import JUST_USED_S, Environments
 from skillyard.engine.shares import Room
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_only_so_many_build_at_once(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
+    rig.configure(environments=MINE, packages=PackagesSettings(at_once=1, run_code=("*",)))
     environments = rig.engine.environments
     rig.builder.gate = asyncio.Event()
     tasks = [asyncio.create_task(of(environments, name)) for name in ("x", "y")]
@@ -57,7 +57,7 @@ async def test_who_has_many_builds_waits_behind_who_has_few(rig: Rig) -> None:
 async def test_wheels_are_fetched_in_turn_with_builds(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a sandbox as large as a build's."""
     monkeypatch.setattr(building, "MOST_EACH", 2)
-    rig.configure(environments=MINE, packages=PackagesConfig(at_once=1, run_code=("*",)))
+    rig.configure(environments=MINE, packages=PackagesSettings(at_once=1, run_code=("*",)))
     environments = rig.engine.environments
     await environments.get("mine")
     rig.builder.gate = asyncio.Event()
@@ -74,7 +74,7 @@ async def test_wheels_are_fetched_in_turn_with_builds(rig: Rig, monkeypatch: pyt
 
 
 async def test_who_has_the_same_environment_does_not_see_what_others_asked_for(rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(run_code=("a-pkg", "b")))
+    rig.configure(environments=MINE, packages=PackagesSettings(run_code=("a-pkg", "b")))
     first, second = (Principal(name, frozenset({Scope.RUN_CODE})) for name in ("first", "second"))
     built = (await rig.call("environments.build", first, packages=["a-pkg ; 'mine' != ''"]))["environment"]
     await rig.call("environments.build", second, packages=["a-pkg"])
@@ -93,7 +93,7 @@ async def test_all_environments_together_never_have_more_than_max_bytes(rig: Rig
     first = await of(rig.engine.environments, "a")
     assert first.built is not None
     size = first.built.size
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=2 * size - 1))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=2 * size - 1))
     environments = rig.engine.environments
     for name in ("b", "d"):
         with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
@@ -102,7 +102,7 @@ async def test_all_environments_together_never_have_more_than_max_bytes(rig: Rig
     rig.clock.time += JUST_USED_S + 1
     assert (await of(environments, "c")).distributions == {"c": "1.5.0"}
     assert first.digest not in kept(rig)
-    rig.configure(environments=MINE, packages=PackagesConfig(max_bytes=size - 1))
+    rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=size - 1))
     rig.clock.time += JUST_USED_S + 1
     with pytest.raises(BuildFailed, match=r"packages\.max_bytes"):
         await of(rig.engine.environments, "e")
@@ -125,7 +125,7 @@ async def test_only_so_many_wait_for_one_owner_and_in_all(
 
 async def test_a_builder_that_no_longer_answers_is_given_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "PATIENCE_S", 0.01)
-    rig.configure(environments=MINE, packages=PackagesConfig(timeout_s=0.01))
+    rig.configure(environments=MINE, packages=PackagesSettings(timeout_s=0.01))
     rig.builder.gate = asyncio.Event()
     with pytest.raises(BuildFailed, match="no longer answers"):
         await rig.engine.environments.get("mine")

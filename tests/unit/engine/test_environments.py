@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
 from skillyard.domain.package.environment import Lock, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.engine.observer import EnvironmentFailed, EnvironmentInstalled, EnvironmentInstalling
 from skillyard.engine.packages.building import RETRY_S
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.environments import Environments
 from tests.unit.engine.building import MINE, kept, until
@@ -142,7 +142,7 @@ async def test_a_caller_that_goes_away_does_not_stop_it_for_others(environments:
 
 
 async def test_who_may_ask_for_what(environments: Environments, rig: Rig) -> None:
-    rig.configure(environments=MINE, packages=PackagesConfig(run_code=("b",)))
+    rig.configure(environments=MINE, packages=PackagesSettings(run_code=("b",)))
     executes = Principal("e", frozenset({Scope.EXECUTE}))
     codes = Principal("c", frozenset({Scope.RUN_CODE}))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.skill.skill import Needs, SecretNeed, SkillSource
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import RunEnded, SecretsGiven
-from skillyard.engine.packages.config import PackagesConfig
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import FakeProcess, a_skill, raises, result
 
@@ -99,7 +99,7 @@ async def test_packages_that_the_environment_lacks_are_built(rig: Rig) -> None:
 
 async def test_packages_come_on_top_of_the_named_environment(rig: Rig) -> None:
     rig.skills.add(a_skill("a.b", environment="data", needs=Needs(dependencies=("rich",))))
-    rig.configure(packages=PackagesConfig(run_code=("rich", "six")))
+    rig.configure(packages=PackagesSettings(run_code=("rich", "six")))
     await rig.call("execute_skill", name="a.b")
     assert rig.builder.resolved == [("numpy", "pandas", "rich")]
     await rig.run(mount_skills=["a.b"], packages=["six"])
@@ -108,7 +108,7 @@ async def test_packages_come_on_top_of_the_named_environment(rig: Rig) -> None:
 
 async def test_packages_that_policy_does_not_admit_are_refused_by_name(rig: Rig) -> None:
     rig.skills.add(a_skill("a.b", needs=Needs(dependencies=("requests>=2", "rich"))))
-    rig.configure(packages=PackagesConfig(allow=("*", "!requests")))
+    rig.configure(packages=PackagesSettings(allow=("*", "!requests")))
     await refused(rig, "PolicyRefused", "'a.b' asks for the packages 'requests': packages.allow", name="a.b")
     rig.skills.add(replace(a_skill("c.d", needs=Needs(dependencies=("rich",))), source=SkillSource.PUBLISHED))
     await refused(rig, "PolicyRefused", "'rich': packages.run_code admits none of them, and 'c.d'", name="c.d")
@@ -176,7 +176,7 @@ async def test_code_gets_no_secrets_by_default(rig: Rig) -> None:
 
 
 async def test_code_gets_the_secrets_of_its_mounts_where_policy_says_so(rig: Rig) -> None:
-    rig.configure(run_code_secrets="mounted")
+    rig.configure(policy={"run_code_secrets": "mounted"})
     rig.skills.add(secret_skill("a.b", "TOKEN"))
     rig.skills.add(secret_skill("c.d", optional=("TOKEN", "OTHER")))
     await refused(rig, "MissingSecret", "TOKEN", "run_code", language="python", code="x", mount_skills=["c.d", "a.b"])

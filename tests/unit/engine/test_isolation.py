@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,9 +24,9 @@ def named(name: str) -> FakeBackend:
     return backend
 
 
-async def engine_over(rig: Rig, *backends: FakeBackend, **config: Any) -> Engine:
+async def engine_over(rig: Rig, *backends: FakeBackend, **policy: Any) -> Engine:
     rig.extra["backends"] = {backend.name: backend for backend in backends}
-    rig.app = make_app(rig, replace(rig.app.config, **config))
+    rig.app = make_app(rig, rig.app.config.model_copy(update={"policy": rig.app.config.policy.changed(**policy)}))
     await rig.engine.start()
     return rig.engine
 

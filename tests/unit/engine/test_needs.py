@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from skillyard.domain.skill.skill import SecretNeed, SkillSource
-from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.skills.needs import BUILT_IN, IN_DIRECTORY, NOBODY, standing_of
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import raises, result
@@ -27,7 +26,7 @@ async def test_who_is_approved_and_by_what(rig: Rig) -> None:
     assert (found.approved, found.by, found.because) == (True, "operator", "ann")
     for other in (replace(skill, digest="other bytes"), replace(skill, version="1.0.1"), replace(skill, name="acme.m")):
         assert await standing_of(rig.engine, other) is NOBODY, "the approval is of exactly these bytes"
-    rig.configure(trust=Trust(directories=False, approve=(TrustRule.parse("acme.* >=1"),)))
+    rig.configure(trust={"directories": False, "approve": ["acme.* >=1"]})
     assert (await standing_of(rig.engine, skill)).because == "acme.* >=1"
     assert await standing_of(rig.engine, replace(skill, version="0.9.0", source=SkillSource.DIRECTORY)) is NOBODY
     assert await standing_of(rig.engine, replace(skill, version="0.9.0", source=SkillSource.BUILT_IN)) is BUILT_IN
@@ -150,7 +149,7 @@ async def test_foreign_code_does_not_come_by_an_approved_ones_grants(rig: Rig) -
 
 async def test_nor_by_being_mounted_beside_it(rig: Rig) -> None:
     rig.with_network(run_code="mounted")
-    rig.configure(run_code_secrets="mounted")
+    rig.configure(policy={"run_code_secrets": "mounted"})
     rig.secrets.values = {"KEY": "value-value"}
     good, evil = published("good", replace(ASKS, limits={})), published("evil", NET)
     rig.skills.add(good)

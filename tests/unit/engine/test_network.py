@@ -115,13 +115,13 @@ async def test_code_gets_what_the_operator_says(rig: Rig, run_code: Any, expecte
 
 
 async def test_the_operators_rules_and_hosts_are_the_outermost_layer(rig: Rig) -> None:
-    gate = rig.with_network(rules=rules("*.x.com"), hosts={"api.x.com": ()})
+    gate = rig.with_network(rules=rules("*.x.com"), hosts={"api.x.com": "192.0.2.1"})
     rig.skills.add(networked("api.x.com", "api.y.com"))
     await rig.call("execute_skill", name="a.b")
-    assert gate.last.plan.policy.hosts == {"api.x.com": ()}
+    assert list(map(str, gate.last.plan.policy.hosts["api.x.com"])) == ["192.0.2.1"]
     assert gate.last.connect("api.x.com", 443)
     assert not gate.last.connect("api.y.com", 443)
-    assert gate.last.plan.limits == rig.engine.config.network.limits
+    assert gate.last.plan.limits == rig.engine.config.network.limits.egress
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,6 @@ async def test_mounted_skills_that_need_different_environments(rig: Rig) -> None
 async def test_one_interpreter_for_each_principal_where_policy_says_so(rig: Rig) -> None:
     await rig.run()
     assert rig.backend.started[-1][0].group == ""
-    rig.configure(separate_principals=True)
+    rig.configure(policy={"separate_principals": True})
     await rig.run()
     assert rig.backend.started[-1][0].group == "local"

@@ -75,7 +75,7 @@ async def test_old_records_expired_blobs_and_stray_sandboxes_go(rig: Rig) -> Non
 
 async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) -> None:
     await rig.run()
-    rig.configure(record_ttl_s=None)
+    rig.configure(records={"ttl_s": None})
     rig.clock.time += 10_000 * 86400
     assert (await recovery.sweep(rig.engine)).records == 0
 
@@ -85,11 +85,11 @@ async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: R
     params = {"language": "python", "code": CODE}
     others = [(await invoke(rig.app, mallory, "run_code", params))["run_id"] for _ in range(4)]
     own = (await rig.run())["run_id"]
-    rig.configure(owner_records=2)
+    rig.configure(records={"owner_count": 2})
     assert (await recovery.sweep(rig.engine, expire=False)).records == 2
     assert [await rig.engine.records.get(run_id) is None for run_id in others] == [True, True, False, False]
     assert await rig.engine.records.get(own) is not None
-    rig.configure(owner_records=None)
+    rig.configure(records={"owner_count": None})
     assert (await recovery.sweep(rig.engine)).records == 0
 
 

@@ -16,7 +16,6 @@ from skillyard.domain.skill.publication import Pin
 from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.skill.skill import Needs, Skill, SkillSource
-from skillyard.domain.skill.trust import Trust, TrustRule
 from skillyard.engine.skills.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import FakeSkills, a_skill
@@ -170,7 +169,7 @@ async def test_conflicts_far_apart_do_not_cost_all_that_lies_between(rig: Rig) -
 
 
 async def test_an_approved_skill_draws_in_approved_versions_where_there_are_such(rig: Rig) -> None:
-    rig.configure(trust=Trust(approve=(TrustRule.parse("lib <2"), TrustRule.parse("top"))))
+    rig.configure(trust={"approve": ["lib <2", "top"]})
     libs = [skill("lib", version, source=SkillSource.PUBLISHED) for version in ("1.0.0", "1.5.0", "2.0.0")]
     for requires, expected in (("lib", "1.5.0"), ("lib >=2", "2.0.0")):
         shelf = Shelf(skill("top", "1.0.0", requires, source=SkillSource.PUBLISHED), *libs)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.package.names import admits, parse_patterns
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.skills.need_rows import Row, declares, environment_rows, package_rows
 from skillyard.engine.skills.needs import IN_DIRECTORY, NOBODY, packages_allowed
 from skillyard.engine.skills.run_needs import MOST_BYTES
@@ -78,7 +78,7 @@ async def test_a_secret_at_the_gate(rig: Rig) -> None:
 def test_packages_and_an_environment() -> None:
     skill = a_skill("a.b", needs=Needs(dependencies=("Ruamel.YAML[x]>=0.1; python_version > '3'",)), environment="data")
     assert declares(skill)
-    config, [text] = PackagesConfig(), skill.needs.dependencies
+    config, [text] = PackagesSettings(), skill.needs.dependencies
     assert list(package_rows(skill, NOBODY, config, {"ruamel-yaml": "0.18.6"})) == [
         Row("package", text, "ruamel-yaml 0.18.6")
     ]
@@ -86,7 +86,7 @@ def test_packages_and_an_environment() -> None:
     assert list(package_rows(skill, IN_DIRECTORY, config, {})) == [Row("package", text, "ruamel-yaml")]
     why = "packages.run_code does not admit it"
     assert list(package_rows(skill, NOBODY, config, {}, "refused")) == [Row("package", text, why=why)]
-    config = PackagesConfig(allow=("!ruamel-*", "*"))
+    config = PackagesSettings(allow=("!ruamel-*", "*"))
     assert [row.why for row in package_rows(skill, IN_DIRECTORY, config, {})] == ["packages.allow does not admit it"]
     assert list(environment_rows(skill, "data")) == [Row("environment", "data", "data")]
     assert list(environment_rows(skill, "base")) == [Row("environment", "data", "base", "the request names it")]
@@ -118,7 +118,7 @@ async def test_what_a_record_holds_of_it_is_bounded(rig: Rig) -> None:
 
 
 def test_which_packages_a_standing_lets_a_skill_have() -> None:
-    config = PackagesConfig(allow=parse_patterns(["*", "!evil*"], "a"), run_code=parse_patterns(["NumPy"], "b"))
+    config = PackagesSettings(allow=parse_patterns(["*", "!evil*"], "a"), run_code=parse_patterns(["NumPy"], "b"))
     asked = ("numpy", "pandas", "evil-thing", "Evil_Thing")
     assert packages_allowed(IN_DIRECTORY, asked, config) == ("numpy", "pandas")
     assert packages_allowed(NOBODY, asked, config) == ("numpy",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,7 +97,7 @@ async def test_one_byte_more_is_spilled_to_a_blob(rig: Rig) -> None:
 
 
 async def test_oversize_output_fails_where_the_operator_says_so(rig: Rig) -> None:
-    rig.configure(oversize_output="fail")
+    rig.configure(output={"oversize": "fail"})
     run = await rig.run(playing(result({"x": "y" * 5000})))
     assert (run["status"], run["error"]["type"]) == ("failed", "OutputTooLarge")
     assert "output" not in run
@@ -214,14 +213,14 @@ async def test_a_sandbox_weaker_than_the_probe_promised_is_not_used(rig: Rig) ->
 
 async def test_allow_degraded_runs_and_the_record_says_so(rig: Rig) -> None:
     rig.backend.protections["landlock"] = Protection(Level.MISSING)
-    rig.configure(allow_degraded=frozenset({"landlock"}))
+    rig.configure(policy={"allow_degraded": {"landlock"}})
     await rig.engine.start()
     assert (await rig.run())["enforced"]["landlock"] == "missing"
 
 
 async def test_require_kernel_refuses_what_is_only_watched(rig: Rig) -> None:
     rig.backend.protections["memory"] = Protection(Level.SUPERVISED)
-    rig.configure(kernel_only=frozenset({"memory"}))
+    rig.configure(policy={"require": "kernel"})
     await rig.engine.start()
     with pytest.raises(ProtectionMissing, match="memory"):
         await rig.run()
@@ -339,7 +338,7 @@ async def test_a_record_that_cannot_be_written_stops_the_run_before_the_sandbox(
     ],
 )
 async def test_a_missing_package_names_the_way_to_get_it(rig: Rig, module: str, admitted: str, mend: str) -> None:
-    rig.configure(packages=replace(rig.engine.config.packages, run_code=tuple(filter(None, [admitted]))))
+    rig.configure(packages={"run_code": tuple(filter(None, [admitted]))})
     run = await rig.run(playing(raises("ModuleNotFoundError", f"No module named '{module}'")))
     assert run["error"]["message"].startswith(f"No module named '{module}'; {mend}")
 
@@ -400,7 +399,7 @@ async def test_a_path_that_could_mean_another_place_ends_the_run(rig: Rig, path:
 
 
 async def test_the_caps_on_files_hold_for_who_goes_round_the_guest(rig: Rig) -> None:
-    rig.configure(run_files=2, run_file_bytes=10, run_files_bytes=15)
+    rig.configure(blobs={"files_per_run": 2, "file_bytes": 10, "files_bytes": 15})
     for frames, said in (
         ([file_frames(n, f"f{n}", b"x") for n in (1, 2, 3)], "more than 2 files"),
         ([file_frames(1, "a", b"x" * 11)], "larger than is allowed"),

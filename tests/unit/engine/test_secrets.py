@@ -133,7 +133,7 @@ async def test_a_gate_secret_that_reads_like_any_text_is_refused(rig: Rig) -> No
 
 
 async def test_code_gets_what_its_mounted_skills_may_have(rig: Rig) -> None:
-    rig.configure(run_code_secrets="mounted")
+    rig.configure(policy={"run_code_secrets": "mounted"})
     needing(rig, "sales.leads", SecretNeed("A"), SecretNeed("B", True))
     needing(rig, "sales.deals", SecretNeed("A", True, Delivery.GATE, ("a.x.com",)))
     needing(rig, "hr", SecretNeed("A"))
@@ -228,7 +228,7 @@ async def test_the_audit_is_not_rewritten(rig: Rig) -> None:
 async def test_the_audit_is_kept_for_its_time(rig: Rig) -> None:
     from skillyard.engine.recovery import sweep
 
-    rig.configure(secret_audit_ttl_s=100.0)
+    rig.configure(secrets={"audit_ttl_s": 100.0})
     await put(rig, "A", VALUE)
     rig.clock.time += 99
     await put(rig, "B", VALUE)

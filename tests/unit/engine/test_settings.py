@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.sections import Sections
 from skillyard.config.settings import Settings, load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox.guarantees import KERNEL_CAN
-from skillyard.engine.config import EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,12 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_defaults_are_those_of_the_design(tmp_path: Path) -> None:
-    config = load_settings().engine_config()
-    limits = config.limits.defaults
+    config = load_settings()
+    limits = config.limits
     assert (limits.timeout_ms, limits.memory_mb, limits.cpus) == (300_000, 512, 1.0)
     assert (limits.pids, limits.disk_mb) == (256, 512)
-    assert config.limits.maxima.timeout_ms == 3_600_000
-    assert (config.oversize_output, config.run_code_secrets) == ("spill", "none")
+    assert config.limits.max.timeout_ms == 3_600_000
+    assert (config.output.oversize, config.policy.run_code_secrets) == ("spill", "none")
     assert set(config.environments) == {"base", "data"}
     assert load_settings().data_dir == tmp_path
 
@@ -48,8 +48,8 @@ def test_arguments_beat_variables_beat_the_file(monkeypatch: pytest.MonkeyPatch,
     settings = load_settings(sweep_every_s=1.0)
     assert (settings.limits.memory_mb, settings.limits.pids, settings.limits.disk_mb) == (200, 50, 512)
     assert (settings.limits.max.pids, settings.sweep_every_s) == (60, 1.0)
-    assert settings.engine_config().kernel_only == KERNEL_CAN
-    assert settings.environment_definitions()["mine"].packages == ("six",)
+    assert settings.policy.kernel_only == KERNEL_CAN
+    assert settings.environments["mine"].packages == ("six",)
 
 
 def test_a_named_file_is_read_and_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pyte
         '''
     )
     settings = load_settings()
-    network = settings.engine_config().network
+    network = settings.network
     assert [rule.text for rule in network.rules] == ["*", "!10.0.0.1", "10.0.0.0/8:5432"]
     assert [rule.text for rule in network.run_code if not isinstance(rule, str)] == ["api.x.com:443"]
     assert (network.open, settings.network.ca_file, network.limits.idle_s) == (True, authority, 5)
@@ -156,14 +156,14 @@ def test_the_network_is_what_the_operator_says(tmp_path: Path, monkeypatch: pyte
     }
     monkeypatch.setenv("SKILLYARD_NETWORK__RULES", "none")
     monkeypatch.setenv("SKILLYARD_NETWORK__RUN_CODE", "mounted")
-    network = load_settings().engine_config().network
+    network = load_settings().network
     assert (network.rules, network.run_code) == ((), "mounted")
 
 
 def test_by_default_what_skills_declare_and_nothing_for_code() -> None:
-    network = load_settings().engine_config().network
+    network = load_settings().network
     assert ([rule.text for rule in network.rules], network.run_code, network.open) == (["*"], (), False)
-    assert network == EngineConfig().network
+    assert network == Sections().network
 
 
 @pytest.mark.parametrize(

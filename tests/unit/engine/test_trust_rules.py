@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.config.policy import TrustSettings
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.skill.trust import MOST_RULES, Trust, TrustRule, parse_trust_rules
+from skillyard.domain.skill.trust import MOST_RULES, TrustRule, parse_trust_rules
 
 
 @pytest.mark.parametrize(
@@ -74,10 +75,10 @@ def test_how_many_rules() -> None:
 
 
 def test_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_settings().engine_config().trust == Trust(directories=True, approve=())
+    assert load_settings().trust == TrustSettings(directories=True, approve=())
     monkeypatch.setenv("SKILLYARD_TRUST__APPROVE", '["acme.*", "pdf >=1,<2"]')
     monkeypatch.setenv("SKILLYARD_TRUST__DIRECTORIES", "false")
-    trust = load_settings().engine_config().trust
+    trust = load_settings().trust
     assert not trust.directories
     assert [rule.text for rule in trust.approve] == ["acme.*", "pdf >=1,<2"]
     found = trust.rule_for("pdf", "1.2.0")

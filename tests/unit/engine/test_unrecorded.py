@@ -128,7 +128,7 @@ async def test_a_deadline_does_not_hear_of_a_clock_that_is_set(rig: Rig) -> None
     clock = TwoClocks()
     rig.clock = clock
     await rig.engine.close()  # with its first sweep, and so below: it goes on beside the run, by the clock as it was
-    rig.configure(record_ttl_s=None)
+    rig.configure(records={"ttl_s": None})
     await rig.engine.start()
 
     async def sets_it_back(_: object) -> None:

@@ -129,7 +129,6 @@ async def test_the_operator_says_how_what_readers_have_is_delivered(monkeypatch:
     monkeypatch.setenv("SKILLYARD_SECRET_B", "two")
     delivery = {"A": {"delivery": "gate", "hosts": ["api.x.com"]}}
     settings = SecretSettings.model_validate({"readers": ["environment"], "deliveries": delivery})
-    settings.check()
     [reader] = make_secret_readers(settings)
     found = [await reader.find(name, "p", "s") for name in "AB"]
     seen = [(secret.value, secret.delivery, secret.hosts) for secret in found if secret]

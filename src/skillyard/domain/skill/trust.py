@@ -56,18 +56,6 @@ class TrustRule:
         return name.startswith(self.prefix) and _PLAIN.fullmatch(name) is not None and self.range.admits(version)
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """``directories``: a skill in a directory of the operator's is approved by being there. What is shipped with
-    skillyard always is."""
-
-    directories: bool = True
-    approve: tuple[TrustRule, ...] = ()
-
-    def rule_for(self, name: str, version: str) -> TrustRule | None:
-        return next((rule for rule in self.approve if rule.covers(name, version)), None)
-
-
 def parse_trust_rules(value: object, where: str = "trust.approve") -> tuple[TrustRule, ...]:
     """Raises InvalidInput naming the rule that is wrong."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) > MOST_RULES:

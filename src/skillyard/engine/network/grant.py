@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from skillyard.config.network import NetworkSettings
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy, is_open, parse_rules
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.config import NetworkConfig
 from skillyard.engine.runs.failure import Refused
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _CONSENT = "and the operator has not consented to that (network.open)"
 
 
 def granted(
-    config: NetworkConfig,
+    config: NetworkSettings,
     skill: Skill | None,
     mounted: Sequence[Skill],
     asked: tuple[Rule, ...] | None,
@@ -58,7 +58,7 @@ def granted(
 
 
 def why_none(
-    config: NetworkConfig,
+    config: NetworkSettings,
     skill: Skill | None,
     mounted: Sequence[Skill],
     asked: tuple[Rule, ...] | None,
@@ -72,7 +72,7 @@ def why_none(
     return _nothing_of(config, skill, mounted, least)
 
 
-def own_layer(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
+def own_layer(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
     """What the executed skill declares, or what policy gives to code. What the operator gives to any code stays with
     ``least``."""
     if skill is not None:
@@ -117,13 +117,13 @@ def _allows(rules: Sequence[Rule]) -> bool:
     return any(not rule.deny for rule in rules)
 
 
-def _check_consent(config: NetworkConfig, layer: Layer, who: str) -> None:
+def _check_consent(config: NetworkSettings, layer: Layer, who: str) -> None:
     wide = next((rule for rule in layer.rules if is_open([rule])), None)
     if wide is not None and not config.open:
         raise _refused(f"{who} for every host ({layer.name} rule '{wide.text}'), {_CONSENT}")
 
 
-def _nothing_of(config: NetworkConfig, skill: Skill | None, mounted: Sequence[Skill], least: str) -> str:
+def _nothing_of(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str) -> str:
     if least and _allows(own_layer(config, skill, mounted).rules):
         return least
     if skill is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
@@ -120,7 +119,7 @@ async def show_policy(engine: Engine, principal: Principal, params: Mapping[str,
         "run_code": run_code,
         "hosts": {name: list(map(str, addresses)) for name, addresses in config.hosts.items()},
         "nat64": list(map(str, config.nat64)),
-        "limits": asdict(config.limits),
+        "limits": config.limits.model_dump(),
         "trust": {"directories": trust.directories, "approve": [rule.text for rule in trust.approve]},
         "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
     }

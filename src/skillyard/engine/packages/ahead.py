@@ -18,7 +18,7 @@ from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Backend
 
 if TYPE_CHECKING:
-    from skillyard.engine.config import EnvironmentDefinition
+    from skillyard.config.packages import EnvironmentSettings
     from skillyard.engine.packages.environment import Environment
     from skillyard.engine.runs.plan import Plan
 
@@ -51,7 +51,7 @@ class Wish:
     modules: Modules
 
 
-def consented(plan: Plan, environment: Environment, definition: EnvironmentDefinition, *, named: bool) -> Modules:
+def consented(plan: Plan, environment: Environment, definition: EnvironmentSettings, *, named: bool) -> Modules:
     """Returns the modules that may be imported ahead of a run. ``named``: the operator defined its environment."""
     if definition.preload == () or any(skill.runtime and not skill.runtime.preload for skill in plan.skills):
         return NONE

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.package.names import admits, normalized
 from skillyard.domain.package.script_metadata import read_script_metadata
 from skillyard.domain.skill.manifest_needs import is_requirement
-from skillyard.engine.packages.config import PackagesConfig
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -42,7 +42,7 @@ def _declared(code: str | None) -> tuple[str, ...]:
     return metadata.dependencies
 
 
-def why_refused(requirements: Iterable[str], config: PackagesConfig) -> str:
+def why_refused(requirements: Iterable[str], config: PackagesSettings) -> str:
     """Why code may not have these packages, naming the setting that says so; empty when it may."""
     names = sorted({required_name(text) for text in requirements})
     if denied := [name for name in names if not admits(config.allow, name)]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Busy, SkillyardError
 from skillyard.domain.package.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
 from skillyard.domain.package.lock_text import held_to, lock_text, parse_lock
@@ -20,7 +21,6 @@ from skillyard.engine.observer import (
 from skillyard.engine.packages.build import Build
 from skillyard.engine.packages.build_log import BuildLog
 from skillyard.engine.packages.builder import Builder
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.interpreter import platform_name
 from skillyard.engine.shares import Room
@@ -50,7 +50,7 @@ class Building:
         self,
         store: EnvironmentStore,
         builder: Builder,
-        config: PackagesConfig,
+        config: PackagesSettings,
         clock: Clock,
         keep_log: KeepLog,
         emit: Observer,

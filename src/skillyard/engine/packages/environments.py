@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
 from skillyard.domain.sandbox.spec import EnvironmentRef
-from skillyard.engine.config import EnvironmentDefinition
 from skillyard.engine.packages.build import Build
 from skillyard.engine.packages.building import Building
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.packages.dependencies import missing
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.interpreter import standard_library
@@ -31,10 +30,10 @@ JUST_USED_S = 120.0
 class Environments:
     def __init__(
         self,
-        definitions: Mapping[str, EnvironmentDefinition],
+        definitions: Mapping[str, EnvironmentSettings],
         store: EnvironmentStore,
         building: Building,
-        config: PackagesConfig,
+        config: PackagesSettings,
         clock: Clock,
     ) -> None:
         self._definitions = definitions
@@ -55,7 +54,7 @@ class Environments:
         """Whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
         return not environment.ref.name.startswith(UNNAMED) and environment.built is not None
 
-    def definition(self, name: str) -> EnvironmentDefinition:
+    def definition(self, name: str) -> EnvironmentSettings:
         """Raises InvalidInput."""
         found = self._definitions.get(name)
         if found is None:

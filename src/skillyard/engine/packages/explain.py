@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.network.session import host_and_port
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.packages.build_log import calm
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.text import shorten
 
 MOST = 900
@@ -32,14 +32,14 @@ _NO_MEMORY = re.compile(
 _REACHING = re.compile(r"error sending request|tunnel error|dns error|Failed to fetch|Failed to download|urlopen error")
 
 
-def explained(config: PackagesConfig, ending: Ending, text: str, network: Mapping[str, Any]) -> str:
+def explained(config: PackagesSettings, ending: Ending, text: str, network: Mapping[str, Any]) -> str:
     """``text`` is the end of the log, foreign; ``network`` what the gate saw, in a record's form."""
     text = calm(text)
     said = _limit(config, ending, text) or _refused(network, text) or _from_uv(config, text)
     return shorten(" ".join((said or _last(text) or _ended(ending)).split()), MOST)
 
 
-def _limit(config: PackagesConfig, ending: Ending, text: str) -> str:
+def _limit(config: PackagesSettings, ending: Ending, text: str) -> str:
     if ending.outcome is Outcome.MEMORY or (ending.outcome is not Outcome.TIMEOUT and _NO_MEMORY.search(text)):
         return f"the build needs more than its memory of {config.memory_mb} MiB (packages.memory_mb)"
     if ending.outcome in (Outcome.DISK, Outcome.OUTPUT) or _FULL.search(text):
@@ -61,7 +61,7 @@ def _refused(network: Mapping[str, Any], text: str) -> str:
     return f"the build may not reach {where}: {why}. Which hosts builds may reach is the setting packages.network"
 
 
-def _from_uv(config: PackagesConfig, text: str) -> str:
+def _from_uv(config: PackagesSettings, text: str) -> str:
     if match := _MISMATCH.search(text):
         return (
             f"{match[1]} is not what was locked: the index gives a file with another SHA-256. If that is meant, "

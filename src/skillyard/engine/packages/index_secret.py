@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from skillyard.config.packages import index_rule
 from skillyard.domain.network.session import GateSecret, new_placeholder
 from skillyard.domain.principal import DEFAULT_PROJECT
 from skillyard.domain.secret.event import SecretAct, SecretEvent
 from skillyard.domain.secret.secret import Delivery
-from skillyard.engine.packages.config import index_rule
 from skillyard.engine.packages.environment import BuildFailed
 
 if TYPE_CHECKING:

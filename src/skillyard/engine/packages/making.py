@@ -21,7 +21,7 @@ def make_environments(engine: Engine, store: EnvironmentStore, builder: Builder 
 
     async def keep_log(owner: str, log: bytes) -> str:
         try:
-            info = await engine.blobs.create(owner, "text/plain; charset=utf-8", log, ttl_s=engine.config.blob_ttl_s)
+            info = await engine.blobs.create(owner, "text/plain; charset=utf-8", log, ttl_s=engine.config.blobs.ttl_s)
         except SkillyardError:  # a full store is no reason to have no environment
             return ""
         return info.blob_id

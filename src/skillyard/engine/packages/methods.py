@@ -103,7 +103,7 @@ async def fetch_wheels(engine: Engine, principal: Principal, params: Mapping[str
         )
     tags = await engine.environments.store.wheel_tags(built.digest)
     async with aclosing(engine.environments.building.fetch(built.lock, tags, BuildLog(), principal.name)) as chunks:
-        info = await engine.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=engine.config.blob_ttl_s)
+        info = await engine.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=engine.config.blobs.ttl_s)
     return {"digest": built.digest, "lock": built.lock.text, "archive": info.blob_id, "size_bytes": info.size}
 
 

@@ -166,7 +166,7 @@ class Steps:
         if self._config.offline or gate is None:
             return None
         network = self._engine.config.network
-        policy = Policy((Layer(OPERATOR, self._config.network),), network.hosts, network.nat64)
+        policy = Policy((Layer(OPERATOR, self._config.reach),), network.hosts, network.nat64)
         hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
         return RunNetwork(key, NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden))
 

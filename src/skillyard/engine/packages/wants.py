@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skillyard.config.packages import EnvironmentSettings
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.config import EnvironmentDefinition
 
 if TYPE_CHECKING:
     from skillyard.engine.runs.plan import Plan
@@ -33,6 +33,6 @@ def asked_by(plan: Plan) -> tuple[Asked, ...]:
     return tuple(asked)
 
 
-def union(definition: EnvironmentDefinition, asked: Iterable[Asked]) -> Wanted:
+def union(definition: EnvironmentSettings, asked: Iterable[Asked]) -> Wanted:
     """One set for the named environment and all that is asked for on top of it."""
     return Wanted.of([*definition.packages, *(text for who in asked for text in who.requirements)])

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
+from skillyard.config.sections import Sections
 from skillyard.domain.review.python_words import IMPORTED_AS
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import ERROR_TYPES, Ending, Outcome
-from skillyard.engine.config import EngineConfig
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.text import clean
@@ -50,7 +50,7 @@ def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
     return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
 
 
-def lacking(failure: Failure, config: EngineConfig, *, skill: bool) -> Failure:
+def lacking(failure: Failure, config: Sections, *, skill: bool) -> Failure:
     """Returns the failure with the remedy for a missing package."""
     found = _NO_MODULE.match(failure.message) if failure.type == "ModuleNotFoundError" else None
     if found is None or found[1] in sys.stdlib_module_names:

@@ -144,7 +144,7 @@ class Execution:
             Guest(guest),
             id=plan.run_id,
             timeout_ms=plan.limits.timeout_ms,
-            streams=StreamLimits(config.log_bytes, config.run_blob_bytes + _BESIDE_BLOBS),
+            streams=StreamLimits(config.output.log_bytes, config.blobs.max_bytes + _BESIDE_BLOBS),
         )
         self._engine.emit(
             RunStarted(
@@ -287,5 +287,5 @@ def _target(engine: Engine, plan: Plan, grant: Grant) -> BlobTarget:
         owner=plan.principal.name,
         run_id=plan.run_id,
         prefix=grant.blob_prefix,
-        ttl_s=engine.config.blob_ttl_s,
+        ttl_s=engine.config.blobs.ttl_s,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
 from skillyard.domain.package.environment import SHOWN
@@ -23,7 +24,6 @@ from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.backends import Offer
-from skillyard.engine.config import EngineConfig
 from skillyard.engine.network.grant import check_offer, granted, layers_of
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import SecretsGiven
@@ -127,7 +127,7 @@ def _network_grant(
     if policy is None or engine.gate is None:
         return None
     values = {value for secret in given for value in (secret.value, secret.value.lower())}
-    plan = EgressPlan(policy, engine.config.network.limits, gated)
+    plan = EgressPlan(policy, engine.config.network.limits.egress, gated)
     return NetworkGrant(engine.gate, plan, Redaction(values) if values else NOTHING)
 
 
@@ -170,14 +170,14 @@ def make_spec(
     )
 
 
-def _spec(config: EngineConfig, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
+def _spec(config: Sections, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
     mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
     group = _group(config, plan)
     return make_spec(plan.offer, plan.limits, environment, mounts, group, plan.principal.name)
 
 
-def _group(config: EngineConfig, plan: Plan) -> str:
-    return plan.principal.name if config.separate_principals else ""
+def _group(config: Sections, plan: Plan) -> str:
+    return plan.principal.name if config.policy.separate_principals else ""
 
 
 def _skill_mount(skill: Skill) -> Mount:

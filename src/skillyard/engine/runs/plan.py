@@ -70,7 +70,7 @@ async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -
         request=request,
         created_at=engine.clock.now(),
         taken_at=engine.clock.monotonic(),
-        limits=_limits(engine.config.limits, request, skill, trust),
+        limits=_limits(engine.config.limits.family, request, skill, trust),
         environment=_environment(request, skill, skills),
         offer=offer,
         skill=skill,

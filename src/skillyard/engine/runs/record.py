@@ -206,7 +206,7 @@ class FinalRecord:
         size = len(found.said.raw)
         value = value_of(found.said) if size <= AT_ONCE else await asyncio.to_thread(value_of, found.said)
         await self._check_schema(found.said.raw)
-        spill = self._engine.config.oversize_output == "spill"
+        spill = self._engine.config.output.oversize == "spill"
         output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
         common = self._common(found, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, common["notes"])

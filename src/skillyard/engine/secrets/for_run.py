@@ -51,7 +51,7 @@ async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]
     ``PolicyRefused`` for a gate secret that no host is bound to, for skills that mean different values by one name,
     and for one that must be there where not every skill is approved; an optional one is then absent.
     """
-    wants = _wants(plan, engine.config.run_code_secrets == "mounted")
+    wants = _wants(plan, engine.config.policy.run_code_secrets == "mounted")
     if not wants:
         return ()
     if plan.trust.least:
@@ -71,7 +71,9 @@ async def secrets_for_run(engine: Engine, plan: Plan) -> tuple[GivenSecret, ...]
 async def check_secrets(engine: Engine, plan: Plan) -> None:
     """Whether those that must be there are there, ahead of :func:`secrets_for_run`. Only a refusal is written into the
     audit, and no value is kept. Raises Refused as that does."""
-    wants = [want for want in _wants(plan, engine.config.run_code_secrets == "mounted") if not want.need.optional]
+    wants = [
+        want for want in _wants(plan, engine.config.policy.run_code_secrets == "mounted") if not want.need.optional
+    ]
     if wants and plan.trust.least:
         await _none(engine, plan, wants)
     await _check_absent(engine, plan, [want for want in wants if await _find(engine, plan, want) is None])

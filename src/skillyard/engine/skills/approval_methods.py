@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from skillyard.config.sections import Sections
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
 from skillyard.domain.network.policy import OPERATOR, Layer
 from skillyard.domain.principal import Principal, Scope
@@ -13,7 +14,6 @@ from skillyard.domain.skill.approval import Approval, Standing
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.unicode import check_unicode
 from skillyard.engine import cursor as cursors
-from skillyard.engine.config import EngineConfig
 from skillyard.engine.method import (
     ARRAY,
     BOOLEAN,
@@ -106,7 +106,7 @@ async def _still(engine: Engine, name: str, version: str | None) -> dict[str, An
 async def list_approvals(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:  # noqa: ARG001
     limit, after = params["limit"], None
     if params["cursor"] is not None:
-        name, version, digest = json.loads(cursors.unseal(engine.config.cursor_key, _PLACE, params["cursor"]))
+        name, version, digest = json.loads(cursors.unseal(engine.cursor_key, _PLACE, params["cursor"]))
         after = (name, version, digest)
     found = await engine.approvals.page(limit=limit + 1, after=after, name=params.get("name"))
     page = found[:limit]
@@ -120,7 +120,7 @@ async def list_approvals(engine: Engine, principal: Principal, params: Params) -
             }
             for one in page
         ],
-        "next_cursor": cursors.seal(engine.config.cursor_key, _PLACE, last) if len(found) > limit else None,
+        "next_cursor": cursors.seal(engine.cursor_key, _PLACE, last) if len(found) > limit else None,
     }
 
 
@@ -146,12 +146,12 @@ async def _needs_view(engine: Engine, principal: Principal, skill: Skill) -> dic
     }
 
 
-def _rows(config: EngineConfig, skill: Skill) -> Iterable[Row]:
+def _rows(config: Sections, skill: Skill) -> Iterable[Row]:
     """What it asks for, and what the operator's policy leaves of it once it is approved."""
     yield from need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)], config.network.open)
     declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
     yield from need_rows.secret_rows(skill, declared)
-    family = config.limits
+    family = config.limits.family
     limits = family.resolve(capped(skill.needs.limits, family.maxima))
     yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
     yield from need_rows.package_rows(skill, ALLOWED, config.packages, {})

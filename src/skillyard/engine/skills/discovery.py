@@ -61,14 +61,12 @@ async def list_skills(engine: Engine, principal: Principal, params: Mapping[str,
     revision = await engine.skills.revision()
     after = None
     if params["cursor"] is not None:
-        after = cursors.unseal(engine.config.cursor_key, revision, params["cursor"])
+        after = cursors.unseal(engine.cursor_key, revision, params["cursor"])
     limit = params["limit"]
     lines = await _usable(engine, principal, after, limit + 1, params.get("namespace"))
     return {
         "skills": [_row(line, params["detail"]) for line in lines[:limit]],
-        "next_cursor": cursors.seal(engine.config.cursor_key, revision, lines[limit - 1].name)
-        if len(lines) > limit
-        else None,
+        "next_cursor": cursors.seal(engine.cursor_key, revision, lines[limit - 1].name) if len(lines) > limit else None,
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.network.extent import Extent, Left, left_of
 from skillyard.domain.network.policy import Layer, is_open, parse_rules
 from skillyard.domain.package.names import admits
@@ -14,7 +15,6 @@ from skillyard.domain.skill.approval import Standing
 from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, Skill
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
-from skillyard.engine.packages.config import PackagesConfig
 from skillyard.engine.skills.needs import packages_allowed
 
 NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT = (
@@ -109,7 +109,7 @@ def requires_rows(skill: Skill, chosen: Mapping[str, str]) -> Iterable[Row]:
 
 
 def package_rows(
-    skill: Skill, standing: Standing, config: PackagesConfig, installed: Mapping[str, str], against: str = ""
+    skill: Skill, standing: Standing, config: PackagesSettings, installed: Mapping[str, str], against: str = ""
 ) -> Iterable[Row]:
     """``installed`` are the versions by normalized name."""
     for text in skill.needs.dependencies:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.package.names import admits
 from skillyard.domain.paging import MAX_PAGE
 from skillyard.domain.skill.approval import Standing
 from skillyard.domain.skill.skill import Skill, SkillSource
-from skillyard.engine.packages.config import PackagesConfig
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -68,7 +68,7 @@ async def trust_of(engine: Engine, skills: Collection[Skill]) -> RunTrust:
     return RunTrust(standings, _why_least([skill for skill in skills if not standings[skill.name].approved]))
 
 
-def packages_allowed(standing: Standing, names: Iterable[str], config: PackagesConfig) -> tuple[str, ...]:
+def packages_allowed(standing: Standing, names: Iterable[str], config: PackagesSettings) -> tuple[str, ...]:
     """Those of the packages that a skill asks for which its standing lets it have: for an approved one all that the
     operator allows, for another those that code may have too."""
     return tuple(

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.config import EngineConfig
 from skillyard.engine.network.grant import CODE, SKILL
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.for_run import GivenSecret
@@ -48,7 +48,7 @@ class Given:
     refused: bool = False
 
 
-def run_needs(config: EngineConfig, plan: Plan, given: Given) -> dict[str, Any] | None:
+def run_needs(config: Sections, plan: Plan, given: Given) -> dict[str, Any] | None:
     """None when its skills declare nothing."""
     if not any(map(need_rows.declares, plan.skills)):
         return None
@@ -71,12 +71,12 @@ def _told(plan: Plan, skill: Skill, rows: list[dict[str, str]]) -> dict[str, Any
     return told | {"by": standing.by, "because": standing.because, "needs": rows}
 
 
-def _rows(config: EngineConfig, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]:
+def _rows(config: Sections, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]:
     refused = REFUSED if given.refused else ""
     against = _against_network(config, plan, given, skill)
     yield from need_rows.network_rows(skill, _bounds(config, plan, given), config.network.open, against)
     secrets = {s.name: need_rows.delivery(s.delivery, [rule.text for rule in s.hosts]) for s in given.secrets}
-    code = config.run_code_secrets == "mounted"
+    code = config.policy.run_code_secrets == "mounted"
     yield from need_rows.secret_rows(skill, secrets, _beside(plan, skill, code) or _least(plan) or refused, _ABSENT)
     cap = _DEFAULT if plan.trust.least else _MAXIMUM
     others = "" if skill is plan.skill else _BESIDE if plan.skill else _NOT_TO_CODE
@@ -87,7 +87,7 @@ def _rows(config: EngineConfig, plan: Plan, given: Given, skill: Skill) -> Itera
     yield from need_rows.environment_rows(skill, plan.environment, refused)
 
 
-def _against_network(config: EngineConfig, plan: Plan, given: Given, skill: Skill) -> str:
+def _against_network(config: Sections, plan: Plan, given: Given, skill: Skill) -> str:
     other = _beside(plan, skill, config.network.run_code == "mounted") or _least(plan)
     if other or given.policy is not None:
         return other
@@ -104,7 +104,7 @@ def _least(plan: Plan) -> str:
     return UNAPPROVED if plan.trust.least else ""
 
 
-def _bounds(config: EngineConfig, plan: Plan, given: Given) -> list[Layer]:
+def _bounds(config: Sections, plan: Plan, given: Given) -> list[Layer]:
     """The layers beside that of what is declared; those that a refused run would have had."""
     if given.policy is not None:
         return [layer for layer in given.policy.layers if layer.name not in (SKILL, CODE)]

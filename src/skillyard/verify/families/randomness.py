@@ -76,7 +76,7 @@ async def _of_children(yard: Yard) -> Judgement:
 async def _after_imports(yard: Yard) -> Judgement:
     """Draws in an environment whose interpreter has drawn before."""
     assert yard.runtime is not None
-    if not yard.runtime.engine.config.preload:
+    if not yard.runtime.engine.config.native.preloads:
         return not_applicable("native.preload_mb is 0: nothing is imported ahead")
     first = {"language": "python", "code": "def main(args): pass", "environment": WARM}
     run = await yard.call_run("run_code", first)

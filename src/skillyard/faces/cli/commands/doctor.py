@@ -64,7 +64,7 @@ def shortfall(found: Probe, demand: Demand) -> list[str]:
 
 def network_refused(found: Probe, nature: Nature, settings: Settings) -> tuple[str, bool]:
     """Returns why runs with a network are refused here, or nothing; and if settings ask for one."""
-    config = settings.network.config()
+    config = settings.network
     if not config.rules:
         return "network.rules allow none", False
     demanded = bool(config.run_code) or nature.network
@@ -108,7 +108,7 @@ async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[st
     from skillyard.wiring import make_backends, make_gate
 
     gate = make_gate(settings, directory)
-    backends = Backends(make_backends(settings, directory, gate), settings.engine_config())
+    backends = Backends(make_backends(settings, directory, gate), settings.policy)
     try:
         await backends.start()
         assert backends.default is not None

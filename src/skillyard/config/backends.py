@@ -1,0 +1,83 @@
+"""``[native]`` and ``[gvisor]``: how the backends make sandboxes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from skillyard.config.section import Section
+
+
+class NativeSettings(Section):
+    """The native backend, and the landlock backend beside it."""
+
+    model_config = ConfigDict(title="native")
+
+    ready: int = Field(
+        default=4,
+        ge=0,
+        le=4096,
+        description="Sandboxes that are made ahead for each of the shapes in use. Raise it for bursts of short runs; "
+        "an idle one takes about 4 MiB.",
+    )
+    uid_base: int = Field(
+        default=1_900_000_000,
+        ge=65_536,
+        description="First user id of sandboxes when the server is root. Change it where the host uses these ids.",
+    )
+    uid_count: int = Field(
+        default=8192,
+        ge=1,
+        description="User ids of sandboxes, one for each that exists at a time.",
+    )
+    retire_runs: int = Field(default=2000, ge=1, description="Runs after which a warm interpreter is replaced.")
+    retire_s: float = Field(
+        default=1800.0,
+        gt=0,
+        description="Time after which a warm interpreter is replaced.",
+    )
+    preload_mb: int = Field(
+        default=256,
+        ge=0,
+        description="Memory that a warm interpreter may hold which imports packages ahead; 0 imports nothing ahead.",
+    )
+    preload_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Time that one package may take to be imported ahead.",
+    )
+    zygotes_mb: int = Field(
+        default=1024,
+        ge=0,
+        description="Memory of all warm interpreters; above it those that were used longest ago are closed.",
+    )
+    tenant_pids: int = Field(
+        default=0,
+        ge=0,
+        description="Most processes and threads of all runs of one principal together; with more, the largest run ends "
+        "as `processes`. 0: 256 for each processor, at least 512.",
+    )
+
+    @property
+    def preloads(self) -> bool:
+        """Whether warm interpreters import packages ahead."""
+        return self.preload_mb > 0
+
+
+class GvisorSettings(Section):
+    """The gVisor backend. Its user ids are blocks of the range of ``native``."""
+
+    model_config = ConfigDict(title="gvisor")
+
+    runsc: str = Field(default="", description="Path of `runsc`; empty is the one on `PATH`.")
+    platform: Literal["auto", "systrap", "ptrace"] = Field(
+        default="auto",
+        description="Platform that `runsc` runs on; `auto` takes the first of the others that works.",
+    )
+    ready: int = Field(
+        default=1,
+        ge=0,
+        le=256,
+        description="Sandboxes that are made ahead for each of the shapes in use, of about 35 MiB each.",
+    )

@@ -1,0 +1,82 @@
+"""``[limits]``: what a run may use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from skillyard.config.section import Section
+from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
+
+_USUAL = LimitFamily()
+
+
+class LimitValues(Section):
+    """The largest values that a run may ask for. A request above them is refused, never clamped."""
+
+    model_config = ConfigDict(title="limits.max")
+
+    timeout_ms: int = Field(
+        default=_USUAL.maxima.timeout_ms, ge=MINIMUM.timeout_ms, description="Longest time a run may ask for."
+    )
+    memory_mb: int = Field(
+        default=_USUAL.maxima.memory_mb, ge=MINIMUM.memory_mb, description="Most memory a run may ask for."
+    )
+    cpus: float = Field(
+        default=_USUAL.maxima.cpus, ge=MINIMUM.cpus, description="Most processor cores a run may ask for."
+    )
+    pids: int = Field(
+        default=_USUAL.maxima.pids, ge=MINIMUM.pids, description="Most processes and threads a run may ask for."
+    )
+    disk_mb: int = Field(
+        default=_USUAL.maxima.disk_mb, ge=MINIMUM.disk_mb, description="Most file space a run may ask for."
+    )
+
+
+class LimitSettings(Section):
+    """The limits of a run that names none; ``max`` holds the most that it may ask for."""
+
+    model_config = ConfigDict(title="limits")
+
+    timeout_ms: int = Field(
+        default=_USUAL.defaults.timeout_ms,
+        ge=MINIMUM.timeout_ms,
+        description="Time after which a run is ended. Raise it where runs without limits of their own work for long.",
+    )
+    memory_mb: int = Field(
+        default=_USUAL.defaults.memory_mb,
+        ge=MINIMUM.memory_mb,
+        description="Memory of a run. Raise it where ordinary runs end with `memory`; lower it for more runs at once.",
+    )
+    cpus: float = Field(
+        default=_USUAL.defaults.cpus,
+        ge=MINIMUM.cpus,
+        description="Processor cores of a run. Raise it for parallel code.",
+    )
+    pids: int = Field(
+        default=_USUAL.defaults.pids,
+        ge=MINIMUM.pids,
+        description="Processes and threads of a run. Raise it where ordinary runs end with `processes`.",
+    )
+    disk_mb: int = Field(
+        default=_USUAL.defaults.disk_mb,
+        ge=MINIMUM.disk_mb,
+        description="What a run may write to `/workspace`, `/tmp` and `/dev/shm`; it is held in memory.",
+    )
+    max: LimitValues = LimitValues()
+
+    @cached_property
+    def family(self) -> LimitFamily:
+        """The defaults and maxima as the rule that every run's limits are held to."""
+        return LimitFamily(Limits(**self._defaults()), Limits(**self.max.model_dump()))
+
+    @model_validator(mode="after")
+    def _check_defaults(self) -> Self:
+        """Raises InvalidInput for a default above its maximum."""
+        self.family.resolve(self._defaults())
+        return self
+
+    def _defaults(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"max"})
