@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native.groups import files, hierarchies
+from skillyard.sandbox.native.groups import groups, hierarchies
 from skillyard.sandbox.native.groups.groups import Cgroups, Group, GroupLimits
 
 LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
@@ -16,7 +16,7 @@ LIMITS = GroupLimits(memory_bytes=64 << 20, pids=17, cpus=1.5)
 @pytest.fixture(autouse=True)
 def kernel_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel fills a new group with its files; here a write makes them."""
-    monkeypatch.setattr(files, "write", lambda path, text: Path(path).write_text(text))
+    monkeypatch.setattr(groups, "write", lambda path, text: Path(path).write_text(text))
 
 
 @pytest.fixture

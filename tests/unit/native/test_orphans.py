@@ -7,7 +7,7 @@ import signal
 import time
 
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.zygotes import orphans
+from skillyard.sandbox.native.keeper.zygotes import process
 from skillyard.sandbox.native.linux import kernel
 
 
@@ -16,7 +16,7 @@ def test_only_what_nobody_knows_ends() -> None:
     stranger = _sleeper()
     try:
         loop = Loop()
-        orphans.end(loop, zygote, {known})
+        process.end_orphans(loop, zygote, {known})
         deadline = time.monotonic() + 10
         loop.after(0.01, lambda: _stop_when(loop, deadline, unknown))
         loop.run()

@@ -11,8 +11,34 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skillyard.sandbox.native.groups import files
 from skillyard.sandbox.native.groups import parents as group_parents
+
+
+def write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def words(path: str) -> list[str]:
+    return read(path).split()
+
+
+def counter(text: str, key: str) -> int:
+    """The number behind ``key`` in lines of a key and a number."""
+    words = text.split()
+    return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)
+
 
 _PERIOD_US = 100_000
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
@@ -55,7 +81,7 @@ class Group:
 
     def members(self) -> list[set[int]]:
         """Returns the members by controller."""
-        return [{int(word) for word in files.read(path).split()} for path in self.join_files()]
+        return [{int(word) for word in read(path).split()} for path in self.join_files()]
 
     def open_counters(self) -> None:
         """Ahead of the run, so that reading them at its end costs little."""
@@ -72,19 +98,19 @@ class Group:
 
     def processes(self) -> int:
         """Processes and threads that are in it now."""
-        text = files.read(f"{self._path('pids')}/pids.current").strip()
+        text = read(f"{self._path('pids')}/pids.current").strip()
         return int(text) if text.isdigit() else 0
 
     def leaders(self) -> list[int]:
         """Returns the processes that are in it now, each by its first thread."""
-        return [int(word) for word in files.words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
+        return [int(word) for word in words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
 
     def hurry(self) -> None:
         """Let those that were told to end do so without a quota: what they still have to do is little, and others
         wait for the locks that they hold."""
         with contextlib.suppress(OSError):
             if path := self._path("cpu"):
-                files.write(*_UNBOUND[self.version](path))
+                write(*_UNBOUND[self.version](path))
 
     def counts_memory(self) -> bool:
         return self._path("memory") is not None
@@ -92,11 +118,11 @@ class Group:
     def own_memory(self) -> int:
         """Returns bytes of anonymous memory and of sockets, without the tmpfs and the page cache."""
         path = self._path("memory")
-        told = files.read(f"{path}/memory.stat")
+        told = read(f"{path}/memory.stat")
         if self.version == 2:
-            return files.counter(told, "anon") + files.counter(told, "sock")
-        sockets = files.read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
-        return files.counter(told, "total_rss") + int(sockets or 0)
+            return counter(told, "anon") + counter(told, "sock")
+        sockets = read(f"{path}/memory.kmem.tcp.usage_in_bytes").strip()
+        return counter(told, "total_rss") + int(sockets or 0)
 
     def weigh(self, level: int) -> bool:
         """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
@@ -104,7 +130,7 @@ class Group:
         if path is None:
             return False
         name, whole, least = _WEIGHTS[self.version]
-        files.write(f"{path}/{name}", str(max(least, whole >> level)))
+        write(f"{path}/{name}", str(max(least, whole >> level)))
         return True
 
     def peak_memory(self) -> int | None:
@@ -112,7 +138,7 @@ class Group:
         return int(text) if text.isdigit() else None
 
     def _counter(self, name: str, key: str) -> int:
-        return files.counter(self._text(name), key)
+        return counter(self._text(name), key)
 
     def _text(self, name: str) -> str:
         fd = self._open.get(name)
@@ -177,7 +203,7 @@ class Cgroups:
         for controller, name, value in writes:
             path = group.directories.get("" if self.version == 2 else controller)
             if path and self.has(controller) and (value[0] != "?" or os.path.exists(f"{path}/{name}")):
-                files.write(f"{path}/{name}", value.lstrip("?"))
+                write(f"{path}/{name}", value.lstrip("?"))
 
     def stand_back(self) -> None:
         """All sandboxes together weigh half of what one process of the server does, when both want to work."""
@@ -185,7 +211,7 @@ class Cgroups:
         if path is not None:
             name, whole, _ = _WEIGHTS[self.version]
             with contextlib.suppress(OSError):
-                files.write(f"{path}/{name}", str(whole // 2))
+                write(f"{path}/{name}", str(whole // 2))
 
     def let_clone(self, uid: int) -> str:
         """Have a process of this user, once it is in the group whose ``cgroup.procs`` this gives, clone into ours.

@@ -1,13 +1,23 @@
-"""Which hierarchies of control groups this host has, and where in them we may make groups (cgroups(7))."""
+"""The hierarchies of control groups of this host, and where in them groups of ours can be made (cgroups(7)).
+
+A group of version 2 with processes in it hands no controllers down ("no internal processes"), and a service's processes
+begin in the very group that is delegated to it (systemd's Delegate=yes, a container's root with its own hierarchy). So
+the server and its keeper move into a leaf of it.
+
+Engines mount control groups read-only for a container's root, and the groups below the container's own are still its to
+make. In a cgroup namespace the kernel mounts a hierarchy from there on (cgroup_namespaces(7)).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from skillyard.sandbox.native.groups import files
+from skillyard.sandbox.native.groups import groups
 from skillyard.sandbox.native.groups.groups import Cgroups
+from skillyard.sandbox.native.linux import kernel
 
 NEEDED = ("memory", "pids", "cpu")
 
@@ -16,7 +26,7 @@ def find(name: str) -> Cgroups:
     """The hierarchies of this host in which we may make the group ``name`` for our sandboxes' groups."""
     mounts, unified = mounted()
     own = own_paths()
-    if unified and "memory" in files.words(f"{unified}/cgroup.controllers"):
+    if unified and "memory" in groups.words(f"{unified}/cgroup.controllers"):
         return _find_v2(unified, own.get("", "/"), name)
     found = Cgroups(version=1)
     for controller in NEEDED:
@@ -63,7 +73,7 @@ def _explained(error: OSError) -> str:
 
 def _claim_v2(base: str, name: str) -> Cgroups:
     """With those controllers that ``base`` has; memory must be one of them."""
-    had = [each for each in NEEDED if each in files.words(f"{base}/cgroup.controllers")]
+    had = [each for each in NEEDED if each in groups.words(f"{base}/cgroup.controllers")]
     if "memory" not in had:
         raise OSError(0, "the memory controller is not handed down to it")
     _hand_down(base, had)
@@ -79,9 +89,9 @@ def _claim_v2(base: str, name: str) -> Cgroups:
 
 
 def _hand_down(path: str, controllers: Sequence[str]) -> None:
-    wanted = set(controllers) - set(files.words(f"{path}/cgroup.subtree_control"))
+    wanted = set(controllers) - set(groups.words(f"{path}/cgroup.subtree_control"))
     if wanted:
-        files.write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
+        groups.write(f"{path}/cgroup.subtree_control", " ".join(f"+{controller}" for controller in sorted(wanted)))
 
 
 def mounted() -> tuple[dict[str, str], str | None]:
@@ -108,3 +118,89 @@ def own_paths() -> Mapping[str, str]:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             own.update(dict.fromkeys(controllers.split(","), path))
     return own
+
+
+_LEAF = "skillyard-server"
+_MARKS = ("user.delegate", "trusted.delegate")
+"""Extended attributes by which systemd says that a group is ours to divide."""
+
+
+def make_room() -> None:
+    """Moves the process that starts a keeper, and its parent, the server, into a leaf. Does nothing where there is no need, where
+    others are in that group too, or where it is not ours."""
+    _, unified = mounted()
+    if unified is None or "memory" not in groups.words(f"{unified}/cgroup.controllers"):
+        return
+    own = own_paths().get("", "/")
+    base = f"{unified}{own}".rstrip("/")
+    members = groups.words(f"{base}/cgroup.procs")
+    if os.path.exists(f"{base}/cgroup.type") and _is_ours(base, own) and _are_us(members):
+        with suppress(OSError):
+            os.makedirs(f"{base}/{_LEAF}", 0o755, exist_ok=True)
+            for pid in members:
+                groups.write(f"{base}/{_LEAF}/cgroup.procs", pid)
+
+
+def _is_ours(base: str, own: str) -> bool:
+    names = ("cgroup.procs", "cgroup.subtree_control")
+    if not all(os.access(f"{base}/{name}", os.W_OK) for name in names):
+        return False
+    if os.geteuid() != 0:
+        return os.stat(base).st_uid == os.geteuid()
+    return own == "/" or any(_mark(base, name) == b"1" for name in _MARKS)
+
+
+def _are_us(members: Iterable[str]) -> bool:
+    return {int(pid) for pid in members} <= {os.getpid(), os.getppid()}
+
+
+def _mark(base: str, name: str) -> bytes:
+    with suppress(OSError):
+        return os.getxattr(base, name)
+    return b""
+
+
+_CONTROLLERS = frozenset(NEEDED)
+_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+
+
+def mount_own() -> None:
+    """Mounts each read-only hierarchy once more, over itself, where we may write it. Call it in an own mount namespace."""
+    closed = [found for found in _own_mounts() if os.statvfs(found[0]).f_flag & os.ST_RDONLY]
+    if not closed or os.geteuid() != 0:
+        return
+    try:
+        kernel.unshare(kernel.CLONE_NEWCGROUP)
+    except OSError:
+        return  # then limits are supervised, as the probe will find
+    for target, kind, controllers in closed:
+        _cover(target, kind, controllers)
+
+
+def _cover(target: str, kind: str, controllers: str) -> None:
+    """The kernel refuses to mount a file system on itself: something else goes between."""
+    try:
+        kernel.mount("between", target, "tmpfs", _QUIET, "size=4k")
+    except OSError:
+        return
+    try:
+        kernel.mount("cgroup", target, kind, _QUIET, controllers)
+        if os.access(target, os.W_OK):
+            return
+        kernel.umount(target)
+    except OSError:
+        pass
+    kernel.umount(target)
+
+
+def _own_mounts() -> Iterator[tuple[str, str, str]]:
+    """Where, the file system's name, and its controllers (version 1): of those hierarchies that limits need."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = [*right.split(), "", "", ""][:3]
+            controllers = [name for name in options.split(",") if name not in ("ro", "rw", "none", "xattr")]
+            if kind == "cgroup2":
+                yield left.split()[4], kind, ""
+            elif kind == "cgroup" and not _CONTROLLERS.isdisjoint(controllers):
+                yield left.split()[4], kind, ",".join(controllers)

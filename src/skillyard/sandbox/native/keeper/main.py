@@ -18,7 +18,7 @@ from typing import Any
 from skillyard.sandbox.native.grounds import ids, interpreter
 from skillyard.sandbox.native.grounds.host import Host, masked_proc
 from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
-from skillyard.sandbox.native.groups import groups, hierarchies, own, parents, room
+from skillyard.sandbox.native.groups import groups, hierarchies, parents
 from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
@@ -30,7 +30,7 @@ from skillyard.sandbox.native.keeper.watch import kernel_memory, memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.process_bound import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.watch.tree import tree_of
-from skillyard.sandbox.native.keeper.zygotes.plan import Upkeep
+from skillyard.sandbox.native.keeper.zygotes.process import Upkeep
 from skillyard.sandbox.native.linux import kernel, landlock, namespaces
 
 SOCKET = "keeper.sock"
@@ -107,7 +107,7 @@ def _listen(run_dir: str) -> socket.socket:
 
 def _enter() -> None:
     """Before the pid namespace: in there, nobody could name the server."""
-    room.make()
+    hierarchies.make_room()
     namespaces.enter()
     kernel_memory.largest_buffer()
     namespaces.leave_network()
@@ -117,7 +117,7 @@ def _settle() -> None:
     """As pid 1 of the new namespaces."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    own.mount()
+    hierarchies.mount_own()
 
 
 def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, ready: int) -> None:

@@ -24,8 +24,7 @@ from skillyard.sandbox.native.inside.protocol import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandbox import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.shares import Shares
-from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Upkeep
-from skillyard.sandbox.native.keeper.zygotes.process import WarmProcess
+from skillyard.sandbox.native.keeper.zygotes.process import Plan, Upkeep, WarmProcess
 from skillyard.sandbox.native.keeper.zygotes.zygote import Household, Order, Warmth, Zygote
 from skillyard.sandbox.native.keeper.zygotes.zygotes import Key, Maker, WarmHouse, key_of
 

@@ -1,16 +1,18 @@
-"""The OCI bundle of a sandbox: its config.json (OCI runtime-spec 1.0)."""
+"""The OCI bundle of a sandbox: its config.json (OCI runtime-spec 1.0), and the filters that its init installs."""
 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.sandbox.native.grounds.gvisor import filters
 from skillyard.sandbox.native.grounds.interpreter import Interpreter
 from skillyard.sandbox.native.grounds.namespaces.zygote import environment
 from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.linux import bpf, kernel, seccomp
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
 
@@ -70,5 +72,29 @@ def _shown() -> Iterator[dict[str, Any]]:
 
 def _arguments(contents: Contents) -> list[str]:
     packages = contents.python.packages if contents.packages else ""
-    told = [packages, list(contents.preload), contents.disk_bytes, contents.processes, filters.assembled()]
+    told = [packages, list(contents.preload), contents.disk_bytes, contents.processes, assembled_filters()]
     return [contents.python.executable, "-I", "-S", "-B", "-c", _START, json.dumps(told)]
+
+
+_TYPE = 0xF000
+
+
+def assembled_filters() -> list[str]:
+    """In the order in which they are installed, in hexadecimal. Behind the closing one no further one goes in."""
+    made = (_no_devices(), seccomp.large_filter(), seccomp.closing_filter())
+    return [bpf.assemble(program).hex() for program in made]
+
+
+def _no_devices() -> list[bpf.Instruction]:
+    """gVisor lets anybody make device files, and opens those that it knows, wherever they are (mknod(2))."""
+    nr = numbers(kernel.ARCH)
+    program = seccomp.head(kernel.ARCH)
+    for name, mode in (("mknod", bpf.ARG1), ("mknodat", bpf.ARG2)):
+        if name in nr:
+            program += bpf.when(nr[name], _neither(mode, stat.S_IFCHR, stat.S_IFBLK))
+    return [*program, bpf.ALLOW]
+
+
+def _neither(mode: int, one: int, other: int) -> list[bpf.Instruction]:
+    steps = [(bpf.LOAD, 0, 0, mode), (bpf.AND, 0, 0, _TYPE), (bpf.JEQ, 2, 0, one), (bpf.JEQ, 1, 0, other)]
+    return [*steps, bpf.ALLOW, bpf.refuse()]

@@ -18,7 +18,7 @@ from skillyard.sandbox.native.inside import walls
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandbox import Box, Shape
 from skillyard.sandbox.native.keeper.sandboxes import MIB, Asked, Yard
-from skillyard.sandbox.native.keeper.zygotes.plan import Upkeep
+from skillyard.sandbox.native.keeper.zygotes.process import Upkeep
 from skillyard.sandbox.native.keeper.zygotes.zygotes import Key, Maker
 
 _HEADROOM = 192 * MIB

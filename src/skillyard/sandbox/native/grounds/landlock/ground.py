@@ -21,9 +21,8 @@ from skillyard.sandbox.native.grounds.landlock.looks import tree
 from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
 from skillyard.sandbox.native.grounds.landlock.process_count import Crowd
 from skillyard.sandbox.native.grounds.landlock.python import Python
-from skillyard.sandbox.native.grounds.landlock.tree import removal
+from skillyard.sandbox.native.grounds.landlock.tree import removal, work
 from skillyard.sandbox.native.grounds.landlock.watch import Watch
-from skillyard.sandbox.native.grounds.landlock.work import work
 from skillyard.sandbox.native.grounds.landlock.zygote import Block, ZygotePlan
 from skillyard.sandbox.native.grounds.namespaces import zygote_check
 from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
@@ -33,8 +32,7 @@ from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandbox import Box, Shape
 from skillyard.sandbox.native.keeper.sandboxes import MIB, Asked, Yard
-from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Started, Upkeep
-from skillyard.sandbox.native.keeper.zygotes.process import WarmProcess
+from skillyard.sandbox.native.keeper.zygotes.process import Plan, Started, Upkeep, WarmProcess
 from skillyard.sandbox.native.keeper.zygotes.zygote import Warmth
 from skillyard.sandbox.native.keeper.zygotes.zygotes import Key, key_of
 

@@ -4,13 +4,14 @@ the one that takes more is ended. Between two looks it may take more by what it 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
-from skillyard.sandbox.native.grounds.landlock import looks, pause
+from skillyard.sandbox.native.grounds.landlock import looks
 from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
-from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring
-from skillyard.sandbox.native.grounds.landlock.work import work
+from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring, work
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandboxes import MIB
 from skillyard.sandbox.native.keeper.watch import kernel_memory
@@ -57,7 +58,7 @@ class DiskWatch:
             self._counting = True
             if self._torn > _TORN_IN_A_ROW:
                 box = self._box
-                stopped = pause.stop(box.pid, box.shape.pids)
+                stopped = stop(box.pid, box.shape.pids)
                 self._loop.after(_HOLD_S, lambda: self._walk(now, stopped))
             else:
                 self._walk(now, set())
@@ -70,7 +71,7 @@ class DiskWatch:
             if stopped:
                 self._torn = 0
                 if not self._box.dead:
-                    pause.go_on(self._box.pid, self._box.shape.pids, stopped)
+                    go_on(self._box.pid, self._box.shape.pids, stopped)
 
         work(self._loop, self._all(total), done)
 
@@ -146,3 +147,30 @@ class Watch:
         box.account.saw(used)
         if used > limit and box.forced is None:
             box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
+
+
+_ROUNDS = 64
+"""What goes on forking for longer than that is ended by other means."""
+
+
+def stop(init: int, most: int) -> set[int]:
+    """All below ``init``, until nobody is new there; those that were not stopped before. SIGSTOP cannot be ignored."""
+    seen: set[int] = set()
+    stopped: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = [pid for pid in looks.tree(init, most) if pid not in seen]
+        if not fresh:
+            break
+        seen.update(fresh)
+        for pid in fresh:
+            with suppress(ProcessLookupError, PermissionError):
+                if not looks.is_stopped(pid):
+                    os.kill(pid, signal.SIGSTOP)
+                    stopped.add(pid)
+    return stopped
+
+
+def go_on(init: int, most: int, stopped: set[int]) -> None:
+    for pid in stopped.intersection(looks.tree(init, most)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Making the process that becomes a zygote: an id of its own, Landlock and a filter, then the interpreter by exec."""
+"""Starts a landlock zygote: an id of its own, Landlock and a filter, then the interpreter by exec."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from skillyard.sandbox.native.grounds.landlock import reach
+from skillyard.sandbox.native.grounds.interpreter import Interpreter
 from skillyard.sandbox.native.grounds.landlock.area import Area
 from skillyard.sandbox.native.grounds.landlock.filters import closing_filter, zygote_filter
 from skillyard.sandbox.native.grounds.landlock.inside import walls
+from skillyard.sandbox.native.grounds.landlock.inside.walls import Rule
 from skillyard.sandbox.native.grounds.landlock.python import Python
 from skillyard.sandbox.native.grounds.namespaces.zygote import KEEPER_FD, environment, keep_only, lessen_descriptors
-from skillyard.sandbox.native.keeper.zygotes.plan import Started
+from skillyard.sandbox.native.grounds.root import DEVICES, ETC, LINKS_OR_DIRECTORIES, SYSTEM_DIRECTORIES
+from skillyard.sandbox.native.keeper.zygotes.process import Started
 from skillyard.sandbox.native.linux import kernel, namespaces, seccomp
 
 _OOM_SCORE = "500"
@@ -67,8 +70,8 @@ def _become(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[s
     packages = plan.python.show_packages(plan.packages, plan.area)
     own_proc = not modules
     further = [plan.area.code, packages.place, *([packages.packages] if packages.packages else [])]
-    exact = reach.exact(plan.python.shown, further)
-    coarse = reach.coarse(plan.python.shown, further)
+    exact = exact_rules(plan.python.shown, further)
+    coarse = coarse_rules(plan.python.shown, further)
     os.chdir("/")
     os.umask(0o022)
     if plan.own_ids:
@@ -124,3 +127,55 @@ def _exec(plan: ZygotePlan, executable: str, settings: dict[str, object], sock: 
     kernel.install_filter(seccomp.assemble(seccomp.large_filter()))
     variables = environment(plan.python.shown) | {"PATH": plan.python.path(executable)} | dict(plan.python.variables)
     os.execve(executable, ["python3", "-I", "-S", "-B", "-c", START, json.dumps(settings)], variables)
+
+
+_PROC = (
+    "cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems", "sys/kernel/osrelease",
+    "sys/kernel/pid_max", "sys/kernel/random/uuid", "sys/kernel/cap_last_cap", "sys/vm/overcommit_memory",
+)  # fmt: skip
+"""Figures of the machine that libraries ask for. Of processes there is nothing but what a program is itself."""
+
+_SYS = (
+    "/sys/devices/system/cpu", "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us",
+)  # fmt: skip
+"""Landlock hides no name: what is seen to be there, libraries open without expecting a refusal."""
+
+_UNCOUNTED_DEVICES = frozenset({"zero"})
+"""Shared mappings of it are memory that no process shows as its own."""
+
+
+def coarse_rules(python: Interpreter, further: Iterable[str]) -> list[Rule]:
+    """For each program: few rules, since they are made anew for each. ``further`` are our own directories."""
+    return [*(Rule(path) for path in (*_directories(python), *further)), *_small()]
+
+
+def exact_rules(python: Interpreter, further: Iterable[str]) -> list[Rule]:
+    """For the zygote, once: the same without the packages of the host's own interpreters."""
+    directories = [path for top in _directories(python) for path in _without(top, python.masked)]
+    return [*(Rule(path) for path in (*directories, *further)), *_small()]
+
+
+def _directories(python: Interpreter) -> list[str]:
+    wanted = (*SYSTEM_DIRECTORIES, *LINKS_OR_DIRECTORIES, *python.directories)
+    return [path for path in dict.fromkeys(wanted) if os.path.isdir(path) and not os.path.islink(path)]
+
+
+def _small() -> Iterator[Rule]:
+    for name in DEVICES:
+        if name not in _UNCOUNTED_DEVICES and os.path.exists(f"/dev/{name}"):
+            yield Rule(f"/dev/{name}", device=True)
+    for path in (*ETC, *_SYS, *(f"/proc/{name}" for name in _PROC)):
+        if os.path.exists(path):
+            yield Rule(path)
+
+
+def _without(top: str, masked: Iterable[str]) -> Iterator[str]:
+    """Directories and files that together are ``top`` without what is ``masked``."""
+    inner = [path for path in masked if path == top or path.startswith(f"{top}/")]
+    if not inner:
+        yield top
+    elif top not in inner:
+        for entry in os.scandir(top):
+            if not entry.is_symlink():
+                yield from _without(entry.path, inner)

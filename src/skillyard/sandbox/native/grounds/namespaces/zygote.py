@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.grounds.interpreter import Interpreter
-from skillyard.sandbox.native.grounds.namespaces import mount_table
+from skillyard.sandbox.native.grounds.namespaces import zygote_check
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.inside.code import START
-from skillyard.sandbox.native.keeper.zygotes.plan import Started
+from skillyard.sandbox.native.keeper.zygotes.process import Started
 from skillyard.sandbox.native.linux import kernel, namespaces, seccomp
 
 _NAMESPACES = (
@@ -120,7 +120,7 @@ def _start(
     mounts = ""
     try:
         if os.read(ready_r, 1):
-            mounts = mount_table.read(pid)
+            mounts = zygote_check.read_mounts(pid)
             _map(pid, plan.ids, plan.slots)
             os.write(mapped_w, b"x")
     finally:

@@ -3,19 +3,62 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from skillyard.sandbox.native import packets
+from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
+from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
-from skillyard.sandbox.native.keeper.zygotes import orphans, words
-from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Upkeep
+from skillyard.sandbox.native.keeper.zygotes import words
 from skillyard.sandbox.native.keeper.zygotes.words import BadWord, Said, Word
 from skillyard.sandbox.native.linux import kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How zygotes are kept. All forks of one share its address layout and hash seed, so none serves for more than
+    ``runs`` clones or ``seconds``, nor waits for longer unused. One that imports modules ahead may take ``import_s``
+    seconds for each, and may then hold ``preload_mb``; all together ``total_mb``."""
+
+    runs: int = 2000
+    seconds: float = 1800.0
+    preload_mb: int = 256
+    total_mb: int = 1024
+    import_s: float = 30.0
+
+    @property
+    def most_mb(self) -> int:
+        """What one may hold while it imports: more than afterwards, since what is read is parsed."""
+        return 2 * self.preload_mb + 64
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A zygote that started. ``space`` and ``group`` are those of this process alone, where it has any. ``mounts`` is
+    its mountinfo from before packages' code ran in it."""
+
+    pid: int
+    space: PidSpace | None = None
+    group: Group | None = None
+    mounts: str = ""
+
+
+class Plan(Protocol):
+    """How the process is made that becomes a zygote. ``modules`` are to be imported by it, in order."""
+
+    @property
+    def modules(self) -> tuple[str, ...]: ...
+
+    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
+        """Fork and exec it; it speaks on ``sock`` and complains on ``errors``. Raises OSError."""
+        ...
+
 
 MIB = 1 << 20
 GO_ON = b"go"
@@ -141,7 +184,7 @@ class WarmProcess:
             self._late.cancel()
         kernel.pidfd_kill(self._pidfd)
         os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
-        orphans.end(self._loop, self.pid, {*self._living, self.pid})
+        end_orphans(self._loop, self.pid, {*self._living, self.pid})
         if not self._shares_pids:
             self._reap()
         self._end_space()
@@ -283,3 +326,33 @@ class WarmProcess:
         if not data:
             self._loop.forget(self._errors)
         self._text = (self._text + data)[-_MAX_ERROR_TEXT:]
+
+
+_PARENT, _GROUP = 1, 2
+"""Fields of /proc/PID/stat behind the name (proc_pid_stat(5))."""
+
+
+def end_orphans(loop: Turns, zygote: int, known: Collection[int]) -> None:
+    """Kill and reap what a zygote that has ended left in its process group, but for the pids that are ``known``."""
+    for pid in _orphans(zygote):
+        if pid not in known:
+            pidfd = kernel.pidfd_open(pid)
+            kernel.pidfd_kill(pidfd)
+            loop.watch(pidfd, READ, lambda _, pid=pid, pidfd=pidfd: _reap_orphan(loop, pid, pidfd))  # type: ignore[misc]
+
+
+def _reap_orphan(loop: Turns, pid: int, pidfd: int) -> None:
+    loop.forget(pidfd)
+    os.close(pidfd)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _orphans(group: int) -> Iterator[int]:
+    """Ours in this process group. A child keeps its pid until we reap it."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+                if int(fields[_PARENT]) == os.getpid() and int(fields[_GROUP]) == group:
+                    yield int(name)

@@ -10,8 +10,7 @@ from typing import Any
 from skillyard.sandbox.native import packets
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandbox import Box
-from skillyard.sandbox.native.keeper.zygotes.plan import Plan, Upkeep
-from skillyard.sandbox.native.keeper.zygotes.process import Hooks, WarmProcess
+from skillyard.sandbox.native.keeper.zygotes.process import Hooks, Plan, Upkeep, WarmProcess
 from skillyard.sandbox.native.keeper.zygotes.words import Said, Word
 
 _ASKED_AT_ONCE = 16
