@@ -126,8 +126,10 @@ _MARKS = ("user.delegate", "trusted.delegate")
 
 
 def make_room() -> None:
-    """Moves the process that starts a keeper, and its parent, the server, into a leaf. Does nothing where there is no need, where
-    others are in that group too, or where it is not ours."""
+    """Moves the process that starts a keeper, and its parent, the server, into a leaf of their group.
+
+    Does nothing where there is no need, where others are in that group too, or where it is not ours.
+    """
     _, unified = mounted()
     if unified is None or "memory" not in groups.words(f"{unified}/cgroup.controllers"):
         return
@@ -165,7 +167,7 @@ _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def mount_own() -> None:
-    """Mounts each read-only hierarchy once more, over itself, where we may write it. Call it in an own mount namespace."""
+    """Mounts each read-only hierarchy once more, over itself, where we may write it. Changes our mount namespace."""
     closed = [found for found in _own_mounts() if os.statvfs(found[0]).f_flag & os.ST_RDONLY]
     if not closed or os.geteuid() != 0:
         return
