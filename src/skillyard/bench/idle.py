@@ -13,6 +13,7 @@ from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.registry import best_with_network
 from skillyard.wiring import make_backend
 
 KIB = 1024
@@ -41,7 +42,7 @@ async def measure(home: Path, count: int) -> Idle:
     """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
     places = DataDir(home)
     settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(8192, count + _SPARE_IDS)})
-    backend = make_backend("native", settings, places.run)
+    backend = make_backend(best_with_network(), settings, places.run)
     assert isinstance(backend, NativeBackend)
     try:
         await _ready(backend, 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from skillyard.config.policy import PolicySettings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, shown
-from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import AUTO, Demand, Level, Probe, Protection, guarantees
 from skillyard.ports.sandbox import Backend
 
 
@@ -19,7 +21,8 @@ class Offer:
         self.probe = probe
         self.demand = demand
         self.refusal = _verdict(probe, demand)
-        self._seen: Mapping[str, str] = {}
+        self._met: Mapping[str, str] | None = None
+        self._told: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
 
     @property
     def name(self) -> str:
@@ -32,10 +35,32 @@ class Offer:
 
     def check_walls(self, enforced: Mapping[str, str]) -> None:
         """A very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
-        if enforced == self._seen:  # as the last one that was checked
+        if enforced == self._met:  # as the last one that was checked
             return
-        self.demand.check({name: Protection(Level(level)) for name, level in enforced.items()})
-        self._seen = dict(enforced)
+        self.demand.check(self._found(enforced))
+        self._met = dict(enforced)
+
+    def guarantees(self, enforced: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the guarantees of a very sandbox by name, each with its ``attestor`` and its ``evidence``, for the
+        record."""
+        if enforced != self._told[0]:
+            stand = guarantees(self._found(enforced), self.backend.nature)
+            self._told = (
+                dict(enforced),
+                {
+                    name: {"attestor": each.attestor.value, "evidence": list(each.evidence)}
+                    for name, each in stand.items()
+                },
+            )
+        return self._told[1]
+
+    def _found(self, enforced: Mapping[str, str]) -> dict[str, Protection]:
+        """The levels of a sandbox, with the words of the probe."""
+        said = self.probe.protections
+        return {
+            name: replace(said[name], level=Level(level)) if name in said else Protection(Level(level))
+            for name, level in enforced.items()
+        }
 
 
 class Backends:
@@ -52,6 +77,8 @@ class Backends:
         for name in (policy.isolation, *policy.isolations):
             if name != AUTO and name not in backends:
                 raise InvalidInput("policy.isolation", f"there is no backend '{name}'")
+        if AUTO in (policy.isolation, *policy.isolations) and not self._ranked:
+            raise InvalidInput("policy.isolation", "there is no backend that 'auto' may choose; name one")
 
     def __iter__(self) -> Iterator[Backend]:
         return iter(self._backends.values())

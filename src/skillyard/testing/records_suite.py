@@ -53,6 +53,7 @@ FULL = RunRecord(
     summary="half a surrogate \ud800, a NUL \0, an ü",
     limits={"cpus": 0.5, "pids": 7},
     enforced={"seccomp": "kernel"},
+    guarantees={"network": {"attestor": "kernel", "evidence": ["net_namespace"]}},
     usage={"cpu_ms": 1.5, "peak_memory_bytes": 2**40},
     digests={"blobs": {"blob:a": "00"}},
     output={"big": 2**70, "list": [1, None, True, {"k": "v"}]},

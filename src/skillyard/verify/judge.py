@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from skillyard.client.run import Run
-from skillyard.domain.sandbox.guarantees import Level
+from skillyard.domain.sandbox.guarantees import BOUNDARIES, Level
 from skillyard.domain.work.outcome import Outcome
 from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped, not_applicable
 from skillyard.verify.prelude import ARMED
@@ -53,8 +53,10 @@ def told(run: Run) -> str:
 
 
 def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
-    """Whether a run's record claims any of ``walls``; an attack that names none always counts."""
-    return not walls or any(enforced.get(wall, Level.MISSING) != Level.MISSING for wall in walls)
+    """Returns whether a run's record claims any of ``walls``, or a guarantee that they bear; an attack that names none
+    always counts."""
+    borne = [name for name, evidence in BOUNDARIES.items() if not set(evidence.bearing).isdisjoint(walls)]
+    return not walls or any(enforced.get(name, Level.MISSING) != Level.MISSING for name in (*walls, *borne))
 
 
 _FINISHED = frozenset({"", Outcome.EXIT})

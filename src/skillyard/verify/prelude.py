@@ -31,7 +31,7 @@ REFUSED = ("EACCES", "EPERM", "EROFS", "ENOENT", "ENOSYS", "EXDEV", "ESRCH", "EN
 
 
 OWN_KERNEL = (os.uname().release, os.uname().version) == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
-"""What gVisor's kernel says of itself wherever it runs. No kernel of that age could build the native walls, so that
+"""What a user-space kernel says of itself wherever it runs. No kernel of that age could build the native walls, so that
 this never holds there. Ids, devices and settings are that kernel's own then, and what is got of the host is judged."""
 away = []
 

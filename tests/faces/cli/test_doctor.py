@@ -10,8 +10,18 @@ import pytest
 from click.testing import Result
 
 from skillyard.config.settings import Settings, load_settings
-from skillyard.domain.sandbox.guarantees import ABILITIES, ADVISORY, PROTECTIONS, Demand, Level, Probe, Protection
-from skillyard.faces.cli.commands.doctor import network_refused, report, shortfall
+from skillyard.domain.sandbox.guarantees import (
+    ABILITIES,
+    ADVISORY,
+    GUARANTEES,
+    PROTECTIONS,
+    WALLS,
+    Demand,
+    Level,
+    Probe,
+    Protection,
+)
+from skillyard.faces.cli.commands.doctor import network_refused, report
 from skillyard.sandbox.registry import nature
 
 Cli = Callable[..., Result]
@@ -37,8 +47,7 @@ def probe(missing: set[str]) -> Probe:
 )
 def test_what_is_demanded_and_missing_is_named(missing: set[str], allowed: set[str], short: list[str]) -> None:
     found, demand = probe(missing), Demand(allow_degraded=frozenset(allowed))
-    assert shortfall(found, demand) == short
-    told = report(found, demand, short)
+    told = report(found, nature("native"), demand)
     assert told["mandatory_missing"] == short
     assert {name for name, p in told["protections"].items() if p["level"] == "missing"} == missing
     mandatory = {name for name, p in told["protections"].items() if p["mandatory"]}
@@ -51,6 +60,9 @@ def test_it_tells_of_every_protection_and_exits_by_what_it_found(bare: Cli) -> N
     assert set(found["protections"]) == set(PROTECTIONS)
     network = found["network_refused"] and found["network_demanded"]
     assert told.exit_code == (0 if found["ready"] and not found["mandatory_missing"] and not network else 1)
+    assert set(found["guarantees"]) == set(GUARANTEES)
+    for guarantee in found["guarantees"].values():
+        assert bool(guarantee["evidence"]) == (guarantee["attestor"] != "missing")
     for protection in found["protections"].values():
         assert protection["by"] or protection["why"]
     assert set(found["abilities"]) == set(ABILITIES)
@@ -60,13 +72,14 @@ def test_it_tells_of_every_protection_and_exits_by_what_it_found(bare: Cli) -> N
 
 
 def test_a_backend_that_does_not_speak_of_a_network_has_none() -> None:
-    silent = report(probe(set()), Demand(), [])["abilities"]["egress"]
+    silent = report(probe(set()), nature("native"), Demand())["abilities"]["egress"]
     assert (silent["level"], silent["why"]) == ("missing", "the backend does not offer it")
 
 
 def test_the_table_has_a_line_for_each(bare: Cli) -> None:
-    lines = bare("doctor").stdout.splitlines()
-    assert [line.split()[0] for line in lines[1 : 1 + len(PROTECTIONS)]] == list(PROTECTIONS)
+    first, second = [table.splitlines()[1:] for table in bare("doctor").stdout.split("\n\n")[:2]]
+    assert [line.split()[0] for line in first] == list(GUARANTEES)
+    assert [line.split()[0] for line in second] == list(WALLS)
 
 
 def _settings(**network: object) -> Settings:

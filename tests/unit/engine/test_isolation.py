@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, ProtectionMissing
-from skillyard.domain.sandbox.guarantees import Level, Protection
+from skillyard.domain.sandbox.guarantees import GUARANTEES, Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.engine import Engine
 from skillyard.sandbox.registry import nature
@@ -108,6 +108,59 @@ async def test_an_isolation_may_lack_what_it_is_without_by_nature_and_nothing_el
     with pytest.raises(ProtectionMissing) as caught:
         await rig.run()
     assert caught.value.details["protections"] == ["seccomp"]
+
+
+async def test_the_record_says_what_was_guaranteed_by_whom_and_by_which_walls(rig: Rig) -> None:
+    level = without(named("landlock"), *nature("landlock").without)
+    level.protections["disk"] = Protection(Level.SUPERVISED, by="a watch")
+    await engine_over(rig, level, isolation="landlock")
+    run = await rig.run()
+    found = (await rig.record(run)).guarantees
+    assert list(found) == list(GUARANTEES)
+    assert found["host_files"] == {"attestor": "kernel", "evidence": ["landlock"]}
+    assert found["disk"] == {"attestor": "supervised", "evidence": ["a watch"]}
+    assert (await rig.call("runs.show", run_id=run["run_id"]))["run"]["guarantees"] == found
+    assert "guarantees" not in run
+
+
+async def test_a_backend_that_lacks_a_guarantee_is_refused_before_a_sandbox_is_made(rig: Rig) -> None:
+    remote = named("remote")
+    remote.protections = {name: Protection(Level.PROVIDER, by="its word") for name in GUARANTEES}
+    await engine_over(rig, remote, isolation="remote")
+    assert (await rig.record(await rig.run())).guarantees["host_files"]["attestor"] == "provider"
+    for changes in ({"host_files": Protection(Level.MISSING, why="it shares them")}, {"host_files": None}):
+        remote.protections |= {name: p for name, p in changes.items() if p is not None}
+        if changes["host_files"] is None:
+            del remote.protections["host_files"]
+        await rig.engine.start()
+        made = len(remote.started)
+        with pytest.raises(ProtectionMissing, match="host_files") as caught:
+            await rig.run()
+        assert caught.value.details["protections"] == ["host_files"]
+        assert len(remote.started) == made
+
+
+async def test_a_provider_does_where_policy_asks_for_no_kernel(rig: Rig) -> None:
+    remote = named("remote")
+    remote.protections = {name: Protection(Level.PROVIDER) for name in GUARANTEES}
+    await engine_over(rig, remote, isolation="remote", kernel_only=frozenset({"kernel_surface"}))
+    with pytest.raises(ProtectionMissing, match=r"kernel_surface \(only attested by its provider here"):
+        await rig.run()
+
+
+async def test_a_sandbox_with_less_than_its_backend_offered_is_refused(rig: Rig) -> None:
+    remote = named("remote")
+    remote.protections = {name: Protection(Level.PROVIDER) for name in GUARANTEES}
+    await engine_over(rig, remote, isolation="remote")
+    for claim in (Level.MISSING, "by some new word", None):
+        remote.protections = {name: Protection(Level.PROVIDER) for name in GUARANTEES if name != "neighbours"}
+        if claim is not None:
+            remote.protections["neighbours"] = Protection(Level(claim))
+        with pytest.raises(ProtectionMissing, match="neighbours"):
+            await rig.run()
+    remote.protections = {}
+    with pytest.raises(ProtectionMissing, match="host_files"):
+        await rig.run()
 
 
 async def test_leftovers_of_every_backend_are_swept(rig: Rig) -> None:

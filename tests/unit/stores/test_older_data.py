@@ -105,7 +105,7 @@ async def test_its_records_are_there(database: Database) -> None:
     assert record == await records.get("run_1")
     assert record is not None
     assert (record.status, record.output, record.output_blobs) == (RunStatus.COMPLETED, {"a": 1}, ("blob:ann-b",))
-    assert (record.files, record.notes) == ((), ())
+    assert (record.files, record.notes, record.guarantees) == ((), (), {})
 
 
 async def test_its_approvals_hold_and_are_bound_by_the_next_run(database: Database) -> None:

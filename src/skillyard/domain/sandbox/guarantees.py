@@ -8,7 +8,7 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -171,11 +171,13 @@ class Demand:
 
     def check(self, offered: Mapping[str, Protection]) -> None:
         """Raises ProtectionMissing naming everything that falls short and its mend."""
-        short = list(self._short(offered))
-        if short:
-            raise ProtectionMissing(
-                "this host cannot enforce: " + "; ".join(short), protections=[s.split(" ")[0] for s in short]
-            )
+        if short := dict(self._short(offered)):
+            why = "; ".join(f"{name} ({reason})" for name, reason in short.items())
+            raise ProtectionMissing(f"this host cannot enforce: {why}", protections=list(short))
+
+    def shortfall(self, offered: Mapping[str, Protection]) -> list[str]:
+        """Returns the names of everything that falls short."""
+        return [name for name, _ in self._short(offered)]
 
     def demands(self, name: str) -> bool:
         """Returns whether a wall or guarantee of that name may not be missing. A wall is demanded for as long as one
@@ -186,14 +188,15 @@ class Demand:
             return True
         return any(name in _walls(boundary) for boundary in BOUNDARIES if boundary not in self.allow_degraded)
 
-    def _short(self, offered: Mapping[str, Protection]) -> Iterable[str]:
+    def _short(self, offered: Mapping[str, Protection]) -> Iterator[tuple[str, str]]:
+        """Each name that falls short, and why."""
         for name in self._asked(offered):
             have = offered.get(name, _SILENT)
             if have.level is Level.MISSING:
-                yield f"{name} ({have.why or 'not available'}" + (f"; {have.mend}" if have.mend else "") + ")"
+                yield name, (have.why or "not available") + (f"; {have.mend}" if have.mend else "")
             elif have.level is not Level.KERNEL and self._of_the_kernel(name):
                 word = "supervised" if have.level is Level.SUPERVISED else "attested by its provider"
-                yield f"{name} (only {word} here, and the policy requires the kernel)"
+                yield name, f"only {word} here, and the policy requires the kernel"
 
     def _asked(self, offered: Mapping[str, Protection]) -> Iterator[str]:
         """The names to look at: a guarantee that the backend speaks of by name, and the walls of any other. A wall that

@@ -55,6 +55,9 @@ class RunRecord:
     summary: str = ""
     limits: dict[str, Any] = field(default_factory=dict)
     enforced: dict[str, str] = field(default_factory=dict)
+    """The level of each wall and limit of its sandbox."""
+    guarantees: dict[str, Any] = field(default_factory=dict)
+    """What its sandbox guaranteed, by name: ``attestor`` and ``evidence``; empty in records of earlier versions."""
     usage: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, Any] = field(default_factory=dict)
     output: Any = None

@@ -129,6 +129,7 @@ class Execution:
         self._creating = False
         self._found.created_ms = self._elapsed_ms()
         self._found.enforced = dict(sandbox.enforced)
+        self._found.guarantees = self._plan.offer.guarantees(self._found.enforced)
         self._plan.offer.check_walls(self._found.enforced)
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)

@@ -80,7 +80,7 @@ async def cancel_run(engine: Engine, principal: Principal, params: Mapping[str, 
 def _line(record: RunRecord) -> dict[str, Any]:
     """Of a list, whose records come without what can be large."""
     shown = view(record)
-    del shown["network"], shown["needs"]
+    del shown["network"], shown["needs"], shown["guarantees"]
     return shown
 
 

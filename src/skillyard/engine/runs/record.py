@@ -160,6 +160,7 @@ class Findings:
     ended_ms: float = 0.0
     started_at: float | None = None
     enforced: dict[str, str] = field(default_factory=dict)
+    guarantees: dict[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
     log: Log = NO_LOG
     said: Result | Raised | None = None
@@ -247,6 +248,7 @@ class FinalRecord:
             "started_at": found.started_at,
             "ended_at": self._engine.clock.now(),
             "enforced": found.enforced,
+            "guarantees": found.guarantees,
             "usage": found.usage_dict(),
             "output_blobs": (*found.blobs, *spilled),
             "files": tuple({**file, "path": self._redaction.text(file["path"])} for file in found.files),

@@ -222,7 +222,7 @@ armed()
 
 async def _kernel_memory(yard: Yard) -> Judgement:
     """Where nobody but a watch counts, SECURITY.md says so: the watch sees processes. A kernel of the sandbox's own is
-    given memory for itself besides (docs/gvisor.md)."""
+    given memory for itself besides."""
     limits = {"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64}
     judgement = judged(
         await yard.attack(_KERNEL_BODY, {"limit": LIMIT_MB, "asked": 160, "kernel": 320}, **limits), _ENDS

@@ -128,7 +128,7 @@ _poisons(
     """,
     """
     import fcntl
-    # gVisor answers F_GETOWN_EX and writes nothing, so that the C library tells what lay there: any file tells the same
+    # Such a kernel answers F_GETOWN_EX and writes nothing: the C library tells what lay there, of any file the same
     nobody = fcntl.fcntl(os.open("/tmp/nobodys", os.O_CREAT | os.O_RDWR), fcntl.F_GETOWN) if OWN_KERNEL else 0
     for fd in range(0, 4):
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)

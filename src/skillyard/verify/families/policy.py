@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import ProtectionMissing, SkillyardError
-from skillyard.domain.sandbox.guarantees import ADVISORY, LIMITS, WALLS, Level, Probe
+from skillyard.domain.sandbox.guarantees import ADVISORY, WALLS, Demand, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
@@ -24,13 +24,13 @@ async def _record(yard: Yard) -> Judgement:
     enforced: dict[str, str] = dict(run.raw.get("enforced") or {})
     if not run.ok or not enforced:
         return broken("the run's record says nothing of its walls")
-    unnamed = sorted(set(WALLS + LIMITS) - set(enforced) - ADVISORY)
-    waived_by_nature = ADVISORY | registry.nature(str(run.raw.get("isolation") or "")).without
-    missing = {name for name, level in enforced.items() if level == Level.MISSING} - waived_by_nature
-    if unnamed:
-        return escaped(f"the record does not speak of {', '.join(unnamed)}")
+    accepted = registry.nature(str(run.raw.get("isolation") or "")).without
     if yard.runtime is not None:
-        missing -= yard.runtime.settings.policy.allow_degraded
+        accepted |= yard.runtime.settings.policy.allow_degraded
+    offered = {name: Protection(Level(level)) for name, level in enforced.items()}
+    missing = Demand(allow_degraded=accepted).shortfall(offered)
+    if unnamed := sorted(set(missing) - set(enforced)):
+        return escaped(f"the record does not speak of {', '.join(unnamed)}")
     if not missing:
         return CONTAINED
     named = ", ".join(sorted(missing))

@@ -18,7 +18,7 @@ FAMILY.program(
             text = open("/proc/" + name, "rb").read(64)
         except OSError:
             continue
-        if text.strip() and text.strip() != b"BOOT_IMAGE=/vmlinuz-4.4.0-gvisor quiet":  # gVisor's, the same everywhere
+        if text.strip() and not (OWN_KERNEL and name == "cmdline"):  # of that kernel, the same everywhere
             got.append(f"/proc/{name}: {text[:24]!r}")
     works("its own status", lambda: len(open("/proc/self/status").read()) > 100)
     """,

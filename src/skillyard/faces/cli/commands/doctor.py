@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.domain.errors import GateFault, ProtectionMissing
-from skillyard.domain.sandbox.guarantees import ABILITIES, Demand, Level, Nature, Probe, Protection
+from skillyard.domain.errors import GateFault
+from skillyard.domain.sandbox.guarantees import (
+    ABILITIES,
+    Demand,
+    Guarantee,
+    Level,
+    Nature,
+    Probe,
+    Protection,
+    guarantees,
+)
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from skillyard.engine.backends import Offer
     from skillyard.gate.client import ProcessGate
 
-_COLOURS = {"kernel": "green", "supervised": "yellow", "missing": "red"}
+_COLOURS = {"kernel": "green", "supervised": "yellow", "provider": "yellow", "missing": "red"}
 
 
 @click.command()
@@ -28,10 +37,11 @@ _COLOURS = {"kernel": "green", "supervised": "yellow", "missing": "red"}
 @json_option
 @data_dir_option
 def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
-    """Try every protection on this host, and say what enforces it or how to get it.
+    """Try every guarantee on this host, and say what upholds it or how to get it.
 
-    A throw-away sandbox is made and looked at from inside. Levels: kernel (the kernel enforces it), supervised
-    (skillyard watches and kills), missing. Exits with 1 when the settings' policy demands more than this host
+    A throw-away sandbox is made and looked at from inside. A guarantee is attested by the kernel (it enforces it),
+    as supervised (skillyard watches and kills), by the provider of the sandbox, or it is missing; below it stand the
+    walls that it rests on. Exits with 1 when the settings' policy demands more than this host
     can enforce: runs are refused then. Also exits with 1 when network.rules let runs reach hosts and no way out
     stands here; not where the chosen isolation has none by its nature and network.run_code is none. With auto, it
     shows the strongest isolation that stands here.
@@ -40,26 +50,17 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
 
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
-    found, short = offer.probe, shortfall(offer.probe, offer.demand)
-    refused, demanded = network_refused(found, offer.backend.nature, settings)
+    found, nature, short = offer.probe, offer.backend.nature, offer.demand.shortfall(offer.probe.protections)
+    refused, demanded = network_refused(found, nature, settings)
     if as_json:
         told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
-        emit_json(report(found, offer.demand, short) | told)
+        emit_json(report(found, nature, offer.demand) | told)
     else:
-        _print(found, short, refused, demanded=demanded)
+        _print(found, nature, short, refused, demanded=demanded)
         for stronger, why in passed_over.items():
             click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
     if offer.refusal is not None or (refused and demanded):
         click.get_current_context().exit(Exit.FAILED)
-
-
-def shortfall(found: Probe, demand: Demand) -> list[str]:
-    """Names of the protections that policy demands and this host lacks."""
-    try:
-        demand.check(found.protections)
-    except ProtectionMissing as error:
-        return list(error.details["protections"])
-    return []
 
 
 def network_refused(found: Probe, nature: Nature, settings: Settings) -> tuple[str, bool]:
@@ -78,12 +79,14 @@ def abilities(found: Probe) -> dict[str, Protection]:
     return {name: found.abilities.get(name, silent) for name in ABILITIES}
 
 
-def report(found: Probe, demand: Demand, short: Sequence[str]) -> dict[str, Any]:
-    """The JSON form: ``protections`` by name with level, by, why, mend, mandatory; ``abilities`` alike."""
+def report(found: Probe, nature: Nature, demand: Demand) -> dict[str, Any]:
+    """Returns the JSON form: ``guarantees`` by name with attestor, evidence, lacking; ``protections`` with level, by,
+    why, mend, mandatory; ``abilities`` alike."""
     return {
         "isolation": found.backend,
         "ready": found.ready,
-        "mandatory_missing": list(short),
+        "mandatory_missing": demand.shortfall(found.protections),
+        "guarantees": {name: asdict(each) for name, each in guarantees(found.protections, nature).items()},
         "protections": {
             name: {**asdict(protection), "mandatory": demand.demands(name)}
             for name, protection in found.protections.items()
@@ -132,9 +135,14 @@ async def _with_gate(found: Probe, gate: ProcessGate) -> Probe:
     return replace(found, facts={**found.facts, "gate": ", ".join(filter(None, walls))})
 
 
-def _print(found: Probe, short: Sequence[str], refused: str, *, demanded: bool) -> None:
-    rows = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
-    emit_table(("protection", "level", "by, or why not"), rows, colours=_COLOURS)
+def _print(found: Probe, nature: Nature, short: Sequence[str], refused: str, *, demanded: bool) -> None:
+    stand = guarantees(found.protections, nature)
+    rows = [(name, each.attestor.value, _grounds(name, each, found)) for name, each in stand.items()]
+    emit_table(("guarantee", "attested by", "evidence, or why not"), rows, colours=_COLOURS)
+    walls = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
+    if walls := [row for row in walls if row[0] not in stand]:
+        click.echo()
+        emit_table(("wall", "level", "by, or why not"), walls, colours=_COLOURS)
     click.echo(f"\nisolation: {found.backend}")
     for name, ability in abilities(found).items():
         click.echo(f"{name}: {ability.level.value}" + (f" ({detail})" if (detail := _detail(ability)) else ""))
@@ -148,6 +156,14 @@ def _print(found: Probe, short: Sequence[str], refused: str, *, demanded: bool) 
         network = f" Runs that need a network are refused: {refused}." if refused else ""
         colour = "green" if not refused else "red" if demanded else "yellow"
         click.secho(f"\nEvery protection that is demanded is in force.{network}", fg=colour, err=True)
+
+
+def _grounds(name: str, guarantee: Guarantee, found: Probe) -> str:
+    """What it rests on: the backend's words about it, else its walls."""
+    if name in found.protections:
+        return _detail(found.protections[name]) if found.ready else ""
+    lacking = f"without {', '.join(guarantee.lacking)}" if guarantee.lacking else ""
+    return "; ".join(filter(None, (", ".join(guarantee.evidence), lacking)))
 
 
 def _detail(protection: Protection) -> str:
