@@ -143,8 +143,8 @@ async def test_a_backend_that_lacks_a_guarantee_is_refused_before_a_sandbox_is_m
 async def test_a_provider_does_where_policy_asks_for_no_kernel(rig: Rig) -> None:
     remote = named("remote")
     remote.protections = {name: Protection(Level.PROVIDER) for name in GUARANTEES}
-    await engine_over(rig, remote, isolation="remote", kernel_only=frozenset({"kernel_surface"}))
-    with pytest.raises(ProtectionMissing, match=r"kernel_surface \(only attested by its provider here"):
+    await engine_over(rig, remote, isolation="remote", require="kernel")
+    with pytest.raises(ProtectionMissing, match=r"host_files \(only attested by its provider here"):
         await rig.run()
 
 
