@@ -41,12 +41,12 @@ from skillyard.gate.relay.first_bytes import FirstBytes, sniff
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
+from skillyard.ipc import packets
 from skillyard.ipc.frames import BadFrame
 from skillyard.ipc.frames import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
-from skillyard.sandbox.native import packets
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.zygotes import words
 from skillyard.stores.archives import ArchiveRefused
@@ -202,7 +202,7 @@ READERS = {
         init_words.read, (init_words.BadWord,), "sandbox/native/keeper/init_words.py", (ENDED, b'{"ready":true}')
     ),
     "the keeper of packets of an init": Reader(
-        _packet(init_words.hear), (init_words.BadWord,), "sandbox/native/packets.py", (ENDED,)
+        _packet(init_words.hear), (init_words.BadWord,), "ipc/packets.py", (ENDED,)
     ),
     "the keeper of packets of a zygote": Reader(
         _packet(words.hear),
@@ -256,7 +256,7 @@ OWN_WORDS = {
     "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
     "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
-    "sandbox/native/keeper/peers.py": "the kernel's",
+    "ipc/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",
     "sandbox/native/grounds/landlock/zygote.py": "the keeper's",
     "sandbox/native/grounds/gvisor/bundle.py": "our own file",

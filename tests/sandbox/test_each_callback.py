@@ -17,9 +17,9 @@ import skillyard
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
 from skillyard.domain.work.outcome import Outcome
+from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
 from tests.sandbox import faulty_keeper
 from tests.sandbox.preloading import Yard, write_packages

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import SandboxFault
+from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.launch import KeeperOptions
 
 pytestmark = [

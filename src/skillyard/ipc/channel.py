@@ -7,17 +7,8 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.ipc.frames import (
-    BESIDE,
-    MAX_HEADER,
-    BadFrame,
-    FrameReader,
-    Header,
-    Outbox,
-    close_all,
-    descriptors,
-    encode,
-)
+from skillyard.ipc.frames import BESIDE, MAX_HEADER, BadFrame, FrameReader, Header, Outbox, close_all, encode
+from skillyard.ipc.packets import descriptors
 
 _READ = 1 << 20
 _CROWDED_S = 0.002

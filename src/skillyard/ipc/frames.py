@@ -6,7 +6,6 @@ A frame is two big-endian 32-bit lengths, the object, the bytes. Sockets come be
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import socket
@@ -16,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.ipc.packets import send_some
+
 HEAD = struct.Struct(">II")
 MAX_HEADER = 4 * 1024 * 1024
 MAX_BODY = 256 * 1024 * 1024
@@ -23,8 +24,7 @@ AT_ONCE = 250
 """Sockets beside one piece: the kernel takes 253 (SCM_MAX_FD)."""
 MOST_WAITING = 1024
 """Descriptors that came before the frame that names them is whole."""
-_INT = array.array("i").itemsize
-BESIDE = socket.CMSG_SPACE(253 * _INT)
+BESIDE = socket.CMSG_SPACE(253 * 4)
 """Room for all that the kernel puts beside one piece."""
 
 Header = dict[str, Any]
@@ -40,15 +40,6 @@ def encode(header: Header, body: bytes = b"", sockets: int = 0) -> bytes:
         header = {**header, "sockets": sockets}
     raw = json.dumps(header, separators=(",", ":")).encode()
     return b"".join((HEAD.pack(len(raw), len(body)), raw, body))
-
-
-def descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """Returns the descriptors in what recvmsg(2) gives beside the bytes."""
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % _INT])
-    return list(found)
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
@@ -162,7 +153,4 @@ class Outbox:
         self._pieces.clear()
 
     def _send(self, piece: _Piece) -> int:
-        if not piece.beside:
-            return self._sock.send(piece.data)
-        rights = array.array("i", [sock.fileno() for sock in piece.beside])
-        return self._sock.sendmsg([piece.data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        return send_some(self._sock, piece.data, [sock.fileno() for sock in piece.beside])

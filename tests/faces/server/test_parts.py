@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from skillyard.sandbox.native.keeper.peers import peer
+from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.launch import _connect
 from tests.crash.server import Server
 

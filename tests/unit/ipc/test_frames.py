@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from skillyard.ipc.frames import AT_ONCE, BESIDE, FrameReader, Outbox, descriptors, encode
+from skillyard.ipc.frames import AT_ONCE, BESIDE, FrameReader, Outbox, encode
+from skillyard.ipc.packets import descriptors
 
 
 def pipes(count: int) -> list[socket.socket]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.guarantees import Level, Protection
-from skillyard.sandbox.native.keeper.outbox import close_all
+from skillyard.ipc.frames import close_all
 
 if TYPE_CHECKING:
     from skillyard.sandbox.native.backend import NativeBackend

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skillyard.domain.errors import SandboxFault
-from skillyard.sandbox.native.keeper.peers import peer
+from skillyard.ipc.peers import peer
 
 _START_BOUND_S = 20.0
 _LOOK_AGAIN_S = 0.02

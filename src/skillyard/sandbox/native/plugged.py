@@ -9,8 +9,8 @@ from typing import Any
 
 from skillyard.domain.errors import GateFault
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
+from skillyard.ipc.frames import close_all
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.sandbox import NativeSandbox
 

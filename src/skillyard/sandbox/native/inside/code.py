@@ -8,7 +8,6 @@ from pathlib import Path
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
 
 _NATIVE = (
-    "packets",
     *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
     *(f"inside/{name}" for name in ("__init__", "walls", "protocol", "init", "zygote")),
 )
@@ -22,8 +21,9 @@ START = (
 def modules() -> Iterator[tuple[str, Path | None]]:
     """(path below CODE_ROOT, source file or None for an empty file)."""
     package = Path(__file__).parents[3]
-    for name in ("skillyard", "skillyard/sandbox", "skillyard/sandbox/native"):
+    for name in ("skillyard", "skillyard/sandbox", "skillyard/sandbox/native", "skillyard/ipc"):
         yield f"{name}/__init__.py", None
+    yield "skillyard/ipc/packets.py", package / "ipc" / "packets.py"
     for name in _NATIVE:
         yield f"skillyard/sandbox/native/{name}.py", package / "sandbox" / "native" / f"{name}.py"
     for source in sorted((package / "guest").rglob("*.py")):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.inside.protocol import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
 

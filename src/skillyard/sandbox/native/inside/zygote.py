@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, walls
 from skillyard.sandbox.native.inside.protocol import INTO_CGROUP
 from skillyard.sandbox.native.linux import kernel

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 
 TEXT_KEPT = 400
 MOST_BYTES = 16 * 1024

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.grounds import ids, interpreter
 from skillyard.sandbox.native.grounds.host import Host, masked_proc
 from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
@@ -22,7 +23,6 @@ from skillyard.sandbox.native.groups import groups, hierarchies, parents
 from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.peers import peer
 from skillyard.sandbox.native.keeper.sandbox import Box
 from skillyard.sandbox.native.keeper.sandboxes import Yard
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s

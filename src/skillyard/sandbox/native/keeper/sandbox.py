@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.inside.walls import Build

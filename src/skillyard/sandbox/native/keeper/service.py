@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from skillyard.ipc.frames import close_all
 from skillyard.sandbox.native.grounds.namespaces.listening import Listen
 from skillyard.sandbox.native.grounds.namespaces.mounts import Show, allowed
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.outbox import close_all
 from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.keeper.sandbox import Box, Lease, Shape
 from skillyard.sandbox.native.keeper.sandboxes import Asked, Yard

@@ -15,7 +15,7 @@ import struct
 from typing import Any
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, walls
 from skillyard.sandbox.native.inside.zygote import be_plain, import_ahead
 from skillyard.sandbox.native.linux import kernel

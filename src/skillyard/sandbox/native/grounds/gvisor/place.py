@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Any
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.gvisor.account import MIB, GvisorAccount
 from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
 from skillyard.sandbox.native.groups.groups import Group

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from skillyard.sandbox.native.keeper.outbox import close_all
+from skillyard.ipc.frames import close_all
 from skillyard.sandbox.native.linux import kernel, rtnetlink
 
 MOST_STREAMS = 260

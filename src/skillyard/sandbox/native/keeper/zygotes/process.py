@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns

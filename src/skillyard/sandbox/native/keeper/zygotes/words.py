@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.keeper.watch.processes import children, status
 from skillyard.sandbox.native.linux import kernel
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.sandbox import Box
 from skillyard.sandbox.native.keeper.zygotes.process import Hooks, Plan, Upkeep, WarmProcess

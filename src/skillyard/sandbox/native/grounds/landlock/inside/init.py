@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.inside import places, walls
 from skillyard.sandbox.native.inside import init
 from skillyard.sandbox.native.linux import kernel

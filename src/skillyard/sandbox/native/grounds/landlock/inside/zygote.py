@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from skillyard.guest import main as guest
-from skillyard.sandbox.native import packets
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.inside import init, walls
 from skillyard.sandbox.native.inside.zygote import be_plain, import_watched, tell_cloned
 from skillyard.sandbox.native.linux import kernel
