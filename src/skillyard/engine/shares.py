@@ -146,6 +146,10 @@ class Admission:
         if self.waiting:
             self._hand_out()
 
+    def most(self, memory_mb: int) -> int:
+        """Returns ``memory_mb``, or all the memory that there is for sandboxes where that is less."""
+        return min(memory_mb, self._memory_mb)
+
     def would_wait(self, principal: str, memory_mb: int) -> bool:
         """Whether :meth:`enter` would not return at once."""
         has_share = self._has_share(self._tenants.look(principal), memory_mb)

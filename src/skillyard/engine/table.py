@@ -9,10 +9,8 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.method import Method, telling_no_secret
-from skillyard.engine.network import live
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
-from skillyard.engine.runs import history_methods
 from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
 from skillyard.engine.skills import approval_methods, discovery
@@ -30,8 +28,6 @@ METHODS: dict[str, Method[Any]] = {
         discovery,
         execution,
         blobs,
-        history_methods,
-        live,
         policy_methods,
         secret_methods,
         catalogue_methods,

@@ -14,6 +14,7 @@ from skillyard.domain.errors import InvalidInput, SkillyardError
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
+from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.engine import Engine
 from skillyard.engine.table import METHODS, invoke
@@ -123,22 +124,22 @@ class _Process:
         """The runtime, ready to serve, and the files by which others find it."""
         data_dir = self._settings.data_dir
         async with self._runtime:
-            engine = self._engine()
-            offer = await engine.backends.choose()
+            app, engine = self._runtime.app, self._engine()
+            offer = await app.backends.choose()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
-            self._watch(engine)
-            self._lifecycle.dead = lambda: engine.parts.dead
-            self._remark(offer, engine.backends)
+            self._watch(app)
+            self._lifecycle.dead = lambda: app.parts.dead
+            self._remark(offer, app.backends)
             _tell_of_skills(await engine.skills.problems())
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 yield _readiness(offer, self._settings)
 
-    def _watch(self, engine: Engine) -> None:
-        self._metrics.gauge("runs_running", "Runs with a place.", lambda: engine.admission.running)
-        self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: engine.admission.waiting)
-        self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(engine.active))
+    def _watch(self, app: App) -> None:
+        self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)
+        self._metrics.gauge("runs_waiting", "Runs that wait for one.", lambda: app.admission.waiting)
+        self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(app.active))
 
     def _remark(self, offer: Offer, backends: Backends) -> None:
         """What the operator should know about this server before it is used."""
@@ -154,11 +155,11 @@ class _Process:
 
     async def _end_runs(self) -> None:
         """Each run in work is cancelled and recorded; its caller gets the Run object."""
-        engine = self._engine()
-        engine.close_admission()
+        app = self._runtime.app
+        app.close_admission()
         async with asyncio.TaskGroup() as ending:
-            for run_id in list(engine.active):
-                ending.create_task(engine.cancel(run_id, "the server is stopping"))
+            for run_id in list(app.active):
+                ending.create_task(app.runs.cancel(run_id, "the server is stopping"))
 
 
 def _tell_of_skills(problems: Sequence[Finding]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.storage import BlobSettings
 from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL
 from skillyard.domain.sandbox import frames
@@ -16,7 +17,6 @@ from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.engine import table
 from skillyard.engine.backends import Offer
-from skillyard.engine.engine import Engine
 from skillyard.engine.runs import execution, grant, record
 from skillyard.engine.secrets import for_run
 from skillyard.engine.secrets.redact import NOTHING, Redaction
@@ -48,7 +48,7 @@ def believing(patch: pytest.MonkeyPatch) -> None:
 
 def own_words(patch: pytest.MonkeyPatch) -> None:
     """What a run returns is laid over its record."""
-    from skillyard.engine import engine
+    from skillyard.engine.runs import service
 
     plain = record.run_object
 
@@ -56,7 +56,7 @@ def own_words(patch: pytest.MonkeyPatch) -> None:
         made = plain(finished)
         return {**made, **(made.get("output") or {}), "output": made.get("output")}
 
-    patch.setattr(engine, "run_object", run_object)
+    patch.setattr(service, "run_object", run_object)
 
 
 def endless_results(patch: pytest.MonkeyPatch) -> None:
@@ -65,13 +65,7 @@ def endless_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(foreign_json, "MAX_DEPTH", 1 << 30)
     patch.setattr(frames, "_FREE_PIECES", 1 << 30)
     limits = FrameLimits(blobs=100_000, open_blobs=100_000, result_bytes=1 << 30)
-    plain = Engine.__init__
-
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        plain(self, *args, **options)
-        self.frame_limits = limits
-
-    patch.setattr(Engine, "__init__", init)
+    patch.setattr(BlobSettings, "frames", limits)
     patch.setattr(record, "SUMMARY_CHARACTERS", 1 << 30)
 
 

@@ -34,7 +34,7 @@ ENVIRONMENTS = {
 
 @pytest.fixture
 async def warm(rig: Rig) -> Rig:
-    await rig.engine.close()
+    await rig.app.close()
     await _remake(rig)
     return rig
 
@@ -48,7 +48,7 @@ async def _remake(rig: Rig, *, separate: bool = False, **more: Any) -> None:
     )
     rig.app = make_app(rig, config)
     rig.backend.script = playing(result({}))
-    await rig.engine.start()
+    await rig.app.start()
 
 
 async def _had(rig: Rig, method: str, **params: Any) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ async def test_packages_of_an_approved_skill(
 
 
 async def test_the_operator_can_have_none_of_it(warm: Rig) -> None:
-    await warm.engine.close()
+    await warm.app.close()
     await _remake(warm, native=NativeSettings(preload_mb=0))
     assert await ran_with(warm, environment="more") == [(), ()]
 
@@ -143,7 +143,7 @@ async def test_a_backend_that_makes_nothing_ready_imports_what_the_operator_name
 
 
 async def test_principals_that_are_kept_apart_have_interpreters_of_their_own(warm: Rig) -> None:
-    await warm.engine.close()
+    await warm.app.close()
     await _remake(warm, separate=True)
     for name in ("a", "b"):
         warm.principal = Principal(name)

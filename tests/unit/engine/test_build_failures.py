@@ -93,7 +93,7 @@ def test_a_log_keeps_its_head_and_its_end_and_shows_the_last_line() -> None:
 @pytest.mark.anyio
 async def test_where_nothing_has_a_way_out_the_offline_mode_is_named(rig: Rig) -> None:
     with pytest.raises(BuildFailed, match=r"isolation 'fake' gives a build no network .*packages\.offline = true"):
-        await SandboxBuilder(Steps(rig.engine)).resolve(_wanted(), BuildLog())
+        await SandboxBuilder(Steps(rig.engine, rig.engine.lender)).resolve(_wanted(), BuildLog())
 
 
 async def _asked_for(rig: Rig) -> SandboxSpec:
@@ -106,7 +106,7 @@ async def _asked_for(rig: Rig) -> SandboxSpec:
 
     rig.backend.create = create  # type: ignore[method-assign]
     with pytest.raises(BuildFailed, match="the build has no sandbox: no room"):
-        await SandboxBuilder(Steps(rig.engine)).resolve(_wanted(), BuildLog())
+        await SandboxBuilder(Steps(rig.engine, rig.engine.lender)).resolve(_wanted(), BuildLog())
     return asked[0]
 
 

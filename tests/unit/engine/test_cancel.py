@@ -220,7 +220,7 @@ async def test_logs_of_a_working_run(rig: Rig) -> None:
 
 async def test_shutdown_cancels_what_does_not_end(rig: Rig) -> None:
     _, task = await begun(rig)
-    await rig.engine.close(grace_s=0.01)
+    await rig.app.close(grace_s=0.01)
     run = await task
     assert run["error"]["type"] == "Cancelled"  # type: ignore[index]
     assert "shutting down" in (await only(rig)).reason
@@ -230,7 +230,7 @@ async def test_shutdown_cancels_what_does_not_end(rig: Rig) -> None:
 
 async def test_shutdown_lets_a_run_end_within_the_grace(rig: Rig) -> None:
     endless, task = await begun(rig)
-    closing = asyncio.create_task(rig.engine.close(grace_s=5))
+    closing = asyncio.create_task(rig.app.close(grace_s=5))
     await asyncio.sleep(0)
     assert endless.process is not None
     endless.process.write(result({"done": True}))

@@ -8,7 +8,6 @@ from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.engine.packages.environments import JUST_USED_S, Environments
-from skillyard.engine.recovery import sweep
 from tests.unit.engine.building import MINE, kept, of
 from tests.unit.engine.conftest import Rig
 
@@ -65,7 +64,7 @@ async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> 
     rig.clock.time += JUST_USED_S + 1
     rig.builder.at_work = frozenset({"build_1"})
     rig.backend.foreign = [Held("h1", "build_1", Owner.RUN, 500.0), Held("h2", "build_2", Owner.RUN, 500.0)]
-    swept = await sweep(rig.engine)
+    swept = await rig.app.reaper.sweep()
     assert (swept.environments, swept.sandboxes) == (1, 1)
     assert rig.backend.destroyed == ["h2"]
     assert kept(rig) == []

@@ -9,7 +9,7 @@ import pytest
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, ProtectionMissing
 from skillyard.domain.sandbox.guarantees import GUARANTEES, Level, Protection
 from skillyard.domain.sandbox.spec import Held, Owner
-from skillyard.engine.engine import Engine
+from skillyard.engine.app import App
 from skillyard.sandbox.registry import nature
 from tests.unit.engine.conftest import Rig, make_app
 from tests.unit.engine.fakes import FakeBackend
@@ -24,11 +24,11 @@ def named(name: str) -> FakeBackend:
     return backend
 
 
-async def engine_over(rig: Rig, *backends: FakeBackend, **policy: Any) -> Engine:
+async def engine_over(rig: Rig, *backends: FakeBackend, **policy: Any) -> App:
     rig.extra["backends"] = {backend.name: backend for backend in backends}
     rig.app = make_app(rig, rig.app.config.model_copy(update={"policy": rig.app.config.policy.changed(**policy)}))
-    await rig.engine.start()
-    return rig.engine
+    await rig.app.start()
+    return rig.app
 
 
 def without(backend: FakeBackend, *walls: str) -> FakeBackend:
@@ -104,7 +104,7 @@ async def test_an_isolation_may_lack_what_it_is_without_by_nature_and_nothing_el
     await engine_over(rig, level, isolation="landlock")
     assert (await rig.run())["enforced"]["pid_namespace"] == "missing"
     without(level, "seccomp")
-    await rig.engine.start()
+    await rig.app.start()
     with pytest.raises(ProtectionMissing) as caught:
         await rig.run()
     assert caught.value.details["protections"] == ["seccomp"]
@@ -132,7 +132,7 @@ async def test_a_backend_that_lacks_a_guarantee_is_refused_before_a_sandbox_is_m
         remote.protections |= {name: p for name, p in changes.items() if p is not None}
         if changes["host_files"] is None:
             del remote.protections["host_files"]
-        await rig.engine.start()
+        await rig.app.start()
         made = len(remote.started)
         with pytest.raises(ProtectionMissing, match="host_files") as caught:
             await rig.run()

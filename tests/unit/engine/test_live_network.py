@@ -12,7 +12,6 @@ import pytest
 from skillyard.domain.errors import GateFault, InvalidInput, RunNotFound
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
-from skillyard.engine.network import live
 from skillyard.engine.observer import Fault, NetworkChanged
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fake_gate import FakeGate
@@ -46,7 +45,7 @@ async def at_work(rig: Rig, **params: Any) -> AsyncIterator[str]:
         yield run_id
     finally:
         rig.backend.started.clear()
-        await rig.engine.cancel(run_id, "enough")
+        await rig.app.runs.cancel(run_id, "enough")
         await task
 
 
@@ -166,22 +165,16 @@ async def test_a_gate_that_does_not_change_is_an_error_and_no_change(rig: Rig) -
         assert (await rig.call("runs.show", run_id=run_id))["run"]["network"]["changes"] == []
 
 
-async def test_what_was_tried_is_written_down_while_a_run_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_tried_is_written_down_while_a_run_goes_on(rig: Rig) -> None:
     gate = rig.with_network(run_code=rules("x.com"))
-    monkeypatch.setattr(live, "KEEP_EVERY_S", 0.01)
-    keeper = asyncio.create_task(live.keep_forever(rig.engine))
     async with at_work(rig):
         gate.down = True
         gate.last.connect("y.com", 443)
-        await asyncio.sleep(0.03)
+        await rig.app.history.keep_networks()
         gate.down = False
-        async with asyncio.timeout(10):
-            while True:
-                [record] = await rig.engine.records.unfinished()
-                assert record.network is not None
-                if record.network["connections"]:
-                    break
-                await asyncio.sleep(0.01)
-    keeper.cancel()
+        await rig.app.history.keep_networks()
+        [record] = await rig.engine.records.unfinished()
+        assert record.network is not None
+        assert record.network["connections"]
     assert record.network["connections"][0]["host"] == "y.com"
     assert rig.of(Fault) == []

@@ -324,7 +324,7 @@ async def test_what_a_lost_run_might_reach_is_known(rig: Rig) -> None:
     assert record.network is not None
     assert record.network["layers"][1] == {"name": "code", "rules": ["x.com"]}
     assert record.network["complete"] is False
-    await rig.engine.cancel(record.run_id, "enough")
+    await rig.app.runs.cancel(record.run_id, "enough")
     await task
 
 
@@ -337,7 +337,7 @@ async def test_a_run_at_work_shows_its_connections(rig: Rig) -> None:
     run = (await rig.call("runs.show", run_id=run_id))["run"]
     assert run["status"] == RunStatus.RUNNING
     assert [(c["host"], c["allowed"]) for c in run["network"]["connections"]] == [("y.com", False)]
-    await rig.engine.cancel(run_id, "enough")
+    await rig.app.runs.cancel(run_id, "enough")
     await task
 
 

@@ -11,8 +11,9 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
-from skillyard.engine import recovery
+from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
+from skillyard.engine.runs.record import ended as ended_record
 from skillyard.engine.table import invoke
 from tests.unit.engine.conftest import CODE, Rig
 
@@ -27,7 +28,7 @@ async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig:
     for number in range(3):
         await rig.engine.records.insert(unfinished(f"run_{number}"))
     rig.backend.foreign = [Held("h0", "run_0", Owner.RUN, 5.0), Held("h9", "unknown", Owner.RUN, 0.1)]
-    await recovery.recover(rig.engine)
+    await rig.app.reaper.recover()
     for number in range(3):
         record = await rig.engine.records.get(f"run_{number}")
         assert record is not None
@@ -42,7 +43,7 @@ async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig:
 async def test_a_task_goes_on_with_its_record(rig: Rig) -> None:
     await rig.engine.records.insert(unfinished("run_task"))
     rig.backend.foreign = [Held("h1", "run_task", Owner.TASK, 5.0), Held("h2", "nobody", Owner.TASK, 5.0)]
-    await recovery.recover(rig.engine)
+    await rig.app.reaper.recover()
     assert rig.backend.destroyed == ["h2"]
     record = await rig.engine.records.get("run_task")
     assert record is not None
@@ -50,7 +51,7 @@ async def test_a_task_goes_on_with_its_record(rig: Rig) -> None:
 
 
 async def test_nothing_to_settle_is_not_worth_a_word(rig: Rig) -> None:
-    await recovery.recover(rig.engine)
+    await rig.app.reaper.recover()
     assert rig.of(Recovered) == []
 
 
@@ -58,17 +59,17 @@ async def test_old_records_expired_blobs_and_stray_sandboxes_go(rig: Rig) -> Non
     run = await rig.run()
     await rig.call("create_blob", content="x", kind="text/plain")
     rig.backend.foreign = [
-        Held("stray", "gone", Owner.RUN, recovery.STRAY_AFTER_S + 1),
+        Held("stray", "gone", Owner.RUN, reaper.STRAY_AFTER_S + 1),
         Held("young", "gone", Owner.RUN, 1.0),
         Held("task", "gone", Owner.TASK, 10_000.0),
     ]
     rig.backend.destroyed.clear()
-    first = await recovery.sweep(rig.engine)
+    first = await rig.app.reaper.sweep()
     assert (first.blobs, first.records) == (0, 0)
     assert rig.backend.destroyed == ["stray"]
     assert await rig.engine.records.get(run["run_id"]) is not None
     rig.clock.time += 31 * 86400
-    await recovery.sweep(rig.engine)
+    await rig.app.reaper.sweep()
     assert await rig.engine.records.get(run["run_id"]) is None
     assert await rig.engine.blobs.list(None) == []
 
@@ -77,7 +78,7 @@ async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) ->
     await rig.run()
     rig.configure(records={"ttl_s": None})
     rig.clock.time += 10_000 * 86400
-    assert (await recovery.sweep(rig.engine)).records == 0
+    assert (await rig.app.reaper.sweep()).records == 0
 
 
 async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: Rig) -> None:
@@ -86,11 +87,11 @@ async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: R
     others = [(await invoke(rig.app, mallory, "run_code", params))["run_id"] for _ in range(4)]
     own = (await rig.run())["run_id"]
     rig.configure(records={"owner_count": 2})
-    assert (await recovery.sweep(rig.engine, expire=False)).records == 2
+    assert (await rig.app.reaper.sweep(expire=False)).records == 2
     assert [await rig.engine.records.get(run_id) is None for run_id in others] == [True, True, False, False]
     assert await rig.engine.records.get(own) is not None
     rig.configure(records={"owner_count": None})
-    assert (await recovery.sweep(rig.engine)).records == 0
+    assert (await rig.app.reaper.sweep()).records == 0
 
 
 async def test_a_sweep_that_fails_is_told_and_tried_again(rig: Rig) -> None:
@@ -104,7 +105,7 @@ async def test_a_sweep_that_fails_is_told_and_tried_again(rig: Rig) -> None:
     tired = Tired()
     rig.extra["blobs"] = tired
     rig.configure(sweep_every_s=0.001)
-    await rig.engine.start()
+    await rig.app.start()
     while tired.calls < 3:
         await _turn()
     assert {event.where for event in rig.of(Fault)} == {"sweep"}
@@ -118,5 +119,5 @@ async def _turn() -> None:
 
 def test_a_lost_record_keeps_what_was_known() -> None:
     record = replace(unfinished("run_1"), skill="a.b", limits={"pids": 1})
-    ended = recovery.ended(record, recovery.LOST, 5.0)
+    ended = ended_record(record, reaper.LOST, 5.0)
     assert (ended.skill, ended.limits, ended.ended_at) == ("a.b", {"pids": 1}, 5.0)

@@ -193,7 +193,7 @@ async def test_usage_counts_what_the_backend_gave(rig: Rig) -> None:
 
 async def test_a_missing_wall_refuses_before_a_sandbox(rig: Rig) -> None:
     rig.backend.protections["seccomp"] = Protection(Level.MISSING, why="old kernel", mend="upgrade")
-    await rig.engine.start()
+    await rig.app.start()
     with pytest.raises(ProtectionMissing, match=r"seccomp \(old kernel; upgrade\)") as caught:
         await rig.run()
     assert caught.value.code == -32004
@@ -214,21 +214,21 @@ async def test_a_sandbox_weaker_than_the_probe_promised_is_not_used(rig: Rig) ->
 async def test_allow_degraded_runs_and_the_record_says_so(rig: Rig) -> None:
     rig.backend.protections["landlock"] = Protection(Level.MISSING)
     rig.configure(policy={"allow_degraded": {"landlock"}})
-    await rig.engine.start()
+    await rig.app.start()
     assert (await rig.run())["enforced"]["landlock"] == "missing"
 
 
 async def test_require_kernel_refuses_what_is_only_watched(rig: Rig) -> None:
     rig.backend.protections["memory"] = Protection(Level.SUPERVISED)
     rig.configure(policy={"require": "kernel"})
-    await rig.engine.start()
+    await rig.app.start()
     with pytest.raises(ProtectionMissing, match="memory"):
         await rig.run()
 
 
 async def test_a_backend_that_is_not_ready_refuses(rig: Rig) -> None:
     rig.backend.ready = False
-    await rig.engine.start()
+    await rig.app.start()
     with pytest.raises(ProtectionMissing, match="not ready"):
         await rig.run()
 

@@ -17,7 +17,7 @@ from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.runs.failure import Refused
-from skillyard.engine.runs.plan import Plan, make_plan
+from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.secrets.book import SecretBook
 from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run
@@ -46,7 +46,7 @@ def needing(rig: Rig, name: str, *needs: SecretNeed) -> None:
 
 async def plan_of(rig: Rig, principal: Principal, method: str, **params: Any) -> Plan:
     row = METHODS[method]
-    return await make_plan(rig.engine, principal, from_params(RunKind(method), row.bind(params)))
+    return await rig.app.planner.plan(principal, from_params(RunKind(method), row.bind(params)))
 
 
 async def given_to(rig: Rig, skill: str = "sales.leads", principal: Principal = CRM) -> dict[str, GivenSecret]:
@@ -226,16 +226,14 @@ async def test_the_audit_is_not_rewritten(rig: Rig) -> None:
 
 
 async def test_the_audit_is_kept_for_its_time(rig: Rig) -> None:
-    from skillyard.engine.recovery import sweep
-
     rig.configure(secrets={"audit_ttl_s": 100.0})
     await put(rig, "A", VALUE)
     rig.clock.time += 99
     await put(rig, "B", VALUE)
-    await sweep(rig.engine)
+    await rig.app.reaper.sweep()
     assert [event["name"] for event in await audited(rig)] == ["B", "A"]
     rig.clock.time += 2
-    await sweep(rig.engine)
+    await rig.app.reaper.sweep()
     assert [event["name"] for event in await audited(rig)] == ["B"]
 
 

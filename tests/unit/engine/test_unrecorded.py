@@ -10,7 +10,7 @@ import pytest
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine import recovery
+from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
 from skillyard.stores.sqlite.records import SqliteRecords
 from tests.unit.engine.conftest import ManualClock, Rig
@@ -45,7 +45,7 @@ class FullDisk:
 async def disk(rig: Rig) -> FullDisk:
     disk = rig.extra["records"] = FullDisk(rig.extra["records"])
     rig.configure()
-    await rig.engine.start()
+    await rig.app.start()
     return disk
 
 
@@ -57,7 +57,7 @@ async def test_a_run_that_cannot_be_recorded_says_so_and_is_not_waited_for(rig: 
     assert rig.engine.active == {}
     assert rig.engine.admission.running == 0
     async with asyncio.timeout(30):
-        await rig.engine.close()
+        await rig.app.close()
 
 
 async def test_its_record_is_settled_when_there_is_room_again(rig: Rig, disk: FullDisk) -> None:
@@ -66,7 +66,7 @@ async def test_its_record_is_settled_when_there_is_room_again(rig: Rig, disk: Fu
         await rig.run()
     (record,) = await disk.unfinished()
     disk.refuses = ""
-    await recovery.settle(rig.engine)
+    await rig.app.reaper.settle()
     settled = await disk.get(record.run_id)
     assert settled is not None
     assert (settled.status, settled.outcome) == (RunStatus.FAILED, Outcome.LOST)
@@ -84,7 +84,7 @@ async def test_what_works_is_not_settled(rig: Rig, disk: FullDisk) -> None:
     async with asyncio.timeout(30):
         while not await disk.unfinished():
             await asyncio.sleep(0)
-    await recovery.settle(rig.engine)
+    await rig.app.reaper.settle()
     (record,) = await disk.unfinished()
     assert record.run_id in rig.engine.active
     gate.set()
@@ -106,11 +106,11 @@ async def test_a_clock_set_forward_does_not_make_everything_expire(rig: Rig) -> 
     clock = TwoClocks()
     rig.clock = rig.extra["blobs"]._clock = clock
     rig.configure(sweep_every_s=0.001)
-    await rig.engine.start()
+    await rig.app.start()
     run = await rig.run()
     clock.set_by = 50 * 365 * 86400.0
     async with asyncio.timeout(30):
-        while not [fault for fault in rig.of(Fault) if isinstance(fault.error, recovery.ClockJumped)]:
+        while not [fault for fault in rig.of(Fault) if isinstance(fault.error, reaper.ClockJumped)]:
             await asyncio.sleep(0)
         clock.set_by = 0.0
         swept = len(rig.of(Fault))
@@ -127,9 +127,9 @@ async def test_a_clock_set_forward_does_not_make_everything_expire(rig: Rig) -> 
 async def test_a_deadline_does_not_hear_of_a_clock_that_is_set(rig: Rig) -> None:
     clock = TwoClocks()
     rig.clock = clock
-    await rig.engine.close()  # with its first sweep, and so below: it goes on beside the run, by the clock as it was
+    await rig.app.close()  # with its first sweep, and so below: it goes on beside the run, by the clock as it was
     rig.configure(records={"ttl_s": None})
-    await rig.engine.start()
+    await rig.app.start()
 
     async def sets_it_back(_: object) -> None:
         clock.set_by = -10 * 365 * 86400.0

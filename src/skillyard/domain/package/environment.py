@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from skillyard.domain.package.lock_text import Pin, lock_text
 
+DEFAULT_ENVIRONMENT = "base"
+"""The environment of runs that name none."""
 SHOWN = 16
 """Digits of an environment's digest that people are shown, and may say."""
 

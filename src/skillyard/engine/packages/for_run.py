@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from skillyard.domain.package.environment import SHOWN, Wanted
+from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, Wanted
 from skillyard.domain.package.lock_text import Pin, agreed, parse_lock
 from skillyard.domain.package.names import denies
 from skillyard.domain.skill.approval import ApprovedPackages
@@ -18,7 +18,7 @@ from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.wants import Asked, asked_by, union
 from skillyard.engine.runs.failure import Refused
-from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT, Plan
+from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.for_run import check_secrets
 from skillyard.engine.skills.needs import packages_allowed, trust_of
 

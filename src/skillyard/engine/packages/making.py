@@ -9,7 +9,7 @@ from skillyard.engine.packages.builder import Builder, SandboxBuilder
 from skillyard.engine.packages.building import Building
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.steps import Steps
-from skillyard.engine.recovery import environments_in_use
+from skillyard.engine.reaper import environments_in_use
 from skillyard.ports.environments import EnvironmentStore
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def make_environments(engine: Engine, store: EnvironmentStore, builder: Builder 
         return info.blob_id
 
     async def make_room(spare: int) -> int:
-        await environments.evict(await environments_in_use(engine), spare)
+        await environments.evict(await environments_in_use(engine.records), spare)
         return await environments.room()
 
     config = engine.config.packages
-    maker = builder or SandboxBuilder(Steps(engine))
+    maker = builder or SandboxBuilder(Steps(engine, engine.lender))
     building = Building(store, maker, config, engine.clock, keep_log, engine.emit, make_room)
     environments = Environments(engine.config.environments, store, building, config, engine.clock)
     return environments

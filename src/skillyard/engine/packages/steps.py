@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.backends import Offer
+from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.grant import ability
-from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
+from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.packages.build_log import BuildLog
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.explain import explained
 from skillyard.engine.packages.index_secret import IndexAccess, index_access
 from skillyard.engine.packages.interpreter import standard_library, uv_program
-from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Process
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 PREFIX = "build_"
 """What the keys of the sandboxes of builds begin with."""
+_TENANT = "\0builds"
+"""Whose share of places builds take: nobody's runs wait behind them. Which build is next was decided before."""
 _CPUS, _PIDS = 2.0, 512
 _HEADERS = 64 * MIB
 _LOG = 64 * MIB
@@ -44,8 +47,9 @@ _LOG = 64 * MIB
 class Steps:
     """``at_work`` are the keys of the sandboxes that there are."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lender: Lender) -> None:
         self._engine = engine
+        self._lender = lender
         self._config = engine.config.packages
         self._tasks = Tasks()
         self.at_work: set[str] = set()
@@ -83,38 +87,34 @@ class Steps:
     ) -> AsyncGenerator[bytes, None]:
         offer = await self._offer()
         access = await index_access(self._engine, key)
-        network = self._network(key, access)
         told = {**asked, **self._where(access)}
-        spec = self._spec(offer)
-        handle = ""
-        try:
-            if network is not None:
-                network.begin(self._tasks)
-                spec = await network.join(spec)
-            sandbox = await offer.backend.create(spec, key)
-            handle = sandbox.handle
-            offer.check_walls(sandbox.enforced)
-            env = {} if network is None else (await network.enter(sandbox, {"env": {}}))["env"]
-            program = Argv(("python3", "-I", "-S", "-c", _program()), env=env, stdin=True)
-            timeout_ms = round(self._config.timeout_s * 1000)
-            streams = StreamLimits(most_bytes + _LOG)
-            process = await sandbox.start(program, id=key, timeout_ms=timeout_ms, streams=streams)
-            reading = self._tasks.spawn(_listen(process, log), f"log of {key}")
+        order = Order(key, _TENANT, offer, self._spec(offer), self._network(access), trimmed=True)
+        async with self._lender.lend(order) as loan:
             try:
-                with suppress(SkillyardError):  # it ended early: how, is told below
-                    await process.send(json.dumps(told).encode())
-                    await process.close_stdin()
-                async for chunk in process.output(Stream.STDOUT):
-                    yield chunk
-                ending = await process.wait()
-                await reading
+                await loan.begin()
+                sandbox = await loan.create()
+                loan.check()
+                env = (await loan.connect({"env": {}}))["env"]
+                program = Argv(("python3", "-I", "-S", "-c", _program()), env=env, stdin=True)
+                timeout_ms = round(self._config.timeout_s * 1000)
+                streams = StreamLimits(most_bytes + _LOG)
+                process = await sandbox.start(program, id=key, timeout_ms=timeout_ms, streams=streams)
+                reading = self._tasks.spawn(_listen(process, log), f"log of {key}")
+                try:
+                    with suppress(SkillyardError):  # it ended early: how, is told below
+                        await process.send(json.dumps(told).encode())
+                        await process.close_stdin()
+                    async for chunk in process.output(Stream.STDOUT):
+                        yield chunk
+                    ending = await process.wait()
+                    await reading
+                finally:
+                    reading.cancel()
             finally:
-                reading.cancel()
-        finally:
-            seen = await self._tasks.shielded(_end(offer, handle, network), f"end of {key}")
+                seen = await self._tasks.shielded(loan.end(), f"end of {key}")
         if ending.outcome is not Outcome.EXIT or ending.code:
             text = log.whole()[-16_384:].decode("utf-8", "replace")
-            raise BuildFailed(explained(self._config, ending, text, seen))
+            raise BuildFailed(explained(self._config, ending, text, seen or {}))
 
     async def _offer(self) -> Offer:
         """The default isolation, or the strongest with a network where that one has none."""
@@ -161,14 +161,14 @@ class Steps:
             return standard_library("build")
         return standard_library(DEFAULT_ENVIRONMENT)
 
-    def _network(self, key: str, access: IndexAccess) -> RunNetwork | None:
+    def _network(self, access: IndexAccess) -> NetworkGrant | None:
         gate = self._engine.gate
         if self._config.offline or gate is None:
             return None
         network = self._engine.config.network
         policy = Policy((Layer(OPERATOR, self._config.reach),), network.hosts, network.nat64)
         hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
-        return RunNetwork(key, NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden))
+        return NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden)
 
     def _where(self, access: IndexAccess) -> dict[str, Any]:
         config = self._config
@@ -183,19 +183,6 @@ class Steps:
 async def _listen(process: Process, log: BuildLog) -> None:
     async for chunk in process.output(Stream.STDERR):
         log.add(chunk)
-
-
-async def _end(offer: Offer, handle: str, network: RunNetwork | None) -> Mapping[str, Any]:
-    """Nothing of the sandbox is left; what its network saw."""
-    if handle:
-        with suppress(SkillyardError):  # the sweep will find it
-            await offer.backend.destroy(handle)
-    if network is None:
-        return {}
-    try:
-        return await network.close()
-    except SkillyardError:
-        return {}
 
 
 @lru_cache

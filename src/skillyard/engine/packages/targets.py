@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
-from skillyard.domain.package.environment import SHOWN, BuiltEnvironment, Wanted
+from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.wants import Asked, union
-from skillyard.engine.runs.plan import DEFAULT_ENVIRONMENT
 from skillyard.engine.skills.discovery import find_skill
 from skillyard.engine.skills.needs import packages_allowed, standing_of
 

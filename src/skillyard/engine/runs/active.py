@@ -1,4 +1,4 @@
-"""A run that this engine works on right now."""
+"""The runs at work in this process."""
 
 from __future__ import annotations
 
@@ -43,3 +43,15 @@ class ActiveRun:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
+
+
+class ActiveRuns(dict[str, ActiveRun]):
+    """The runs at work by their ids."""
+
+    def add(self, active: ActiveRun) -> None:
+        self[active.run_id] = active
+
+    def forget(self, active: ActiveRun) -> None:
+        """The run's last record is written."""
+        self.pop(active.run_id, None)
+        active.wake()

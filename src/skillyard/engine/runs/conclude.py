@@ -6,10 +6,10 @@ import errno
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from skillyard.config.sections import Sections
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.review.python_words import IMPORTED_AS
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.work.limits import Limits
@@ -50,7 +50,9 @@ def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
     return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
 
 
-def lacking(failure: Failure, config: Sections, *, skill: bool) -> Failure:
+def lacking(
+    failure: Failure, environments: Mapping[str, EnvironmentSettings], packages: PackagesSettings, *, skill: bool
+) -> Failure:
     """Returns the failure with the remedy for a missing package."""
     found = _NO_MODULE.match(failure.message) if failure.type == "ModuleNotFoundError" else None
     if found is None or found[1] in sys.stdlib_module_names:
@@ -58,9 +60,9 @@ def lacking(failure: Failure, config: Sections, *, skill: bool) -> Failure:
     package = min((name for name, modules in IMPORTED_AS.items() if found[1] in modules), key=len, default=found[1])
     if skill:
         return replace(failure, message=f"{failure.message}; name {package!r} in the dependencies of the skill")
-    having = [name for name, e in config.environments.items() if package in map(required_name, e.packages)]
+    having = [name for name, e in environments.items() if package in map(required_name, e.packages)]
     environment = f"environment={having[0]!r}, which has it" if having else ""
-    if refused := why_refused((package,), config.packages):
+    if refused := why_refused((package,), packages):
         mend = f"ask for {environment}" if having else f"do without it, or ask the operator: {refused}"
     else:
         mend = f"ask for it with packages=[{package!r}]" + (f", or for {environment}" if having else "")

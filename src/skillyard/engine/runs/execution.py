@@ -8,20 +8,24 @@ output so far, destroys the sandbox and writes the record, whatever happens to t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from skillyard.config.network import NetworkSettings
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import Result
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.engine.lending import Loan
 from skillyard.engine.network.grant import why_none
 from skillyard.engine.network.refusals import used, with_network, without_network
-from skillyard.engine.network.run_network import RunNetwork
-from skillyard.engine.observer import Fault, RunEnded, RunStarted
-from skillyard.engine.runs.active import ActiveRun
+from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
+from skillyard.engine.packages.ahead import Ahead
+from skillyard.engine.runs.active import ActiveRun, ActiveRuns
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.conclude import ended_by, lacking, raised, with_stack
 from skillyard.engine.runs.failure import Failure, cancelled, of_guest
@@ -29,10 +33,12 @@ from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.log import NO_LOG, Log, keep_log
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.record import FinalRecord, Findings
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.blobs import BlobStore
+from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.ports.schemas import SchemaChecker
 
 CALLER_GONE = "its caller went away"
 PATIENCE_S = 60.0
@@ -47,48 +53,66 @@ _BESIDE_BLOBS = 32 * 1024 * 1024
 """Bytes on the channel that are no blob's: the result and the frames' heads."""
 
 
-class Execution:
-    """Drives one run. :meth:`run` is awaited once."""
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Everything that each run works with. ``log_bytes`` and ``blob_bytes`` bound what is taken of one run's output,
+    ``spill`` keeps a result that is too large as a blob. ``network``, ``environments`` and ``packages`` are the
+    settings that failures are explained by."""
 
-    def __init__(self, engine: Engine, plan: Plan, grant: Grant, facts: dict[str, Any]) -> None:
-        self._engine = engine
+    records: RecordStore
+    blobs: BlobStore
+    schemas: SchemaChecker
+    clock: Clock
+    ids: Ids
+    tasks: Tasks
+    emit: Observer
+    active: ActiveRuns
+    ahead: Ahead
+    log_bytes: int
+    blob_bytes: int
+    blob_ttl_s: float | None
+    spill: bool
+    network: NetworkSettings
+    environments: Mapping[str, EnvironmentSettings]
+    packages: PackagesSettings
+
+
+class Execution:
+    """Drives one run in the sandbox that it was lent. :meth:`run` is awaited once."""
+
+    def __init__(self, tools: Tools, plan: Plan, grant: Grant, facts: dict[str, Any], loan: Loan) -> None:
+        self._tools = tools
         self._plan = plan
         self._grant = grant
         self._facts = facts
-        self._spec = grant.spec
+        self._loan = loan
         self._final: RunRecord | None = None
-        self._network = None if grant.network is None else RunNetwork(plan.run_id, grant.network)
-        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=self._network)
-        self._target = _target(engine, plan, grant)
-        self._records = FinalRecord(engine, plan, grant, self._target, facts)
+        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=loan.network)
+        self._target = _target(tools, plan, grant)
         self._channel = Channel(BlobSink(self._target), grant.limits)
         self._left: Left | None = None
-        self._sandbox: Sandbox | None = None
-        self._creating = False
         self._found = Findings(queued_ms=self._elapsed_ms())
 
     async def run(self) -> RunRecord:
-        """The finished record.
+        """Returns the finished record.
 
         Raises ProtectionMissing and Busy when the backend turned the run away; the record then says so.
         """
-        self._engine.active[self._plan.run_id] = self._active
+        tools, run_id = self._tools, self._plan.run_id
+        tools.active.add(self._active)
         try:
-            first = RunRecord(status=RunStatus.RUNNING, **self._facts)
-            if self._network is not None:
-                self._network.begin(self._engine.tasks)
-                first = replace(first, network=await self._network.so_far())
-            await self._engine.records.insert(first)
+            first = RunRecord(status=RunStatus.RUNNING, network=await self._loan.begin(), **self._facts)
+            await tools.records.insert(first)
             self._final = await self._conclude(await self._attempt())
             final = await self._close(self._final)
             if self._grant.wish is not None:
-                self._engine.ahead.fulfil(self._grant.wish, self._spec)
+                tools.ahead.fulfil(self._grant.wish, self._loan.spec)
             return final
         except asyncio.CancelledError:
-            await self._engine.tasks.shielded(self._abandon(), f"abandon {self._plan.run_id}")
+            await tools.tasks.shielded(self._abandon(), f"abandon {run_id}")
             raise
         except BaseException as error:
-            await self._engine.tasks.shielded(self._fail(error), f"fail {self._plan.run_id}")
+            await tools.tasks.shielded(self._fail(error), f"fail {run_id}")
             raise
 
     async def _attempt(self) -> Failure | None:
@@ -101,12 +125,12 @@ class Execution:
         except (ProtectionMissing, Busy):
             raise
         except TimeoutError as error:
-            self._engine.emit(Fault("sandbox", error, self._plan.run_id))
+            self._tools.emit(Fault("sandbox", error, self._plan.run_id))
             return Failure("SandboxLost", "the sandbox no longer answers", Outcome.LOST)
         except SandboxGone as error:
             return Failure("SandboxLost", error.message, Outcome.LOST)
         except SkillyardError as error:
-            self._engine.emit(Fault("sandbox", error, self._plan.run_id))
+            self._tools.emit(Fault("sandbox", error, self._plan.run_id))
             return Failure("SandboxError", error.message)
 
     async def _work(self) -> Failure | None:
@@ -117,37 +141,31 @@ class Execution:
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
-            self._left = Left(self._grant, self._target, self._engine.ids.blob())
+            self._left = Left(self._grant, self._target, self._tools.ids.blob())
             await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
 
     async def _create(self) -> Sandbox:
-        if self._network is not None:
-            self._spec = await self._network.join(self._spec)
-        self._creating = True
-        self._sandbox = sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
-        self._creating = False
+        sandbox = await self._loan.create()
         self._found.created_ms = self._elapsed_ms()
         self._found.enforced = dict(sandbox.enforced)
         self._found.guarantees = self._plan.offer.guarantees(self._found.enforced)
-        self._plan.offer.check_walls(self._found.enforced)
+        self._loan.check()
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)
         return sandbox
 
     async def _start(self, sandbox: Sandbox) -> Process:
-        config, plan, found = self._engine.config, self._plan, self._found
-        guest = self._grant.guest
-        if self._network is not None:
-            guest = await self._network.enter(sandbox, guest)
-        found.started_at = self._engine.clock.now()
+        tools, plan, found = self._tools, self._plan, self._found
+        guest = await self._loan.connect(self._grant.guest)
+        found.started_at = tools.clock.now()
         self._active.process = process = await sandbox.start(
             Guest(guest),
             id=plan.run_id,
             timeout_ms=plan.limits.timeout_ms,
-            streams=StreamLimits(config.output.log_bytes, config.blobs.max_bytes + _BESIDE_BLOBS),
+            streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
         )
-        self._engine.emit(
+        tools.emit(
             RunStarted(
                 run_id=plan.run_id,
                 kind=plan.request.kind,
@@ -178,7 +196,8 @@ class Execution:
             if isinstance(self._channel.final, Result):
                 return None
             failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
-            return lacking(failure, self._engine.config, skill=self._plan.skill is not None)
+            tools, skill = self._tools, self._plan.skill is not None
+            return lacking(failure, tools.environments, tools.packages, skill=skill)
         stack = self._grant.redaction.text(self._left.notes.stack) if self._left else ""
         return with_stack(ended_by(ending, self._plan.limits), stack)
 
@@ -188,7 +207,7 @@ class Execution:
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
         await sink.abort()
-        found.ended_ms = self._elapsed_ms()
+        found.ended_ms, found.ended_at = self._elapsed_ms(), self._tools.clock.now()
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
         if self._left is not None:
@@ -196,40 +215,28 @@ class Execution:
             found.blobs += tuple(self._left.sink.ids)
             found.files += tuple(self._left.sink.files)
             found.notes = self._left.notes
-        return await self._records.of(found, failure)
+        tools, redaction = self._tools, self._grant.redaction
+        record = FinalRecord(self._plan, redaction, self._target, self._facts, tools.schemas, spill=tools.spill)
+        return await record.of(found, failure)
 
     async def _close(self, final: RunRecord) -> RunRecord:
         """No process, mount or file is left; then the record says so. Can be repeated."""
-        engine = self._engine
-        if self._sandbox is not None:
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await self._plan.offer.backend.destroy(self._sandbox.handle)
-            except (SkillyardError, TimeoutError) as error:  # the sweep will find it
-                engine.emit(Fault("destroy", error, self._plan.run_id))
-        if self._network is not None:
-            final = with_network(final, await self._end_network(self._network))
+        tools, plan = self._tools, self._plan
+        seen = await self._loan.end()
+        if seen is not None:
+            final = with_network(final, seen)
         elif final.status is RunStatus.FAILED:
-            plan = self._plan
-            why = why_none(engine.config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
+            why = why_none(tools.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
             final = without_network(final, why)
         try:
-            moved = await engine.records.finish(final)
+            moved = await tools.records.finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
-            engine.forget(self._active)
+            tools.active.forget(self._active)
         if moved:
             if final.network is not None:
-                engine.emit(used(final))
-            engine.emit(RunEnded(final, self._elapsed_ms(), len(engine.active)))
+                tools.emit(used(final))
+            tools.emit(RunEnded(final, self._elapsed_ms(), len(tools.active)))
         return final
-
-    async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
-        """Nothing of the sandbox is left that could use it."""
-        try:
-            return await network.close()
-        except SkillyardError as error:
-            self._engine.emit(Fault("gate", error, self._plan.run_id))
-            return await network.so_far()
 
     async def _abandon(self) -> None:
         """The caller went away: end the tree, keep what there is, confirm, record."""
@@ -240,7 +247,7 @@ class Execution:
     async def _fail(self, error: BaseException) -> None:
         """The run was turned away, or our own machinery failed."""
         if not isinstance(error, ProtectionMissing | Busy | IdempotencyConflict):
-            self._engine.emit(Fault("run", error, self._plan.run_id))
+            self._tools.emit(Fault("run", error, self._plan.run_id))
         if isinstance(error, SkillyardError):
             await self._end_early(Failure(error.type, error.message))
         else:
@@ -257,8 +264,7 @@ class Execution:
     async def _stop(self) -> None:
         """End the program and take what is complete. A create that was interrupted may have happened: creating
         again gives the same sandbox."""
-        if self._creating and self._sandbox is None:
-            self._sandbox = await self._plan.offer.backend.create(self._spec, self._plan.run_id)
+        await self._loan.finish_creating()
         process = self._active.process
         if process is None:
             return
@@ -270,7 +276,7 @@ class Execution:
             self._found.log = await self._log(process)
 
     def _elapsed_ms(self) -> float:
-        return (self._engine.clock.monotonic() - self._plan.taken_at) * 1000
+        return (self._tools.clock.monotonic() - self._plan.taken_at) * 1000
 
 
 class _CancelledEarly(Exception):
@@ -281,12 +287,12 @@ class _CancelledEarly(Exception):
         self.reason = reason
 
 
-def _target(engine: Engine, plan: Plan, grant: Grant) -> BlobTarget:
+def _target(tools: Tools, plan: Plan, grant: Grant) -> BlobTarget:
     return BlobTarget(
-        store=engine.blobs,
-        tasks=engine.tasks,
+        store=tools.blobs,
+        tasks=tools.tasks,
         owner=plan.principal.name,
         run_id=plan.run_id,
         prefix=grant.blob_prefix,
-        ttl_s=engine.config.blobs.ttl_s,
+        ttl_s=tools.blob_ttl_s,
     )

@@ -26,9 +26,10 @@ from skillyard.domain.work.limits import Limits
 from skillyard.engine.backends import Offer
 from skillyard.engine.network.grant import check_offer, granted, layers_of
 from skillyard.engine.network.run_network import NetworkGrant
-from skillyard.engine.observer import SecretsGiven
-from skillyard.engine.packages.ahead import Wish, consented
+from skillyard.engine.observer import Observer, SecretsGiven
+from skillyard.engine.packages.ahead import Ahead, Wish, consented
 from skillyard.engine.packages.environment import Environment
+from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.for_run import run_environment
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
@@ -36,6 +37,9 @@ from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secre
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.skills.schemas import complaint
+from skillyard.ports.clock import Ids
+from skillyard.ports.gate import Gate
+from skillyard.ports.schemas import SchemaChecker
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -61,80 +65,100 @@ class Grant:
     wish: Wish | None = None
 
 
-async def make_grant(engine: Engine, plan: Plan) -> Grant:
-    """Raises Refused; InvalidInput for an environment that does not exist."""
-    await _check_inputs(engine, plan)
-    policy = _network(engine, plan)
-    environment = await run_environment(engine, plan)
-    ref, wish = _ahead(engine, plan, environment)
-    given = await secrets_for_run(engine, plan)
-    _tell(engine, plan, given)
-    env, gated = _delivered(given)
-    prefix = engine.ids.blob() + "-"
-    limits = engine.frame_limits
-    call = _call(plan, prefix, env, limits)
-    return Grant(
-        spec=_spec(engine.config, plan, ref),
-        environment=_named(engine, plan, environment),
-        guest=call.request(),
-        collect=call.collect(),
-        digests=_digests(plan, environment.ref, policy, given),
-        redaction=Redaction(secret.value for secret in given) if given else NOTHING,
-        blob_prefix=prefix,
-        limits=limits,
-        network=_network_grant(engine, policy, given, gated),
-        needs=run_needs(engine.config, plan, Given(policy, given, environment.distributions)),
-        wish=wish,
-    )
+class Granter:
+    """Decides what runs may have, and has it made ready. Without ``gate`` no run has a network."""
 
+    def __init__(
+        self,
+        engine: Engine,
+        config: Sections,
+        environments: Environments,
+        ahead: Ahead,
+        schemas: SchemaChecker,
+        gate: Gate | None,
+        ids: Ids,
+        emit: Observer,
+        frames: FrameLimits,
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._environments = environments
+        self._ahead = ahead
+        self._schemas = schemas
+        self._gate = gate
+        self._ids = ids
+        self._emit = emit
+        self._frames = frames
 
-def _named(engine: Engine, plan: Plan, environment: Environment) -> str:
-    """For the record: the operator's name, and the beginning of a digest when others asked for more packages."""
-    if environment.built is None or engine.environments.is_named(environment):
-        return plan.environment
-    return f"{plan.environment}+{environment.digest[:SHOWN]}"
+    async def grant(self, plan: Plan) -> Grant:
+        """Raises Refused; InvalidInput for an environment that does not exist."""
+        await self._check_inputs(plan)
+        policy = self._policy(plan)
+        environment = await run_environment(self._engine, plan)
+        named = environment.built is None or self._environments.is_named(environment)
+        ref, wish = self._preloaded(plan, environment, named)
+        given = await secrets_for_run(self._engine, plan) if plan.skills else ()
+        self._tell(plan, given)
+        env, gated = _delivered(given)
+        prefix = self._ids.blob() + "-"
+        call = _call(plan, prefix, env, self._frames)
+        return Grant(
+            spec=_spec(plan, ref, self._group(plan)),
+            environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
+            guest=call.request(),
+            collect=call.collect(),
+            digests=_digests(plan, environment.ref, policy, given),
+            redaction=Redaction(secret.value for secret in given) if given else NOTHING,
+            blob_prefix=prefix,
+            limits=self._frames,
+            network=self._network(policy, given, gated),
+            needs=self.needs(plan, Given(policy, given, environment.distributions)),
+            wish=wish,
+        )
 
+    def needs(self, plan: Plan, given: Given) -> dict[str, Any] | None:
+        """Returns what the run's skills declare beside what it was granted of that, for its record."""
+        return run_needs(self._config, plan, given) if plan.skills else None
 
-def _ahead(engine: Engine, plan: Plan, environment: Environment) -> tuple[EnvironmentRef, Wish | None]:
-    """The environment with what is imported ahead, where that may be."""
-    named = environment.built is None or engine.environments.is_named(environment)
-    modules = consented(plan, environment, engine.environments.definition(plan.environment), named=named)
-    return engine.ahead.chosen(plan.offer.backend, environment.ref, modules, _group(engine.config, plan))
+    async def _check_inputs(self, plan: Plan) -> None:
+        skill, request = plan.skill, plan.request
+        if skill is None or skill.inputs_schema is None:
+            return
+        key, given = f"{skill.digest} in", request.args_json.encode()
+        verdict = await self._schemas.check(plan.principal.name, key, skill.inputs_schema, given)
+        if wrong := complaint(verdict, "args"):
+            raise Refused("ValidationError", wrong)
 
+    def _policy(self, plan: Plan) -> Policy | None:
+        """Returns None for no network. Raises Refused."""
+        policy = granted(self._config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
+        if policy is not None:
+            check_offer(plan.offer, self._gate is not None, policy)
+        return policy
 
-async def _check_inputs(engine: Engine, plan: Plan) -> None:
-    skill, request = plan.skill, plan.request
-    if skill is None or skill.inputs_schema is None:
-        return
-    key, given = f"{skill.digest} in", request.args_json.encode()
-    verdict = await engine.schemas.check(plan.principal.name, key, skill.inputs_schema, given)
-    if wrong := complaint(verdict, "args"):
-        raise Refused("ValidationError", wrong)
+    def _preloaded(self, plan: Plan, environment: Environment, named: bool) -> tuple[EnvironmentRef, Wish | None]:
+        """Returns the environment with what is imported ahead, where that may be."""
+        modules = consented(plan, environment, self._environments.definition(plan.environment), named=named)
+        return self._ahead.chosen(plan.offer.backend, environment.ref, modules, self._group(plan))
 
+    def _group(self, plan: Plan) -> str:
+        return plan.principal.name if self._config.policy.separate_principals else ""
 
-def _network(engine: Engine, plan: Plan) -> Policy | None:
-    """None for no network. Raises Refused."""
-    policy = granted(engine.config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
-    if policy is not None:
-        check_offer(plan.offer, engine.gate is not None, policy)
-    return policy
+    def _network(
+        self, policy: Policy | None, given: Sequence[GivenSecret], gated: tuple[GateSecret, ...]
+    ) -> NetworkGrant | None:
+        if policy is None or self._gate is None:
+            return None
+        # Host names that foreign code tries are in lower case, so secrets are looked for in that too.
+        values = {value for secret in given for value in (secret.value, secret.value.lower())}
+        plan = EgressPlan(policy, self._config.network.limits.egress, gated)
+        return NetworkGrant(self._gate, plan, Redaction(values) if values else NOTHING)
 
-
-def _network_grant(
-    engine: Engine, policy: Policy | None, given: Sequence[GivenSecret], gated: tuple[GateSecret, ...]
-) -> NetworkGrant | None:
-    """Host names that foreign code tries are in lower case, so secrets are looked for in that too."""
-    if policy is None or engine.gate is None:
-        return None
-    values = {value for secret in given for value in (secret.value, secret.value.lower())}
-    plan = EgressPlan(policy, engine.config.network.limits.egress, gated)
-    return NetworkGrant(engine.gate, plan, Redaction(values) if values else NOTHING)
-
-
-def _tell(engine: Engine, plan: Plan, given: Sequence[GivenSecret]) -> None:
-    if given:
-        skill = plan.skill.name if plan.skill else None
-        engine.emit(SecretsGiven(plan.run_id, plan.principal.name, skill, tuple(sorted(s.name for s in given))))
+    def _tell(self, plan: Plan, given: Sequence[GivenSecret]) -> None:
+        if given:
+            skill = plan.skill.name if plan.skill else None
+            names = tuple(sorted(secret.name for secret in given))
+            self._emit(SecretsGiven(plan.run_id, plan.principal.name, skill, names))
 
 
 def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[GateSecret, ...]]:
@@ -170,14 +194,9 @@ def make_spec(
     )
 
 
-def _spec(config: Sections, plan: Plan, environment: EnvironmentRef) -> SandboxSpec:
+def _spec(plan: Plan, environment: EnvironmentRef, group: str) -> SandboxSpec:
     mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
-    group = _group(config, plan)
     return make_spec(plan.offer, plan.limits, environment, mounts, group, plan.principal.name)
-
-
-def _group(config: Sections, plan: Plan) -> str:
-    return plan.principal.name if config.policy.separate_principals else ""
 
 
 def _skill_mount(skill: Skill) -> Mount:

@@ -1,27 +1,32 @@
-"""The two methods that start a run: ``execute_skill`` and ``run_code`` (skills-protocol §4)."""
+"""The methods that start a run (skills-protocol §4), and the operator's, which look at runs and change them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import (
     BlobNotFound,
     Busy,
+    GateFault,
     IdempotencyConflict,
     NotExecutable,
     ProtectionMissing,
+    RunNotFound,
     SkillNotFound,
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunKind
+from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
     BLOB_ID,
     BOOLEAN,
+    CURSOR,
     INTEGER,
     NUMBER,
     OBJECT,
+    RUN_ID,
     SKILL_NAME,
     STRING,
     VERSION,
@@ -31,12 +36,12 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.runs.history import RunHistory, line, view
 from skillyard.engine.runs.request import from_params
+from skillyard.engine.runs.service import RunService
 from skillyard.engine.schema import Schema
 
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
-
+Params = Mapping[str, Any]
 MAX_CODE = 1024 * 1024
 
 RUN_OBJECT: Schema = answer(
@@ -110,12 +115,42 @@ COMMON: dict[str, Schema] = {
 _ERRORS = (SkillNotFound, BlobNotFound, ProtectionMissing, Busy, IdempotencyConflict)
 
 
-async def execute_skill(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    return await engine.run(principal, from_params(RunKind.SKILL, params))
+async def execute_skill(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
+    return await service.run(principal, from_params(RunKind.SKILL, params))
 
 
-async def run_code(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    return await engine.run(principal, from_params(RunKind.CODE, params))
+async def run_code(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
+    return await service.run(principal, from_params(RunKind.CODE, params))
+
+
+async def list_runs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    limit, cursor = params["limit"], params["cursor"]
+    owner = whose(principal, params)
+    with continuing(cursor):
+        found = await service.list(owner, limit=limit + 1, after=cursor, status=params.get("status"))
+    page = found[:limit]
+    return {
+        "runs": [line(record) for record in page],
+        "next_cursor": page[-1].run_id if len(found) > limit else None,
+    }
+
+
+async def show_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    return {"run": await service.show(principal, params["run_id"])}
+
+
+async def run_logs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    return await service.logs(principal, params["run_id"], params["offset"], params["max_bytes"])
+
+
+async def cancel_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    cancelled = await service.cancel(principal, params["run_id"], params.get("reason"))
+    return {"cancelled": cancelled, "run": view(await service.owned(principal, params["run_id"]))}
+
+
+async def set_run_network(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    await service.set_network(principal, params["run_id"], params["network"])
+    return {"run": await service.show(principal, params["run_id"])}
 
 
 TABLE = (
@@ -135,6 +170,7 @@ TABLE = (
         errors=(*_ERRORS, NotExecutable),
         surface="protocol",
         runs=True,
+        service=RunService,
         handler=execute_skill,
     ),
     Method(
@@ -161,6 +197,99 @@ TABLE = (
         errors=(*_ERRORS, UnsupportedLanguage),
         surface="protocol",
         runs=True,
+        service=RunService,
         handler=run_code,
+    ),
+    Method(
+        name="runs.list",
+        doc="The caller's runs, newest first.",
+        params=obj(
+            {
+                "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
+                "cursor": CURSOR,
+                "status": {"type": "string", "enum": ["running", "completed", "failed"]},
+                "all": described(BOOLEAN, "every principal's runs; needs the scope 'admin'", default=False),
+            }
+        ),
+        result=answer({"runs": list_of(OBJECT, "run records"), "next_cursor": STRING}, "runs"),
+        errors=(),
+        service=RunHistory,
+        handler=list_runs,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.show",
+        doc="The record of one run.",
+        params=obj({"run_id": RUN_ID}, "run_id"),
+        result=answer({"run": OBJECT}, "run"),
+        errors=(RunNotFound,),
+        service=RunHistory,
+        handler=show_run,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.logs",
+        doc="The log of a run, stdout and stderr together, from any byte on; also while it runs.",
+        params=obj(
+            {
+                "run_id": RUN_ID,
+                "offset": {"type": "integer", "minimum": 0, "maximum": 2**53, "default": 0},
+                "max_bytes": {"type": "integer", "minimum": 4, "maximum": 1048576, "default": 65536},
+            },
+            "run_id",
+        ),
+        result=answer(
+            {
+                "run_id": STRING,
+                "content": STRING,
+                "offset": INTEGER,
+                "next_offset": INTEGER,
+                "running": BOOLEAN,
+                "complete": described(BOOLEAN, "the run ended and this is the end of its log"),
+            },
+            "run_id",
+            "content",
+            "offset",
+            "next_offset",
+            "running",
+            "complete",
+        ),
+        errors=(RunNotFound,),
+        service=RunHistory,
+        handler=run_logs,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.cancel",
+        doc="End a run and everything it started; returns when nothing of it is left.",
+        params=obj({"run_id": RUN_ID, "reason": described(STRING, "kept in the record", maxLength=200)}, "run_id"),
+        result=answer({"cancelled": BOOLEAN, "run": OBJECT}, "cancelled", "run"),
+        errors=(RunNotFound,),
+        service=RunHistory,
+        handler=cancel_run,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.set_network",
+        doc=(
+            "Change what a run at work may reach, for open connections too. Rules of its owner narrow what was granted;"
+            " those of an admin take its place below the operator's rules."
+        ),
+        params=obj({"run_id": RUN_ID, "network": NETWORK}, "run_id", "network"),
+        result=answer({"run": OBJECT}, "run"),
+        errors=(RunNotFound, GateFault),
+        service=RunHistory,
+        handler=set_run_network,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
     ),
 )

@@ -17,23 +17,23 @@ from skillyard.domain.errors import (
     NotExecutable,
     UnsupportedLanguage,
 )
+from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.principal import Principal
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.skill.skill import Skill, SkillKind
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.backends import Offer
+from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.blobs.service import owned_blob
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.skills.discovery import find_skill
 from skillyard.engine.skills.needs import UNMOUNTED, RunTrust, trust_of
 from skillyard.engine.skills.requires import mounted_skills
-from skillyard.ports.blobs import BlobInfo
+from skillyard.ports.blobs import BlobInfo, BlobStore
+from skillyard.ports.clock import Clock, Ids
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
-
-DEFAULT_ENVIRONMENT = "base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +56,50 @@ class Plan:
     blob_mounts: tuple[Mount, ...] = ()
 
 
-async def make_plan(engine: Engine, principal: Principal, request: RunRequest) -> Plan:
-    """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
-    offer = await engine.backends.choose(request.isolation)
-    skill = await _target(engine, principal, request)
-    named = request.mount_skills
-    skills = await mounted_skills(engine, principal, skill, named) if skill or named else ()
-    trust = await trust_of(engine, skills)
-    blobs = tuple([await _input(engine, principal, blob_id, i) for i, blob_id in _numbered(request)])
-    return Plan(
-        run_id=engine.ids.run(),
-        principal=principal,
-        request=request,
-        created_at=engine.clock.now(),
-        taken_at=engine.clock.monotonic(),
-        limits=_limits(engine.config.limits.family, request, skill, trust),
-        environment=_environment(request, skill, skills),
-        offer=offer,
-        skill=skill,
-        skills=skills,
-        trust=trust,
-        blobs=blobs,
-        blob_mounts=tuple([await _blob_mount(engine, blob) for blob in blobs]),
-    )
+class Planner:
+    """Finds and checks everything that requests name. ``limits`` are the defaults and maxima of runs."""
+
+    def __init__(
+        self, engine: Engine, backends: Backends, blobs: BlobStore, clock: Clock, ids: Ids, limits: LimitFamily
+    ) -> None:
+        self._engine = engine
+        self._backends = backends
+        self._blobs = blobs
+        self._clock = clock
+        self._ids = ids
+        self._limits = limits
+
+    async def plan(self, principal: Principal, request: RunRequest) -> Plan:
+        """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
+        offer = await self._backends.choose(request.isolation)
+        named = request.skill is not None or request.mount_skills
+        skill, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
+        ids = enumerate(request.input_blobs)
+        blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
+        return Plan(
+            run_id=self._ids.run(),
+            principal=principal,
+            request=request,
+            created_at=self._clock.now(),
+            taken_at=self._clock.monotonic(),
+            limits=_limits(self._limits, request, skill, trust),
+            environment=_environment(request, skill, skills),
+            offer=offer,
+            skill=skill,
+            skills=skills,
+            trust=trust,
+            blobs=blobs,
+            blob_mounts=tuple([await _blob_mount(self._blobs, blob) for blob in blobs]),
+        )
+
+    async def _find_skills(
+        self, principal: Principal, request: RunRequest
+    ) -> tuple[Skill | None, tuple[Skill, ...], RunTrust]:
+        skill = None
+        if request.kind is RunKind.SKILL and request.skill is not None:
+            skill = _executable(await find_skill(self._engine, principal, request.skill, request.version))
+        skills = await mounted_skills(self._engine, principal, skill, request.mount_skills)
+        return skill, skills, await trust_of(self._engine, skills)
 
 
 def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
@@ -102,14 +123,8 @@ def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict
     }
 
 
-def _numbered(request: RunRequest) -> Iterable[tuple[int, str]]:
-    return enumerate(request.input_blobs)
-
-
-async def _target(engine: Engine, principal: Principal, request: RunRequest) -> Skill | None:
-    if request.kind is not RunKind.SKILL or request.skill is None:
-        return None
-    skill = await find_skill(engine, principal, request.skill, request.version)
+def _executable(skill: Skill) -> Skill:
+    """Raises NotExecutable, UnsupportedLanguage."""
     if skill.kind is not SkillKind.ACTION or skill.runtime is None:
         rule = f"'{skill.name}' is an instruction skill: read it with describe_skill, it cannot be executed"
         raise NotExecutable("name", rule, skill=skill.name)
@@ -119,14 +134,10 @@ async def _target(engine: Engine, principal: Principal, request: RunRequest) -> 
     return skill
 
 
-async def _input(engine: Engine, principal: Principal, blob_id: str, index: int) -> BlobInfo:
-    return await owned_blob(engine.blobs, principal, blob_id, f"input_blobs[{index}]")
-
-
-async def _blob_mount(engine: Engine, blob: BlobInfo) -> Mount:
+async def _blob_mount(blobs: BlobStore, blob: BlobInfo) -> Mount:
     """Under both names of the reference: ``/blobs/blob:<id>`` and ``/blobs/<id>`` (§10, row 2)."""
     try:
-        source = await engine.blobs.path(blob.blob_id)
+        source = await blobs.path(blob.blob_id)
     except BlobNotFound:  # expired since it was looked up
         raise BlobNotFound("input_blobs", f"no blob '{blob.blob_id}'", blob_id=blob.blob_id) from None
     bare = blob.blob_id.removeprefix("blob:")

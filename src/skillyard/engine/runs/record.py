@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import Failure as Raised
@@ -16,15 +16,12 @@ from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.network.refusals import counted
 from skillyard.engine.runs.collect import BlobTarget
 from skillyard.engine.runs.failure import SUMMARY_CHARACTERS, Failure
-from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.log import NO_LOG, Log
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.schemas import complaint
 from skillyard.engine.text import clean, ends, first
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.ports.schemas import SchemaChecker
 
 NO_NOTES = Notes()
 
@@ -159,6 +156,7 @@ class Findings:
     created_ms: float = 0.0
     ended_ms: float = 0.0
     started_at: float | None = None
+    ended_at: float | None = None
     enforced: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, Any] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
@@ -186,12 +184,23 @@ class Findings:
 class FinalRecord:
     """Makes it for one run. ``facts`` are the fields that its first record had."""
 
-    def __init__(self, engine: Engine, plan: Plan, grant: Grant, target: BlobTarget, facts: dict[str, Any]) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        plan: Plan,
+        redaction: Redaction,
+        target: BlobTarget,
+        facts: dict[str, Any],
+        schemas: SchemaChecker,
+        *,
+        spill: bool,
+    ) -> None:
+        """``spill`` keeps a result that is too large as a blob."""
         self._plan = plan
-        self._redaction = grant.redaction
+        self._redaction = redaction
         self._target = target
         self._facts = facts
+        self._schemas = schemas
+        self._spill = spill
 
     async def of(self, found: Findings, failure: Failure | None) -> RunRecord:
         """Of a completed run when nothing failed and its output fits the rules, of a failed one else."""
@@ -207,8 +216,7 @@ class FinalRecord:
         size = len(found.said.raw)
         value = value_of(found.said) if size <= AT_ONCE else await asyncio.to_thread(value_of, found.said)
         await self._check_schema(found.said.raw)
-        spill = self._engine.config.output.oversize == "spill"
-        output = await fit_output(value, self._redaction, self._target, spill=spill, raw_size=size)
+        output = await fit_output(value, self._redaction, self._target, spill=self._spill, raw_size=size)
         common = self._common(found, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, common["notes"])
         return RunRecord(
@@ -227,7 +235,7 @@ class FinalRecord:
         if skill is None or skill.outputs_schema is None:
             return
         key = f"{skill.digest} out"
-        verdict = await self._engine.schemas.check(plan.principal.name, key, skill.outputs_schema, raw, patient=True)
+        verdict = await self._schemas.check(plan.principal.name, key, skill.outputs_schema, raw, patient=True)
         if wrong := complaint(verdict, "output", self._redaction):
             raise Unfit(Failure("ValidationError", wrong, Outcome.EXIT))
 
@@ -246,7 +254,7 @@ class FinalRecord:
         spilled = (output.blob,) if output and output.blob else ()
         return {
             "started_at": found.started_at,
-            "ended_at": self._engine.clock.now(),
+            "ended_at": found.ended_at,
             "enforced": found.enforced,
             "guarantees": found.guarantees,
             "usage": found.usage_dict(),
@@ -256,6 +264,19 @@ class FinalRecord:
             "logs_preview": found.log.preview,
             "logs_blob": found.log.blob,
         }
+
+
+def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
+    """Returns the record of a run that failed without having been executed to its end."""
+    return replace(
+        record,
+        status=RunStatus.FAILED,
+        outcome=failure.outcome,
+        reason=failure.reason(),
+        ended_at=now,
+        summary=failure.summary(),
+        error=failure.as_dict(),
+    )
 
 
 def run_object(record: RunRecord) -> dict[str, Any]:

@@ -1,0 +1,155 @@
+"""The life of a sandbox: reserve a place, create, network, check what is in force, use, destroy, confirm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.engine.backends import Offer
+from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
+from skillyard.engine.observer import Fault, Observer
+from skillyard.engine.shares import Admission
+from skillyard.engine.tasks import Tasks
+from skillyard.ports.sandbox import Sandbox
+
+PATIENCE_S = 60.0
+"""How long a backend may take to end a sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A sandbox that somebody needs. ``key`` makes creating it idempotent, ``tenant`` is whose share of places and
+    memory it takes."""
+
+    key: str
+    tenant: str
+    offer: Offer
+    spec: SandboxSpec
+    network: NetworkGrant | None = None
+    trimmed: bool = False
+    """Whether it takes all the memory that there is where its limits are above that, instead of being refused."""
+
+
+class Loan:
+    """One sandbox while it is lent. :meth:`begin`, :meth:`create`, :meth:`connect`, any use, :meth:`end`."""
+
+    def __init__(self, order: Order, tasks: Tasks, emit: Observer) -> None:
+        self.network = None if order.network is None else RunNetwork(order.key, order.network)
+        self.sandbox: Sandbox | None = None
+        self.over = False
+        self._order = order
+        self._spec = order.spec
+        self._tasks = tasks
+        self._emit = emit
+        self._creating = False
+        self._seen: Mapping[str, Any] | None = None
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """What the sandbox is made from, with its way out once it has one."""
+        return self._spec
+
+    async def begin(self) -> dict[str, Any] | None:
+        """Asks for the network, while other work goes on; returns what a record says of it until then."""
+        if self.network is None:
+            return None
+        self.network.begin(self._tasks)
+        return await self.network.so_far()
+
+    async def create(self) -> Sandbox:
+        """Returns the sandbox; it is checked by :meth:`check`. Raises GateFault, SandboxFault, ProtectionMissing,
+        Busy."""
+        if self.network is not None:
+            self._spec = await self.network.join(self._spec)
+        self._creating = True
+        try:
+            self.sandbox = await self._order.offer.backend.create(self._spec, self._order.key)
+        except Exception:
+            self._creating = False  # nothing is left of it
+            raise
+        return self.sandbox
+
+    def check(self) -> None:
+        """Compares what is in force with what policy demands. Raises ProtectionMissing."""
+        assert self.sandbox is not None, "create comes first"
+        self._order.offer.check_walls(self.sandbox.enforced)
+
+    async def connect(self, guest: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns ``guest`` with the variables by which its programs find the way out. Raises GateFault,
+        SandboxGone."""
+        if self.network is None or self.sandbox is None:
+            return guest
+        return await self.network.enter(self.sandbox, guest)
+
+    async def finish_creating(self) -> None:
+        """Gets hold of a sandbox whose creation was interrupted: creating again gives the same one."""
+        if self._creating and self.sandbox is None:
+            self.sandbox = await self._order.offer.backend.create(self._spec, self._order.key)
+
+    async def end(self) -> Mapping[str, Any] | None:
+        """Returns what the network saw when no process, mount or file of the sandbox is left. Can be repeated."""
+        if self.over:
+            return self._seen
+        if self.sandbox is not None:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._order.offer.backend.destroy(self.sandbox.handle)
+            except (SkillyardError, TimeoutError) as error:  # the sweep will find it
+                self._emit(Fault("destroy", error, self._order.key))
+        if self.network is not None:
+            self._seen = await self._end_network(self.network)
+        self.over = True
+        return self._seen
+
+    async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
+        """Nothing of the sandbox is left that could use it."""
+        try:
+            return await network.close()
+        except SkillyardError as error:
+            self._emit(Fault("gate", error, self._order.key))
+            return await network.so_far()
+
+
+class Lender:
+    """Lends sandboxes to whoever got a place for one."""
+
+    def __init__(self, admission: Admission, tasks: Tasks, emit: Observer) -> None:
+        self._admission = admission
+        self._tasks = tasks
+        self._emit = emit
+
+    @asynccontextmanager
+    async def lend(self, order: Order, queued: Callable[[int], None] | None = None) -> AsyncGenerator[Loan, None]:
+        """Gives the loan when there is a place; ``queued`` is told how many wait before. What is left of the sandbox is
+        gone, and only then the place is free, when the block was left, also by a caller that goes away.
+
+        Raises Busy, InvalidInput for a sandbox that could never fit.
+        """
+        limits = order.spec.limits
+        memory_mb = limits.memory_mb + limits.disk_mb
+        if order.trimmed:
+            memory_mb = self._admission.most(memory_mb)
+        if queued is not None and self._admission.would_wait(order.tenant, memory_mb):
+            queued(self._admission.waiting + 1)
+        place = await self._admission.enter(order.tenant, memory_mb)
+        loan = Loan(order, self._tasks, self._emit)
+        try:
+            yield loan
+        finally:
+            try:
+                if not loan.over:
+                    await self._tasks.shielded(_ended(loan), f"end of {order.key}")
+            finally:
+                self._admission.leave(place)
+
+
+async def _ended(loan: Loan) -> None:
+    with suppress(SkillyardError, TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            await loan.finish_creating()
+    await loan.end()

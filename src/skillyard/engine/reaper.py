@@ -1,0 +1,178 @@
+"""One sweep over deadlines, leases and surveys: what a dead server left is settled, what time has overtaken removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import RunRecord
+from skillyard.engine.observer import Fault, Observer, Recovered, Swept
+from skillyard.engine.runs.failure import Failure
+from skillyard.engine.runs.record import ended
+from skillyard.ports.blobs import BlobStore
+from skillyard.ports.clock import Clock
+from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Backend
+from skillyard.ports.secrets import SecretAudit
+
+STRAY_AFTER_S = 60.0
+JUMP_S = 3600.0
+"""Further than any clock drifts between two looks. A machine that slept looks the same: it only sweeps later."""
+_WAITS = "nothing is taken for expired before the next sweep"
+LOST = Failure("SandboxLost", "the server ended while the run was going on", Outcome.LOST)
+UNRECORDED = Failure("SandboxLost", "the run is over, and how it ended could not be recorded", Outcome.LOST)
+
+
+class ClockJumped(SkillyardError):
+    """The wall clock was set while the server worked."""
+
+    type = "ClockJumped"
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How long things are kept, in seconds; None for ever. ``owner_records`` are the ended runs that are kept of one
+    principal."""
+
+    records_s: float | None
+    audit_s: float | None
+    owner_records: int | None
+    sweep_every_s: float
+
+
+class Environments(Protocol):
+    """The environments that are removed when nobody used them for long."""
+
+    async def evict(self, in_use: Collection[str] = ()) -> int: ...
+
+
+class Reaper:
+    """Settles and sweeps. ``at_work`` tells the keys of the sandboxes that are in use."""
+
+    def __init__(
+        self,
+        backends: Iterable[Backend],
+        records: RecordStore,
+        blobs: BlobStore,
+        audit: SecretAudit,
+        environments: Environments,
+        at_work: Callable[[], Collection[str]],
+        clock: Clock,
+        emit: Observer,
+        ages: Ages,
+    ) -> None:
+        self._backends = backends
+        self._records = records
+        self._blobs = blobs
+        self._audit = audit
+        self._environments = environments
+        self._at_work = at_work
+        self._clock = clock
+        self._emit = emit
+        self._ages = ages
+        self._seen: tuple[float, float] | None = None
+
+    async def recover(self) -> None:
+        """Runs of a dead server are lost and their sandboxes destroyed. A sandbox that was made to outlive the
+        server stays, with its record, while that record says that it works."""
+        held = await self._survey()
+        kept = _kept(held)
+        unfinished = await self._records.unfinished()
+        destroyed = await _destroy(held, {record.run_id for record in unfinished if record.run_id in kept})
+        lost = await self._finish(unfinished, kept, LOST)
+        if lost or destroyed:
+            self._emit(Recovered(lost, destroyed))
+
+    async def settle(self) -> None:
+        """Ends the records of runs that are over and could not be recorded so, since the disk was full, say."""
+        at_work = self._at_work()
+        over = [record for record in await self._records.unfinished() if record.run_id not in at_work]
+        if over and (lost := await self._finish(over, _kept(await self._survey()), UNRECORDED)):
+            self._emit(Recovered(lost, 0))
+
+    async def sweep(self, *, expire: bool = True) -> Swept:
+        """Removes sandboxes that nobody uses; with ``expire``, expired blobs and old records too."""
+        now, ages = self._clock.now(), self._ages
+        strays = await self._destroy_strays()
+        records = 0 if ages.owner_records is None else await self._records.trim(ages.owner_records)
+        if not expire:
+            return Swept(0, records, strays)
+        blobs = await self._blobs.sweep()
+        if ages.records_s is not None:
+            records += await self._records.sweep(now - ages.records_s)
+        if ages.audit_s is not None:
+            await self._audit.sweep(now - ages.audit_s)
+        environments = await self._environments.evict(await environments_in_use(self._records))
+        return Swept(blobs, records, strays, environments)
+
+    async def sweep_forever(self) -> None:
+        """One pass at once, then one each ``sweep_every_s``."""
+        first = True
+        while True:
+            try:
+                if not first:  # the start has just done that
+                    await self.settle()
+                first = False
+                await self._sweep_and_tell()
+            except Exception as error:  # noqa: BLE001 - the next sweep comes all the same
+                self._emit(Fault("sweep", error))
+            await asyncio.sleep(self._ages.sweep_every_s)
+
+    async def _sweep_and_tell(self) -> None:
+        jumped_s = self._jumped_s()
+        if jumped_s:
+            self._emit(Fault("sweep", ClockJumped(f"the clock was set forward by {jumped_s:.0f} s: {_WAITS}")))
+        swept = await self.sweep(expire=not jumped_s)
+        if swept.blobs or swept.records or swept.sandboxes or swept.environments:
+            self._emit(swept)
+
+    def _jumped_s(self) -> float:
+        """Returns the seconds that the wall clock went forward since the last look beyond those that passed; 0 for
+        what is usual. Somebody set it, and what it makes look old is not."""
+        now = self._clock.now(), self._clock.monotonic()
+        before, self._seen = self._seen or now, now
+        ahead = (now[0] - before[0]) - (now[1] - before[1])
+        return ahead if ahead > JUMP_S else 0.0
+
+    async def _finish(self, records: Iterable[RunRecord], kept: Collection[str], why: Failure) -> int:
+        lost = 0
+        for record in records:
+            if record.run_id not in kept:
+                lost += await self._records.finish(ended(record, why, self._clock.now()))
+        return lost
+
+    async def _survey(self) -> list[tuple[Backend, Held]]:
+        return [(backend, held) for backend in self._backends for held in await backend.survey()]
+
+    async def _destroy_strays(self) -> int:
+        """Sandboxes whose destruction failed at the time. A young one may belong to a run that is just ending."""
+        held = [(b, s) for b, s in await self._survey() if s.owner is Owner.RUN and s.age_s > STRAY_AFTER_S]
+        return await _destroy(held, self._at_work())
+
+
+async def repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Does ``work``, which tells of its own faults, each ``every_s`` seconds."""
+    while True:
+        await asyncio.sleep(every_s)
+        await work()
+
+
+async def environments_in_use(records: RecordStore) -> set[str]:
+    """Returns the digests of those that unfinished runs have, of an earlier server too."""
+    return {str(record.digests.get("environment", "")) for record in await records.unfinished()}
+
+
+def _kept(held: Iterable[tuple[Backend, Held]]) -> set[str]:
+    return {sandbox.key for _, sandbox in held if sandbox.owner is Owner.TASK}
+
+
+async def _destroy(held: Iterable[tuple[Backend, Held]], known: Collection[str]) -> int:
+    strays = [(backend, sandbox) for backend, sandbox in held if sandbox.key not in known]
+    for backend, sandbox in strays:
+        await backend.destroy(sandbox.handle)
+    return len(strays)
