@@ -42,8 +42,8 @@ from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
 from skillyard.ipc import packets
-from skillyard.ipc.frames import BadFrame
 from skillyard.ipc.frames import FrameReader as Frames
+from skillyard.ipc.strict import BadMessage, read_object
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
@@ -199,19 +199,20 @@ GATE = (Failure, OSError)
 
 READERS = {
     "the keeper of its sandboxes' inits": Reader(
-        init_words.read, (init_words.BadWord,), "sandbox/native/keeper/init_words.py", (ENDED, b'{"ready":true}')
+        lambda data: init_words.read(read_object(data, init_words.MOST_BYTES)),
+        (BadMessage,),
+        "sandbox/native/keeper/init_words.py",
+        (ENDED, b'{"ready":true}'),
     ),
-    "the keeper of packets of an init": Reader(
-        _packet(init_words.hear), (init_words.BadWord,), "ipc/packets.py", (ENDED,)
-    ),
+    "the keeper of packets of an init": Reader(_packet(init_words.hear), (BadMessage,), "ipc/packets.py", (ENDED,)),
     "the keeper of packets of a zygote": Reader(
         _packet(words.hear),
-        (words.BadWord,),
+        (BadMessage,),
         "sandbox/native/keeper/zygotes/words.py",
         (b'{"pid":5}', b'{"fault":"x"}'),
     ),
     "the server, the keeper and the gate of frames": Reader(
-        _ipc_frames, (BadFrame,), "ipc/frames.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
+        _ipc_frames, (BadMessage,), "ipc/frames.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
     ),
     "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/sandbox/frames.py", (CHANNEL,)),
     "the server of foreign JSON": Reader(parse_json, (BadJson,), "domain/foreign_json.py", (ENDED,)),
@@ -255,6 +256,7 @@ OWN_WORDS = {
     "sandbox/native/host_checks.py": "a child of our own",
     "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
+    "ipc/strict.py": "read by every keeper's row above",
     "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
     "ipc/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",

@@ -7,8 +7,9 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.ipc.frames import BESIDE, MAX_HEADER, BadFrame, FrameReader, Header, Outbox, close_all, encode
+from skillyard.ipc.frames import BESIDE, MAX_HEADER, FrameReader, Header, Outbox, close_all, encode
 from skillyard.ipc.packets import descriptors
+from skillyard.ipc.strict import BadMessage
 
 _READ = 1 << 20
 _CROWDED_S = 0.002
@@ -101,7 +102,7 @@ class Channel:
         try:
             while (frame := self._reader.next()) is not None:
                 self._take(*frame)
-        except BadFrame:
+        except BadMessage:
             self._lose()
 
     def _take(self, header: Header, body: bytes, received: list[int]) -> None:

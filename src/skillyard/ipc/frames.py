@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.ipc.packets import send_some
+from skillyard.ipc.strict import BadMessage, read_object
 
 HEAD = struct.Struct(">II")
 MAX_HEADER = 4 * 1024 * 1024
@@ -29,10 +30,6 @@ BESIDE = socket.CMSG_SPACE(253 * 4)
 
 Header = dict[str, Any]
 Frame = tuple[Header, bytes, list[int]]
-
-
-class BadFrame(ValueError):
-    """A frame that breaks the rules."""
 
 
 def encode(header: Header, body: bytes = b"", sockets: int = 0) -> bytes:
@@ -62,22 +59,22 @@ class FrameReader:
     def next(self) -> Frame | None:
         """Returns the next frame, whose descriptors are the caller's; None until more is fed.
 
-        Raises BadFrame for one over the limits, without an object as header or without the descriptors it names."""
+        Raises BadMessage for one over the limits, without an object as header or without the descriptors it names."""
         data = self._data
         if len(self._descriptors) > MOST_WAITING:
-            raise BadFrame("too many descriptors")
+            raise BadMessage("too many descriptors")
         if len(data) < HEAD.size:
             return None
         header_size, body_size = HEAD.unpack_from(data)
         if header_size > self._max_header or body_size > MAX_BODY:
-            raise BadFrame("frame over the limit")
+            raise BadMessage("frame over the limit")
         begin = HEAD.size + header_size
         if len(data) < begin + body_size:
             return None
-        header = _object(data[HEAD.size : begin])
+        header = read_object(data[HEAD.size : begin], self._max_header)
         count = header.pop("sockets", 0)
         if type(count) is not int or not 0 <= count <= len(self._descriptors):
-            raise BadFrame("its descriptors did not come")
+            raise BadMessage("its descriptors did not come")
         with memoryview(data) as view:
             body = bytes(view[begin : begin + body_size])
         del data[: begin + body_size]
@@ -88,16 +85,6 @@ class FrameReader:
         self._data.clear()
         while self._descriptors:
             os.close(self._descriptors.popleft())
-
-
-def _object(raw: bytearray) -> Header:
-    try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise BadFrame("header is not JSON, or nested too deep") from None
-    if not isinstance(parsed, dict):
-        raise BadFrame("header is not an object")
-    return parsed
 
 
 @dataclass(slots=True)

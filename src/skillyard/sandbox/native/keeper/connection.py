@@ -6,7 +6,8 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.ipc.frames import BadFrame, FrameReader, Header, Outbox, close_all, encode
+from skillyard.ipc.frames import FrameReader, Header, Outbox, close_all, encode
+from skillyard.ipc.strict import BadMessage
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop
 
 
@@ -87,5 +88,5 @@ class Connection:
         try:
             while self.open and (frame := self._frames.next()) is not None:
                 self._on_frame(self, frame[0], frame[1])
-        except BadFrame:
+        except BadMessage:
             self.close()

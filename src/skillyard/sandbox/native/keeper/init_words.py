@@ -7,13 +7,12 @@ says it, and about no other.
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.ipc import packets
+from skillyard.ipc import strict
+from skillyard.ipc.strict import BadMessage
 
 TEXT_KEPT = 400
 MOST_BYTES = 16 * 1024
@@ -36,40 +35,23 @@ FORMS: tuple[Form, ...] = (
 """The forms of messages, told apart by their first fields. The last two are gVisor's and landlock's."""
 
 
-class BadWord(ValueError):
-    """A word that breaks the rules; the message is one sentence about it."""
-
-
 def hear(sock: socket.socket) -> dict[str, Any] | None:
-    """Returns the next message, None at the end. Closes descriptors that came with it: init has none to give.
+    """Returns the next message, None at the end; init has no descriptors to give.
 
-    Raises BlockingIOError when there is none yet, OSError, and BadWord.
+    Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
-    got = packets.receive_raw(sock)
-    if got is None:
-        return None
-    raw, fds = got
-    for fd in fds:
-        os.close(fd)
-    if fds:
-        raise BadWord("it sent descriptors")
-    return read(raw)
+    got = strict.receive(sock, MOST_BYTES, fds=0)
+    return None if got is None else read(got[0])
 
 
-def read(raw: bytes) -> dict[str, Any]:
-    """Returns the message. Raises BadWord for bytes that are not one, and nothing else."""
-    if len(raw) > MOST_BYTES:
-        raise BadWord(f"its message has more than {MOST_BYTES} bytes")
-    try:
-        said = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise BadWord("its message is not JSON") from None
-    form = next((form for form in FORMS if next(iter(form)) in said), None) if isinstance(said, dict) else None
+def read(said: dict[str, Any]) -> dict[str, Any]:
+    """Returns the message. Raises BadMessage for an object of another form, and nothing else."""
+    form = next((form for form in FORMS if next(iter(form)) in said), None)
     if form is None or said.keys() != form.keys():
-        raise BadWord("its message has no meaning")
+        raise BadMessage("its message has no meaning")
     told = {name: _value(said[name], kind) for name, kind in form.items()}
     if not all(0 <= told.get(name, 0) <= _MOST_STATUS for name in ("status", "idle_worker_gone")):
-        raise BadWord("it gave a wrong wait status")
+        raise BadMessage("it gave a wrong wait status")
     return told
 
 
@@ -87,4 +69,4 @@ def _value(value: object, kind: type) -> Any:
     number = (kind is int and type(value) is int) or (kind is float and type(value) in (int, float))
     if number and isinstance(value, int | float) and 0 <= value < _MOST:
         return kind(value)
-    raise BadWord("its message has a field of another form")
+    raise BadMessage("its message has a field of another form")

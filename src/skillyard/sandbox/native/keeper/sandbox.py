@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.ipc import packets
+from skillyard.ipc.strict import BadMessage
 from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.inside.walls import Build
@@ -358,7 +359,7 @@ class Box:
                 self._told(said)
             except BlockingIOError:
                 return
-            except init_words.BadWord as bad:
+            except BadMessage as bad:
                 self._loop.forget(self.control.fileno())
                 self._broken = f"its init cannot be believed: {bad}"
                 self._faulty = True  # and ends when there is something to kill it by
@@ -380,10 +381,10 @@ class Box:
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
-        """Takes one word. Raises BadWord for a word that init cannot say now."""
+        """Takes one word. Raises BadMessage for a word that init cannot say now."""
         if "ready" in message:
             if self._said_ready:  # it would be lent twice
-                raise init_words.BadWord("it was ready before")
+                raise BadMessage("it was ready before")
             self._said_ready = True
             self._consider_ready()
         elif "broken" in message:
@@ -393,7 +394,7 @@ class Box:
             self._idle_worker_gone(message["idle_worker_gone"])
         elif "not_lent" in message:
             if not self._started(message["not_lent"]).request:
-                raise init_words.BadWord("it was lent nothing")
+                raise BadMessage("it was lent nothing")
             self._start_again(self._started(message["not_lent"]))
         elif "failed" in message:
             self._started(message["failed"])
@@ -405,11 +406,11 @@ class Box:
             self.account.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
         else:
-            raise init_words.BadWord("its message belongs to another kind of sandbox")
+            raise BadMessage("its message belongs to another kind of sandbox")
 
     def _started(self, id: str) -> Program:
         if (program := self.programs.get(id)) is None:
-            raise init_words.BadWord("it spoke of a program that was never started")
+            raise BadMessage("it spoke of a program that was never started")
         return program
 
     def _ending(self, id: str, status: int) -> dict[str, Any]:

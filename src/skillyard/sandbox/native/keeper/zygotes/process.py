@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from skillyard.ipc import packets
+from skillyard.ipc.strict import BadMessage
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
 from skillyard.sandbox.native.keeper.zygotes import words
-from skillyard.sandbox.native.keeper.zygotes.words import BadWord, Said, Word
+from skillyard.sandbox.native.keeper.zygotes.words import Said, Word
 from skillyard.sandbox.native.linux import kernel
 
 
@@ -224,7 +225,7 @@ class WarmProcess:
                 self._take(said)
             except BlockingIOError:
                 return
-            except BadWord as bad:
+            except BadMessage as bad:
                 self.disown(str(bad))
                 return
             except OSError:
@@ -234,11 +235,11 @@ class WarmProcess:
         self._fail("it ended")
 
     def _take(self, said: Said) -> None:
-        """Raises BadWord for what cannot be said now."""
+        """Raises BadMessage for what cannot be said now."""
         if said.word in (Word.CLONED, Word.NOT_CLONED):
             self._answered(said)
         elif self.ready:
-            raise BadWord("it was ready before")
+            raise BadMessage("it was ready before")
         elif said.word is Word.READY and self.imported == len(self.modules):
             self._is_ready()
         elif said.word is Word.IMPORTED and self.imported < len(self.modules):
@@ -246,13 +247,13 @@ class WarmProcess:
         elif said.word is Word.FAULT and self.imported < len(self.modules):
             self._fail(said.text)
         else:
-            raise BadWord("it said that out of turn")
+            raise BadMessage("it said that out of turn")
 
     def _answered(self, said: Said) -> None:
         if not self.asked:
             if said.pidfd >= 0:
                 os.close(said.pidfd)
-            raise BadWord("it spoke of a clone that nobody asked for")
+            raise BadMessage("it spoke of a clone that nobody asked for")
         if said.word is Word.CLONED:
             pid, pidfd = said.pid, said.pidfd
             if pidfd < 0:
@@ -261,8 +262,8 @@ class WarmProcess:
                 try:
                     pid = words.vouched(pidfd, self.pid)
                     if pid in self._living or pid == self.pid:
-                        raise BadWord("it spoke of one clone twice")
-                except (BadWord, OSError):
+                        raise BadMessage("it spoke of one clone twice")
+                except (BadMessage, OSError):
                     os.close(pidfd)
                     raise
             self._living.add(pid)

@@ -4,21 +4,18 @@ may say, and which process it speaks of against what the kernel knows."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
-from skillyard.ipc import packets
+from skillyard.ipc import packets, strict
+from skillyard.ipc.strict import BadMessage
 from skillyard.sandbox.native.keeper.watch.processes import children, status
 from skillyard.sandbox.native.linux import kernel
 
 _MOST_TEXT = 500
-
-
-class BadWord(Exception):
-    """A word that breaks the rules; the message is one sentence about it."""
 
 
 class Word(Enum):
@@ -45,26 +42,20 @@ class Said:
 def hear(sock: socket.socket) -> Said | None:
     """The next word; None at the end. Descriptors that belong to none are closed.
 
-    Raises BlockingIOError when there is none yet, OSError, and BadWord.
+    Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
-    got = packets.receive_raw(sock)
+    got = strict.receive(sock, packets.MAX_PACKET, fds=1)
     if got is None:
         return None
-    raw, fds = got
     try:
-        said = _read(raw, fds)
-    except BadWord:
-        for fd in fds:
+        return _said(*got)
+    except BadMessage:
+        for fd in got[1]:
             os.close(fd)
         raise
-    return said
 
 
-def _read(raw: bytes, fds: list[int]) -> Said:
-    try:
-        message = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise BadWord("its message is not JSON") from None
+def _said(message: dict[str, Any], fds: list[int]) -> Said:
     match message:
         case {"ready": True} if not fds:
             return Said(Word.READY)
@@ -74,9 +65,9 @@ def _read(raw: bytes, fds: list[int]) -> Said:
             return Said(Word.FAULT, _plain(text))
         case {"failed": str(text)} if not fds:
             return Said(Word.NOT_CLONED, _plain(text))
-        case {"pid": int(pid)} if len(fds) <= 1:
+        case {"pid": int(pid)}:
             return Said(Word.CLONED, pid=pid, pidfd=fds[0] if fds else -1)
-    raise BadWord("its message has no meaning")
+    raise BadMessage("its message has no meaning")
 
 
 def _plain(text: str) -> str:
@@ -85,24 +76,24 @@ def _plain(text: str) -> str:
 
 def opened(told: int, group: int) -> int:
     """Returns a pidfd of our child in the process group ``group`` that its zygote knows as ``told``: in its own pid
-    namespace or the one above (NSpid in proc_pid_status(5)). Raises BadWord, OSError."""
+    namespace or the one above (NSpid in proc_pid_status(5)). Raises BadMessage, OSError."""
     for pid in children(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             if str(told) in status(pid).get("NSpid", "").split()[-2:] and os.getpgid(pid) == group:
                 return kernel.pidfd_open(pid)
-    raise BadWord("it spoke of a process that is not there")
+    raise BadMessage("it spoke of a process that is not there")
 
 
 def vouched(pidfd: int, group: int) -> int:
     """The pid that the kernel knows for ``pidfd``, of a process in the process group ``group``: nobody can put
-    another's process there. Raises BadWord."""
+    another's process there. Raises BadMessage."""
     pid = _pid_of(pidfd)
     try:
         if pid > 0 and os.getpgid(pid) == group:
             return pid
     except ProcessLookupError:
         pass
-    raise BadWord("it spoke of a process that is not its own")
+    raise BadMessage("it spoke of a process that is not its own")
 
 
 def _pid_of(pidfd: int) -> int:
