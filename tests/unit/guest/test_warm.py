@@ -111,7 +111,7 @@ def child(work):
 
 def first_of_namespace(work):
     if libc.unshare(PID):
-        raise SystemExit(os.strerror(ctypes.get_errno()))
+        raise SystemExit("unshare: " + os.strerror(ctypes.get_errno()))
     return child(work)
 
 def run(reseed):

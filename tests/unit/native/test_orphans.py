@@ -50,13 +50,15 @@ def _zygote(clones: int) -> tuple[int, list[int]]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.setpgid(0, 0)
-        for _ in range(clones):
-            child, _ = kernel.clone(kernel.CLONE_PARENT)
-            if child == 0:
-                _sleep()
-            os.write(writing, f"{child} ".encode())
-        os._exit(0)
+        try:
+            os.setpgid(0, 0)
+            for _ in range(clones):
+                child, _ = kernel.clone_sibling()
+                if child == 0:
+                    _sleep()
+                os.write(writing, f"{child} ".encode())
+        finally:
+            os._exit(0)
     os.waitpid(pid, 0)
     told = os.read(reading, 4096).split()
     os.close(reading)

@@ -49,6 +49,7 @@ def test_the_zygotes_pid_is_never_given(way: str, first: int) -> None:
     ran = subprocess.run([sys.executable, "-c", SCRIPT, way], capture_output=True, text=True, timeout=60, check=False)
     if "unshare" in ran.stderr and os.geteuid():
         pytest.skip("no user namespaces here")
+    assert ran.stdout, ran.stderr
     seen, wrapped = json.loads(ran.stdout)
     assert seen == [first, first + 1, first + 2], ran.stderr
     assert wrapped[0] > 1000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.unit.gate.programs.attempts import program
@@ -188,8 +188,6 @@ def test_neighbours_reach_each_their_own(place: Place) -> None:
 
 
 def _together(calls: list[tuple[Any, ...]]) -> None:
-    threads = [threading.Thread(target=call[0], args=call[1:]) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for made in [pool.submit(*call) for call in calls]:
+            made.result()
