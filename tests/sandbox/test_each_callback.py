@@ -47,7 +47,7 @@ SELDOM = {
     "Yard._refill_failed:after": "after a fault",
     "Zygote._promote:after": "a zygote that is replaced while it is at work",
     "start.<locals>.lent:after": "the first sandbox that is lent",
-    "end:watch": "a zygote that ended before it told of a clone",
+    "end_orphans:watch": "a zygote that ended before it told of a clone",
     "start.<locals>.again:after": "after a fault",
 }
 if os.geteuid() != 0:
