@@ -7,9 +7,11 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from skillyard.client.bundles import LATEST, TYPES, ExportedSkill, PublishedSkill, packed
 from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
@@ -23,8 +25,8 @@ from skillyard.engine.app import App
 from skillyard.engine.engine import Engine, Ports
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
-from skillyard.local_bundles import export_to, publish_source
 from skillyard.loop_thread import LoopThread
+from skillyard.ports.bundles import ArchiveForm
 from skillyard.secret_sources import make_secret_readers, make_secret_store
 from skillyard.skill_stores import make_skill_stores
 from skillyard.stores.clock import SystemClock, SystemIds
@@ -40,7 +42,7 @@ from skillyard.wiring import make_backends, make_gate, make_schema_pool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skillyard.client.bundles import ArchiveFormat, ExportedSkill, PublishedSkill
+    from skillyard.client.bundles import ArchiveFormat
     from skillyard.client.exchange import Transport
     from skillyard.client.sources import Progress, Sink, Source
     from skillyard.ports.sandbox import Backend
@@ -222,7 +224,11 @@ class Runtime(ProtocolMethods):
     async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
         """As :meth:`skillyard.client.client.Client.publish_skill`. Raises BundleRefused, VersionTaken, Forbidden,
         QuotaExceeded, Busy, and BadArgument for what cannot be read."""
-        return await publish_source(self.engine, self.principal, _THREADS, source, progress)
+        with Upload(await packed(source, _THREADS), _THREADS, progress) as upload:
+            done = await self.app.publisher.publish(self.principal, upload.chunks())
+        told = done.publication
+        findings = tuple(asdict(finding) for finding in done.findings)
+        return PublishedSkill(told.name, told.version, told.digest, told.size, told.files, done.created, findings)
 
     async def export_skill(
         self,
@@ -234,7 +240,22 @@ class Runtime(ProtocolMethods):
         progress: Progress | None = None,
     ) -> ExportedSkill:
         """As :meth:`skillyard.client.client.Client.export_skill`. Raises SkillNotFound, Forbidden."""
-        return await export_to(self.engine, self.principal, _THREADS, (name, version, form), sink, progress)
+        if form not in TYPES:
+            raise InvalidInput("form", "must be 'tar.gz' or 'zip'")
+        publisher = self.app.publisher
+        skill = await publisher.find(self.principal, name, version or LATEST)
+        target, done = Download(sink, _THREADS), 0
+        try:
+            async with publisher.export(self.principal, skill, ArchiveForm(form)) as archive:
+                async for chunk in archive.chunks:
+                    await target.write(chunk)
+                    done += len(chunk)
+                    if progress:
+                        progress(done, archive.size)
+            target.keep()
+        finally:
+            target.discard()
+        return ExportedSkill(skill.name, skill.version, skill.digest, done)
 
 
 class SyncRuntime(SyncProtocolMethods):

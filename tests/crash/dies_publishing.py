@@ -16,18 +16,21 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+from skillyard.config.policy import TrustSettings
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.domain.principal import LOCAL
 from skillyard.engine.observer import ignore
-from skillyard.engine.skills.publishing import Published, publish
-from skillyard.engine.skills.registry import Registry
+from skillyard.engine.shares import LargeReads
+from skillyard.engine.skills.publishing import Published, Publisher
+from skillyard.engine.skills.service import SkillService
+from skillyard.engine.skills.standings import Standings
 from skillyard.engine.tasks import Tasks
 from skillyard.skill_stores import SkillStores, make_skill_stores
 from skillyard.stores.clock import SystemClock
+from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
 from tests.bundles import skill_files, tar
 from tests.crash.dies_at import Deadly, die
@@ -41,14 +44,15 @@ class Yard:
     """Skills of a data directory, without anything that runs them."""
 
     stores: SkillStores
-    registry: Registry
+    skills: SkillService
+    publisher: Publisher
 
     async def publish(self, archive: bytes, begun: Callable[[], None] = lambda: None) -> Published:
         async def chunks() -> AsyncIterator[bytes]:
             begun()
             yield archive
 
-        return await publish(cast("Any", SimpleNamespace(registry=self.registry)), LOCAL, chunks())
+        return await self.publisher.publish(LOCAL, chunks())
 
 
 @asynccontextmanager
@@ -59,9 +63,13 @@ async def yard(data_dir: Path) -> AsyncIterator[Yard]:
         try:
             stores = await make_skill_stores(load_settings(data_dir=data_dir), places, database)
             tasks = Tasks()
-            registry = Registry(stores.publications, stores.bundles, stores.skills, SystemClock(), tasks, ignore)
+            standings = Standings(SqliteApprovals(database), TrustSettings(), ignore)
+            skills = SkillService(
+                stores.skills, stores.publications, standings, cursor_key=b"", large_reads=LargeReads()
+            )
+            publisher = Publisher(stores.publications, stores.bundles, skills, SystemClock(), tasks, ignore)
             try:
-                yield Yard(stores, registry)
+                yield Yard(stores, skills, publisher)
                 await tasks.drain()
             finally:
                 await stores.skills.close()
@@ -96,8 +104,9 @@ async def main(data_dir: Path, step: str) -> int:
         countdown = Countdown(0 if step in NAMED else int(step))
         if step in NAMED:
             method, when = step.split("-")
-            port = "publications" if method == "insert" else "skills"
-            setattr(here.registry, port, Deadly(getattr(here.registry, port), method, when))
+            owner: Any = here.publisher if method == "insert" else here.skills
+            port = "_publications" if method == "insert" else "store"
+            setattr(owner, port, Deadly(getattr(owner, port), method, when))
         sys.addaudithook(countdown)
         await here.publish(bundle("2.0.0"), countdown.begin)
         countdown.on = False

@@ -141,7 +141,7 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
     app = create_app(
         dispatcher=Dispatcher(METHODS, engine.invoke, metrics.call),
         blobs=lambda: blobs,
-        skills=NoSkills(),
+        skills=NoSkills,
         authenticator=Bearer(Tokens()),
         hosts=Hosts("127.0.0.1"),
         meter=metrics,

@@ -20,6 +20,10 @@ from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.shares import Budget
+from skillyard.engine.skills.approval_methods import Approvals
+from skillyard.engine.skills.inspection import Inspection
+from skillyard.engine.skills.publishing import Publisher
+from skillyard.engine.skills.service import SkillService
 from skillyard.engine.tasks import Tasks
 
 S = TypeVar("S")
@@ -42,11 +46,15 @@ class App:
         """``builder`` makes environments; in sandboxes when there is none."""
         self.config = config or Sections()
         self.engine = engine = Engine(ports, self.config, emit, builder)
-        self.skills = self.packages = self.network = self.secrets = engine
+        self.packages = self.network = self.secrets = engine
         self.active, self.admission = engine.active, engine.admission
         self.backends, self.ahead = engine.backends, engine.ahead
         self.blobs = self._blobs(ports)
-        self.planner = Planner(engine, engine.backends, ports.blobs, ports.clock, ports.ids, self.config.limits.family)
+        self.skills = engine.catalogue
+        self.publisher = Publisher(ports.publications, ports.bundles, self.skills, ports.clock, engine.tasks, emit)
+        self.planner = Planner(
+            engine.catalogue, engine.backends, ports.blobs, ports.clock, ports.ids, self.config.limits.family
+        )
         self.runs = self._runs(ports, emit)
         self.history = self._history(ports, emit)
         self.reaper = self._reaper(ports, emit)
@@ -58,6 +66,10 @@ class App:
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,
+            SkillService: self.skills,
+            Publisher: self.publisher,
+            Approvals: Approvals(self.skills, self.publisher, self.config, ports.clock, emit),
+            Inspection: Inspection(self.skills),
         }
 
     @property

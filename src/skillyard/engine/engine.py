@@ -16,9 +16,8 @@ from skillyard.engine.packages.making import make_environments
 from skillyard.engine.runs.active import ActiveRuns
 from skillyard.engine.secrets.book import SecretBook
 from skillyard.engine.shares import Admission, LargeReads
-from skillyard.engine.skills.diff import Diffs
-from skillyard.engine.skills.registry import Registry
-from skillyard.engine.skills.review import Reviews
+from skillyard.engine.skills.service import SkillService
+from skillyard.engine.skills.standings import Standings
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
@@ -78,9 +77,10 @@ class Engine:
         self.large_reads = LargeReads()
         self.admission = Admission(config.admission)
         self.lender = Lender(self.admission, self.tasks, emit)
-        self.reviews = Reviews()
-        self.diffs = Diffs()
         self.schemas = ports.schemas
-        self.registry = Registry(ports.publications, ports.bundles, ports.skills, ports.clock, self.tasks, emit)
+        self.standings = Standings(ports.approvals, config.trust, emit)
+        self.catalogue = SkillService(
+            ports.skills, ports.publications, self.standings, cursor_key=self.cursor_key, large_reads=self.large_reads
+        )
         self.ahead = Ahead(emit, enabled=config.native.preloads)
         self.environments = make_environments(self, ports.environments, builder)

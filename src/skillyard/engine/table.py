@@ -13,11 +13,9 @@ from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
-from skillyard.engine.skills import approval_methods, discovery
-from skillyard.engine.skills import diff as catalogue_diff
+from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
 from skillyard.engine.skills import problems as catalogue_problems
-from skillyard.engine.skills import review as catalogue_review
 
 S = TypeVar("S")
 
@@ -31,9 +29,8 @@ METHODS: dict[str, Method[Any]] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
-        catalogue_diff,
         catalogue_problems,
-        catalogue_review,
+        inspection,
         environment_methods,
     )
     for method in module.TABLE

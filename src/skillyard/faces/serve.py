@@ -20,7 +20,6 @@ from skillyard.engine.engine import Engine
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.discovery import ensure_owner_token, recorded_server
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
-from skillyard.faces.http.engine_skills import EngineSkills
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.observability.events import fan_out, log_event
@@ -104,7 +103,7 @@ class _Process:
         app = create_app(
             dispatcher=Dispatcher(METHODS, call, self._metrics.call),
             blobs=lambda: self._runtime.app.blobs,
-            skills=EngineSkills(self._engine),
+            skills=lambda: self._runtime.app.publisher,
             authenticator=Everybody() if self._no_auth else Bearer(self._runtime.tokens),
             hosts=Hosts(server.host, server.allowed_hosts),
             meter=self._metrics,

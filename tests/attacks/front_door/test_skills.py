@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from skillyard.engine.skills.registry import UPLOADS
+from skillyard.engine.skills.publishing import UPLOADS
 from tests.attacks.front_door.conftest import Door, _skillyard, until
 from tests.attacks.front_door.wire import Response
 from tests.bundles import a_skill, skill_files, tar, unpacked, zipped

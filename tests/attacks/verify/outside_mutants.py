@@ -147,20 +147,20 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
 def approving(patch: pytest.MonkeyPatch) -> None:
     """Whatever is published is approved."""
     from skillyard.domain.skill.approval import Standing
-    from skillyard.engine.skills import needs
+    from skillyard.engine.skills.standings import Standings
 
-    async def standing(engine: Any, skill: Any) -> Any:
+    async def standing(standings: Any, skill: Any) -> Any:
         return Standing(True, "operator", "a mutant")
 
-    patch.setattr(needs, "standing_of", standing)
+    patch.setattr(Standings, "standing_of", standing)
 
 
 def everybodys_names(patch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the store asks whose a name is."""
-    from skillyard.engine.skills import ownership
+    from skillyard.engine.skills import publishing
     from skillyard.stores.sqlite import publication_rows
 
-    for module in (ownership, publication_rows):
+    for module in (publishing, publication_rows):
         patch.setattr(module, "claim_refusal", lambda name, owner, project: None)
 
 

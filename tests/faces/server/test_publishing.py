@@ -18,7 +18,7 @@ from skillyard import Runtime
 from skillyard.client import Client, SyncClient
 from skillyard.client.errors import BadArgument, BundleRefused, Forbidden, SkillNotFound, VersionTaken
 from skillyard.domain import errors as domain_errors
-from skillyard.engine.skills.registry import UPLOADS
+from skillyard.engine.skills.publishing import UPLOADS
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.crash.server import Server
 

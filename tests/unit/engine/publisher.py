@@ -9,8 +9,7 @@ from typing import Any
 
 from skillyard.domain.principal import LOCAL, Principal, Scope
 from skillyard.domain.skill.publication import PublicationLimits
-from skillyard.engine.skills.export import export, find_exported
-from skillyard.engine.skills.publishing import Published, publish
+from skillyard.engine.skills.publishing import Published
 from skillyard.ports.bundles import ArchiveForm
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
@@ -38,11 +37,11 @@ class Publisher:
     directory: Path
 
     async def publish(self, archive: bytes, who: Principal = ANN) -> Published:
-        return await publish(self.rig.engine, who, chunks(archive))
+        return await self.rig.app.publisher.publish(who, chunks(archive))
 
     async def export(self, name: str, version: str = "latest", form: ArchiveForm = ArchiveForm.TAR_GZ) -> bytes:
-        skill = await find_exported(self.rig.engine, ANN, name, version)
-        async with export(self.rig.engine, ANN, skill, form) as archive:
+        skill = await self.rig.app.publisher.find(ANN, name, version)
+        async with self.rig.app.publisher.export(ANN, skill, form) as archive:
             data = b"".join([chunk async for chunk in archive.chunks])
             assert len(data) == archive.size
         return data

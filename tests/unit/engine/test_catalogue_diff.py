@@ -11,7 +11,7 @@ import pytest
 from skillyard.domain.errors import Forbidden, SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import SkillFile
-from skillyard.engine.skills.diff import Diffs
+from skillyard.engine.skills.inspection import Diffs
 from tests.bundles import skill_files, tar
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill

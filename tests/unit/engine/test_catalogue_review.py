@@ -13,7 +13,7 @@ import pytest
 from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Finding, Skill, SkillFile
-from skillyard.engine.skills.review import KEPT, Reviews
+from skillyard.engine.skills.inspection import KEPT, Reviews
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 from tests.unit.engine.fifo import fifo_writer

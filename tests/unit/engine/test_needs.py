@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.skill.skill import SecretNeed, SkillSource
-from skillyard.engine.skills.needs import BUILT_IN, IN_DIRECTORY, NOBODY, standing_of
+from skillyard.engine.skills.standings import BUILT_IN, IN_DIRECTORY, NOBODY
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import raises, result
 from tests.unit.engine.needing import ASKS, NET, approve, has_network, needs_of, opened, published, rows, rules
@@ -17,19 +17,20 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_who_is_approved_and_by_what(rig: Rig) -> None:
-    skill = published("acme.mail")
-    assert await standing_of(rig.engine, replace(skill, source=SkillSource.DIRECTORY)) is IN_DIRECTORY
-    assert await standing_of(rig.engine, replace(skill, source=SkillSource.BUILT_IN)) is BUILT_IN
-    assert await standing_of(rig.engine, skill) is NOBODY
+    skill, of = published("acme.mail"), rig.app.skills.standings.standing_of
+    assert await of(replace(skill, source=SkillSource.DIRECTORY)) is IN_DIRECTORY
+    assert await of(replace(skill, source=SkillSource.BUILT_IN)) is BUILT_IN
+    assert await of(skill) is NOBODY
     await approve(rig, skill)
-    found = await standing_of(rig.engine, skill)
+    found = await of(skill)
     assert (found.approved, found.by, found.because) == (True, "operator", "ann")
     for other in (replace(skill, digest="other bytes"), replace(skill, version="1.0.1"), replace(skill, name="acme.m")):
-        assert await standing_of(rig.engine, other) is NOBODY, "the approval is of exactly these bytes"
+        assert await of(other) is NOBODY, "the approval is of exactly these bytes"
     rig.configure(trust={"directories": False, "approve": ["acme.* >=1"]})
-    assert (await standing_of(rig.engine, skill)).because == "acme.* >=1"
-    assert await standing_of(rig.engine, replace(skill, version="0.9.0", source=SkillSource.DIRECTORY)) is NOBODY
-    assert await standing_of(rig.engine, replace(skill, version="0.9.0", source=SkillSource.BUILT_IN)) is BUILT_IN
+    of = rig.app.skills.standings.standing_of
+    assert (await of(skill)).because == "acme.* >=1"
+    assert await of(replace(skill, version="0.9.0", source=SkillSource.DIRECTORY)) is NOBODY
+    assert await of(replace(skill, version="0.9.0", source=SkillSource.BUILT_IN)) is BUILT_IN
 
 
 async def test_an_unapproved_skill_gets_the_least(rig: Rig) -> None:

@@ -20,7 +20,6 @@ from skillyard.domain.errors import (
 from skillyard.domain.principal import Scope
 from skillyard.domain.skill.manifest_name import GUIDE
 from skillyard.engine.observer import CatalogueChanged
-from skillyard.engine.skills.publishing import publish
 from skillyard.ports.bundles import ArchiveForm
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped
 from tests.unit.engine.conftest import Rig
@@ -154,7 +153,9 @@ async def test_patterns_and_scopes_of_tokens_hold(yard: Publisher) -> None:
         yield a_skill(version="2.0.0")
 
     with pytest.raises(Forbidden, match="publish"):
-        await publish(yard.rig.engine, replace(ANN, scopes=frozenset(Scope) - {Scope.PUBLISH, Scope.ADMIN}), watched())
+        await yard.rig.app.publisher.publish(
+            replace(ANN, scopes=frozenset(Scope) - {Scope.PUBLISH, Scope.ADMIN}), watched()
+        )
     assert read == [], "nothing is read of what nobody may send"
 
 
@@ -203,7 +204,7 @@ async def test_an_archive_is_bounded_before_it_is_read(rig: Rig) -> None:
             yield bytes(1000)
 
     with pytest.raises(QuotaExceeded):
-        await publish(rig.engine, ANN, endless())
+        await rig.app.publisher.publish(ANN, endless())
     assert taken == 5000
     assert list((rig.home / "uploads").iterdir()) == []
     await yard.publish(a_skill())
@@ -245,7 +246,7 @@ async def test_few_arrive_at_once(yard: Publisher) -> None:
         yield archive
 
     def begin(n: int, who: Any) -> asyncio.Task[Any]:
-        return asyncio.create_task(publish(yard.rig.engine, who, waiting(a_skill(version=f"{n}.0.0"))))
+        return asyncio.create_task(yard.rig.app.publisher.publish(who, waiting(a_skill(version=f"{n}.0.0"))))
 
     mine = [begin(n, ANN) for n in range(1, 5)]
     for _ in mine:
@@ -285,7 +286,7 @@ async def test_a_source_that_breaks_off_leaves_nothing(yard: Publisher) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        await publish(yard.rig.engine, ANN, broken())
+        await yard.rig.app.publisher.publish(ANN, broken())
     assert list((yard.rig.home / "uploads").iterdir()) == []
     with pytest.raises(SkillNotFound):
         await yard.skills.get(NAME)

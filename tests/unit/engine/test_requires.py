@@ -16,7 +16,7 @@ from skillyard.domain.skill.publication import Pin
 from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.skill.skill import Needs, Skill, SkillSource
-from skillyard.engine.skills.requires import MOST_SKILLS, MOST_TRIES, mounted_skills
+from skillyard.engine.skills.requires import MOST_SKILLS, MOST_TRIES
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import FakeSkills, a_skill
 from tests.unit.engine.needing import approve
@@ -44,9 +44,9 @@ def skill(name: str, version: str = "1.0.0", *requires: str, source: SkillSource
 
 
 async def chosen(rig: Rig, shelf: FakeSkills, target: str | None, *names: str) -> dict[str, str]:
-    rig.engine.skills = shelf
+    rig.app.skills.store = shelf
     executed = None if target is None else await shelf.get(target)
-    return {found.name: found.version for found in await mounted_skills(rig.engine, LOCAL, executed, names)}
+    return {found.name: found.version for found in await rig.app.skills.mounted(LOCAL, executed, names)}
 
 
 async def test_a_diamond_gets_the_newest_that_both_accept(rig: Rig) -> None:
@@ -100,7 +100,7 @@ async def test_pre_releases_only_where_named_or_where_nothing_else_fits(rig: Rig
 
 async def test_a_pinned_version_goes_first_where_it_fits(rig: Rig) -> None:
     libs = [skill("lib", version) for version in ("1.0.0", "1.5.0", "2.0.0")]
-    await rig.engine.registry.publications.pin(Pin("lib", "1.0.0", 0.0, "ann"))
+    await rig.app.publisher._publications.pin(Pin("lib", "1.0.0", 0.0, "ann"))
     for range_, expected in (("", "1.0.0"), (" <2", "1.0.0"), (" >1", "2.0.0")):
         shelf = Shelf(skill("top", "1.0.0", f"lib{range_}"), *libs)
         assert (await chosen(rig, shelf, "top"))["lib"] == expected
@@ -130,13 +130,13 @@ async def test_a_named_skill_gives_way_to_the_ranges_and_the_executed_one_does_n
 
 async def test_what_the_caller_may_not_use_is_not_there(rig: Rig) -> None:
     shelf = Shelf(skill("public.x", "1.0.0", "private.x"), skill("private.x"))
-    rig.engine.skills = shelf
+    rig.app.skills.store = shelf
     principal = replace(LOCAL, skills=("public.*",))
     with pytest.raises(SkillNotFound) as hidden:
-        await mounted_skills(rig.engine, principal, await shelf.get("public.x"), ())
+        await rig.app.skills.mounted(principal, await shelf.get("public.x"), ())
     del shelf.skills["private.x"]
     with pytest.raises(SkillNotFound) as absent:
-        await mounted_skills(rig.engine, principal, await shelf.get("public.x"), ())
+        await rig.app.skills.mounted(principal, await shelf.get("public.x"), ())
     assert (hidden.value.message, hidden.value.data()) == (absent.value.message, absent.value.data())
 
 

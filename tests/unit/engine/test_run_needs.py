@@ -11,8 +11,8 @@ from skillyard.domain.package.names import admits, parse_patterns
 from skillyard.domain.secret.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.engine.skills.need_rows import Row, declares, environment_rows, package_rows
-from skillyard.engine.skills.needs import IN_DIRECTORY, NOBODY, packages_allowed
 from skillyard.engine.skills.run_needs import MOST_BYTES
+from skillyard.engine.skills.standings import IN_DIRECTORY, NOBODY, packages_allowed
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 from tests.unit.engine.needing import ASKS, needs_of, opened, published, rows, rules

@@ -29,9 +29,6 @@ from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer
 from skillyard.engine.network.resolve import is_own, resolve
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.methods import NETWORK
-from skillyard.engine.skills.discovery import find_skill
-from skillyard.engine.skills.needs import trust_of
-from skillyard.engine.skills.requires import mounted_skills
 
 if TYPE_CHECKING:
     from skillyard.engine.backends import Offer
@@ -45,7 +42,7 @@ async def explain_policy(engine: Engine, principal: Principal, params: Mapping[s
     skill, mounted = await _whose(engine, principal, params)
     asked = None if params.get("network") is None else parse_rules(params["network"])
     somebody = skill is not None or params["code"]
-    least = (await trust_of(engine, mounted)).least
+    least = (await engine.standings.of(mounted)).least
     policy = _policy(engine, skill, mounted, asked, least, somebody=somebody)
     explained = [await _explained(policy, target, params["resolve"]) for target in targets]
     told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
@@ -63,8 +60,8 @@ async def _whose(
     name, names = params.get("skill"), params.get("mount_skills") or ()
     if name is not None and (params["code"] or names):
         raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
-    skill = None if name is None else await find_skill(engine, principal, name, params.get("version"), "skill")
-    return skill, await mounted_skills(engine, principal, skill, names)
+    skill = None if name is None else await engine.catalogue.find(principal, name, params.get("version"), "skill")
+    return skill, await engine.catalogue.mounted(principal, skill, names)
 
 
 def _policy(

@@ -20,7 +20,7 @@ from skillyard.engine.packages.wants import Asked, asked_by, union
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.for_run import check_secrets
-from skillyard.engine.skills.needs import packages_allowed, trust_of
+from skillyard.engine.skills.standings import packages_allowed
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -184,7 +184,7 @@ async def _check_trust(engine: Engine, plan: Plan) -> None:
     """A build takes minutes: what was revoked meanwhile is revoked. Raises Refused."""
     if plan.trust.least:
         return
-    trust = await trust_of(engine, plan.skills)
+    trust = await engine.standings.of(plan.skills)
     if trust.least:
         raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
 

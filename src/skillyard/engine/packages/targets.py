@@ -12,8 +12,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.manifest_needs import is_requirement
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.wants import Asked, union
-from skillyard.engine.skills.discovery import find_skill
-from skillyard.engine.skills.needs import packages_allowed, standing_of
+from skillyard.engine.skills.standings import packages_allowed
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -75,11 +74,11 @@ async def _beginning(engine: Engine, digest: str) -> BuiltEnvironment | None:
 
 async def _of_skill(engine: Engine, principal: Principal, name: str, version: str | None) -> Target:
     """What a run of the skill alone would get."""
-    skill = await find_skill(engine, principal, name, version, field="skill")
+    skill = await engine.catalogue.find(principal, name, version, field="skill")
     named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
     asked = (Asked(skill.needs.dependencies, skill),) if skill.needs.dependencies else ()
     wanted = union(engine.environments.definition(named), asked)
-    standing = await standing_of(engine, skill)
+    standing = await engine.standings.standing_of(skill)
     names = [required_name(text) for text in skill.needs.dependencies]
     denied = sorted(set(names) - set(packages_allowed(standing, names, engine.config.packages)))
     refusal = f"'{skill.name}' may not have {', '.join(denied)}: packages.allow, packages.run_code" if denied else ""

@@ -26,14 +26,13 @@ from skillyard.domain.work.record import RunKind
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.blobs.service import owned_blob
 from skillyard.engine.runs.request import RunRequest
-from skillyard.engine.skills.discovery import find_skill
-from skillyard.engine.skills.needs import UNMOUNTED, RunTrust, trust_of
-from skillyard.engine.skills.requires import mounted_skills
+from skillyard.engine.skills.service import SkillService
+from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.clock import Clock, Ids
 
 if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,9 @@ class Planner:
     """Finds and checks everything that requests name. ``limits`` are the defaults and maxima of runs."""
 
     def __init__(
-        self, engine: Engine, backends: Backends, blobs: BlobStore, clock: Clock, ids: Ids, limits: LimitFamily
+        self, skills: SkillService, backends: Backends, blobs: BlobStore, clock: Clock, ids: Ids, limits: LimitFamily
     ) -> None:
-        self._engine = engine
+        self._skills = skills
         self._backends = backends
         self._blobs = blobs
         self._clock = clock
@@ -97,9 +96,9 @@ class Planner:
     ) -> tuple[Skill | None, tuple[Skill, ...], RunTrust]:
         skill = None
         if request.kind is RunKind.SKILL and request.skill is not None:
-            skill = _executable(await find_skill(self._engine, principal, request.skill, request.version))
-        skills = await mounted_skills(self._engine, principal, skill, request.mount_skills)
-        return skill, skills, await trust_of(self._engine, skills)
+            skill = _executable(await self._skills.find(principal, request.skill, request.version))
+        skills = await self._skills.mounted(principal, skill, request.mount_skills)
+        return skill, skills, await self._skills.standings.of(skills)
 
 
 def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
@@ -30,16 +30,13 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
-from skillyard.engine.observer import ApprovalChanged
+from skillyard.engine.observer import ApprovalChanged, Observer
 from skillyard.engine.runs.plan import capped
 from skillyard.engine.skills import need_rows
-from skillyard.engine.skills.discovery import find_skill
 from skillyard.engine.skills.need_rows import Row
-from skillyard.engine.skills.needs import standing_of, trust_of
-from skillyard.engine.skills.requires import mounted_skills
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.engine.skills.publishing import Publisher
+from skillyard.engine.skills.service import SkillService
+from skillyard.ports.clock import Clock
 
 Params = Mapping[str, Any]
 
@@ -51,89 +48,96 @@ ALLOWED = Standing(True, "operator")
 """Of what is about to be approved."""
 
 
-async def show_needs(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
-    skill = await find_skill(engine, principal, params["name"], params.get("version"))
-    return await _needs_view(engine, principal, skill)
+class Approvals:
+    """Operators' consent. ``config`` says what policy leaves of the needs of an approved skill."""
+
+    def __init__(
+        self, skills: SkillService, publisher: Publisher, config: Sections, clock: Clock, emit: Observer
+    ) -> None:
+        self.skills = skills
+        self.standings = skills.standings
+        self.store = skills.standings.approvals
+        self.publisher = publisher
+        self.config = config
+        self.clock = clock
+        self.emit = emit
 
 
-async def approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+async def show_needs(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:
+    skill = await approvals.skills.find(principal, params["name"], params.get("version"))
+    return await _needs_view(approvals, principal, skill)
+
+
+async def approve(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:
     """Not while a version is withdrawn and restored, which would end approvals before this one is there."""
     check_unicode("note", params["note"])
-    return await engine.registry.change(_approve(engine, principal, params))
+    return await approvals.publisher.change(_approve(approvals, principal, params))
 
 
-async def _approve(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
-    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+async def _approve(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:
+    skill = await approvals.skills.find(principal, params["name"], params.get("version"))
     if params.get("digest") not in (None, skill.digest):
         rule = f"is not that of '{skill.name}' {skill.version} as it is now: look at its needs again"
         raise InvalidInput("digest", rule, shown(params["digest"]))
-    made = Approval(skill.name, skill.version, skill.digest, engine.clock.now(), principal.name, params["note"])
-    await engine.approvals.approve(made)
-    engine.emit(ApprovalChanged("approved", made.name, made.version, made.digest, principal.name, made.note))
-    return {**await _needs_view(engine, principal, skill), "approval": _view(made)}
+    made = Approval(skill.name, skill.version, skill.digest, approvals.clock.now(), principal.name, params["note"])
+    await approvals.store.approve(made)
+    approvals.emit(ApprovalChanged("approved", made.name, made.version, made.digest, principal.name, made.note))
+    return {**await _needs_view(approvals, principal, skill), "approval": _view(made)}
 
 
-async def revoke(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
+async def revoke(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:
     name, version = params["name"], params.get("version")
     if not principal.may_use(name):
         raise SkillNotFound("name", f"no skill '{name[:256]}'", skill=name[:256])
-    count = await end_approvals(engine, principal, name, version)
+    count = await approvals.standings.end(principal, name, version)
     if not count:
-        await find_skill(engine, principal, name, version)  # a name that nothing has is a slip, and says so
-    return {"name": name, "version": version, "revoked": count, "still": await _still(engine, name, version)}
+        await approvals.skills.find(principal, name, version)  # a name that nothing has is a slip, and says so
+    return {"name": name, "version": version, "revoked": count, "still": await _still(approvals, name, version)}
 
 
-async def end_approvals(engine: Engine, principal: Principal, name: str, version: str | None, note: str = "") -> int:
-    """How many went."""
-    count = await engine.approvals.revoke(name, version)
-    if count:
-        engine.emit(ApprovalChanged("revoked", name, version or "*", "", principal.name, note))
-    return count
-
-
-async def _still(engine: Engine, name: str, version: str | None) -> dict[str, Any] | None:
+async def _still(approvals: Approvals, name: str, version: str | None) -> dict[str, Any] | None:
     """What approves the version, or the latest, all the same: a rule, or where it lies."""
     try:
-        skill = await engine.skills.get(name, version)
+        skill = await approvals.skills.store.get(name, version)
     except SkillNotFound:
         return None
-    standing = await standing_of(engine, skill)
+    standing = await approvals.standings.standing_of(skill)
     if not standing.approved:
         return None
     return {"version": skill.version, "by": standing.by, "because": standing.because}
 
 
-async def list_approvals(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:  # noqa: ARG001
+async def list_approvals(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:  # noqa: ARG001
     limit, after = params["limit"], None
     if params["cursor"] is not None:
-        name, version, digest = json.loads(cursors.unseal(engine.cursor_key, _PLACE, params["cursor"]))
+        name, version, digest = json.loads(cursors.unseal(approvals.skills.cursor_key, _PLACE, params["cursor"]))
         after = (name, version, digest)
-    found = await engine.approvals.page(limit=limit + 1, after=after, name=params.get("name"))
+    found = await approvals.store.page(limit=limit + 1, after=after, name=params.get("name"))
     page = found[:limit]
     last = json.dumps([page[-1].name, page[-1].version, page[-1].digest]) if page else ""
     return {
         "approvals": [
             {
                 **_view(one),
-                "served": await _is_served(engine, one),
-                "locks": list(await engine.approvals.locks(one.name, one.version, one.digest)),
+                "served": await _is_served(approvals, one),
+                "locks": list(await approvals.store.locks(one.name, one.version, one.digest)),
             }
             for one in page
         ],
-        "next_cursor": cursors.seal(engine.cursor_key, _PLACE, last) if len(found) > limit else None,
+        "next_cursor": cursors.seal(approvals.skills.cursor_key, _PLACE, last) if len(found) > limit else None,
     }
 
 
-async def _is_served(engine: Engine, approval: Approval) -> bool:
+async def _is_served(approvals: Approvals, approval: Approval) -> bool:
     try:
-        return (await engine.skills.get(approval.name, approval.version)).digest == approval.digest
+        return (await approvals.skills.store.get(approval.name, approval.version)).digest == approval.digest
     except SkillNotFound:
         return False
 
 
-async def _needs_view(engine: Engine, principal: Principal, skill: Skill) -> dict[str, Any]:
-    standing = await standing_of(engine, skill)
-    rows = [*_rows(engine.config, skill), *await _requires_rows(engine, principal, skill)]
+async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) -> dict[str, Any]:
+    standing = await approvals.standings.standing_of(skill)
+    rows = [*_rows(approvals.config, skill), *await _requires_rows(approvals, principal, skill)]
     return {
         "name": skill.name,
         "version": skill.version,
@@ -158,17 +162,17 @@ def _rows(config: Sections, skill: Skill) -> Iterable[Row]:
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
 
 
-async def _requires_rows(engine: Engine, principal: Principal, skill: Skill) -> list[Row]:
+async def _requires_rows(approvals: Approvals, principal: Principal, skill: Skill) -> list[Row]:
     """What it would be mounted with, and whether that is approved, too."""
     if not skill.needs.requires:
         return []
     try:
-        mounted = await mounted_skills(engine, principal, skill, (), as_approved=True)
+        mounted = await approvals.skills.mounted(principal, skill, (), as_approved=True)
     except InvalidInput as error:
         return [Row(row.need, row.asked, "", error.rule) for row in need_rows.requires_rows(skill, {})]
     others = [other for other in mounted if other is not skill]
     rows = list(need_rows.requires_rows(skill, {other.name: other.version for other in others}))
-    least = (await trust_of(engine, others)).least
+    least = (await approvals.standings.of(others)).least
     return [Row(row.need, row.asked, row.granted, least) for row in rows]
 
 
@@ -203,6 +207,7 @@ TABLE = (
         result=answer(_NEEDS, *_NEEDS),
         errors=(SkillNotFound,),
         handler=show_needs,
+        service=Approvals,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE, Scope.PUBLISH}),
         surface="operator",
@@ -222,6 +227,7 @@ TABLE = (
         result=answer({**_NEEDS, "approval": OBJECT}, *_NEEDS, "approval"),
         errors=(SkillNotFound,),
         handler=approve,
+        service=Approvals,
         scope=Scope.ADMIN,
         surface="operator",
     ),
@@ -245,6 +251,7 @@ TABLE = (
         ),
         errors=(SkillNotFound,),
         handler=revoke,
+        service=Approvals,
         scope=Scope.ADMIN,
         surface="operator",
     ),
@@ -284,6 +291,7 @@ TABLE = (
         ),
         errors=(),
         handler=list_approvals,
+        service=Approvals,
         scope=Scope.ADMIN,
         surface="operator",
     ),

@@ -10,7 +10,7 @@ import asyncio
 import mimetypes
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
@@ -30,10 +30,8 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.skills.service import SkillService
 from skillyard.engine.text import clean, cut_head, show
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
 
 GUIDE = "skills.protocol.guide"
 PREVIEW_CHARACTERS = 2000
@@ -43,42 +41,28 @@ LISTED_FILES = 50
 """Names of files that a summary gives; the full description has all."""
 
 
-async def find_skill(
-    engine: Engine, principal: Principal, name: str, version: str | None = None, field: str = "name"
-) -> Skill:
-    """The skill, when it exists and the principal may use it. Raises SkillNotFound, alike for both."""
-    if not principal.may_use(name):
-        raise SkillNotFound(field, f"no skill '{name[:256]}'", skill=name[:256])
-    try:
-        return await engine.skills.get(name, version)
-    except SkillNotFound as error:
-        if field == "name":
-            raise
-        raise SkillNotFound(field, error.rule, skill=name[:256]) from None
-
-
-async def list_skills(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    revision = await engine.skills.revision()
+async def list_skills(skills: SkillService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    revision = await skills.store.revision()
     after = None
     if params["cursor"] is not None:
-        after = cursors.unseal(engine.cursor_key, revision, params["cursor"])
+        after = cursors.unseal(skills.cursor_key, revision, params["cursor"])
     limit = params["limit"]
-    lines = await _usable(engine, principal, after, limit + 1, params.get("namespace"))
+    lines = await _usable(skills, principal, after, limit + 1, params.get("namespace"))
     return {
         "skills": [_row(line, params["detail"]) for line in lines[:limit]],
-        "next_cursor": cursors.seal(engine.cursor_key, revision, lines[limit - 1].name) if len(lines) > limit else None,
+        "next_cursor": cursors.seal(skills.cursor_key, revision, lines[limit - 1].name) if len(lines) > limit else None,
     }
 
 
 async def _usable(
-    engine: Engine, principal: Principal, after: str | None, limit: int, namespace: str | None
+    skills: SkillService, principal: Principal, after: str | None, limit: int, namespace: str | None
 ) -> list[SkillLine]:
     """At most ``limit`` skills behind ``after`` that the principal may use. ``namespace`` ends on a dotted boundary:
     ``sales`` does not match ``salesforce.x`` (skills-protocol §11)."""
     found: list[SkillLine] = []
     ask = limit
     while len(found) < limit:
-        page = await engine.skills.page(after, ask, namespace)
+        page = await skills.store.page(after, ask, namespace)
         found += [line for line in page if principal.may_use(line.name)]
         if len(page) < ask:
             break
@@ -102,12 +86,12 @@ def _row(skill: SkillLine, detail: str) -> dict[str, Any]:
     }
 
 
-async def describe_skill(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+async def describe_skill(skills: SkillService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    skill = await skills.find(principal, params["name"], params.get("version"))
     described_skill = {
         "name": skill.name,
         "version": skill.version,
-        "versions": list(await engine.skills.versions(skill.name)),
+        "versions": list(await skills.store.versions(skill.name)),
         "kind": skill.kind.value,
         "namespace": skill.namespace,
         "format": skill.format.value,
@@ -142,14 +126,14 @@ def _inside(skill: Skill) -> dict[str, Any]:
     }
 
 
-async def read_skill_file(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    skill = await find_skill(engine, principal, params["name"], params.get("version"))
+async def read_skill_file(skills: SkillService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    skill = await skills.find(principal, params["name"], params.get("version"))
     path = _checked_path(params["path"])
     size = next((file.size for file in skill.files if file.path == path), None)
     if size is None:
         raise FileNotFound("path", f"the skill {skill.name} {skill.version} has no file '{path[:256]}'")
     offset = params["offset"]
-    async with engine.large_reads.place(min(params["max_bytes"], size)):
+    async with skills.large_reads.place(min(params["max_bytes"], size)):
         data = await asyncio.to_thread(_read, skill.root, path, offset, params["max_bytes"])
     whole = cut_head(data) if offset + len(data) < size else data
     content, encoding = show(data, text=False) if b"\0" in data else show(whole)
@@ -197,9 +181,9 @@ def _fallback_type(encoding: str) -> str:
     return "text/plain" if encoding == "utf-8" else "application/octet-stream"
 
 
-async def load_guide(engine: Engine, _caller: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
+async def load_guide(skills: SkillService, _caller: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
     """Everybody who may discover may read the guide, whatever skills the token names."""
-    guide = await engine.skills.get(GUIDE)
+    guide = await skills.store.get(GUIDE)
     return {"content": guide.body.lstrip("\n")}
 
 
@@ -229,6 +213,7 @@ TABLE = (
         errors=(),
         surface="protocol",
         handler=list_skills,
+        service=SkillService,
     ),
     Method(
         name="describe_skill",
@@ -251,6 +236,7 @@ TABLE = (
         errors=(SkillNotFound,),
         surface="protocol",
         handler=describe_skill,
+        service=SkillService,
     ),
     Method(
         name="read_skill_file",
@@ -288,6 +274,7 @@ TABLE = (
         errors=(SkillNotFound, FileNotFound),
         surface="protocol",
         handler=read_skill_file,
+        service=SkillService,
     ),
     Method(
         name="load_skills_protocol_guide",
@@ -298,5 +285,6 @@ TABLE = (
         errors=(),
         surface="protocol",
         handler=load_guide,
+        service=SkillService,
     ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from skillyard.domain.errors import Forbidden, SkillNotFound
-from skillyard.domain.principal import Scope
+from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.publication import MAX_REASON
+from skillyard.domain.unicode import check_unicode
 from skillyard.engine.method import (
     ARRAY,
     BOOLEAN,
@@ -23,7 +25,31 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.schema import Schema
-from skillyard.engine.skills import changes, versions
+from skillyard.engine.skills.publishing import Publisher
+
+Params = Mapping[str, Any]
+
+
+async def _versions(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
+    return await publisher.versions(principal, params["name"], params["history"])
+
+
+async def _withdraw(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
+    check_unicode("reason", params["reason"])
+    return await publisher.withdraw(principal, params["name"], params["version"], params["reason"])
+
+
+async def _restore(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
+    return await publisher.restore(principal, params["name"], params["version"])
+
+
+async def _pin(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
+    return await publisher.pin(principal, params["name"], params["version"])
+
+
+async def _unpin(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
+    return await publisher.unpin(principal, params["name"])
+
 
 _EXACT: Schema = {**VERSION, "description": "the exact version"}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
@@ -53,6 +79,7 @@ def _change(
         result=result,
         errors=(SkillNotFound, Forbidden, *errors),
         handler=handler,
+        service=Publisher,
         scope=Scope.PUBLISH,
         surface="operator",
     )
@@ -89,7 +116,8 @@ TABLE = (
             "versions",
         ),
         errors=(SkillNotFound,),
-        handler=versions.list_versions,
+        handler=_versions,
+        service=Publisher,
         scope=Scope.DISCOVER,
         also=frozenset({Scope.PUBLISH}),
         surface="operator",
@@ -120,7 +148,7 @@ TABLE = (
             "changed",
             "unpinned",
         ),
-        changes.withdraw,
+        _withdraw,
     ),
     _change(
         "catalogue.restore",
@@ -134,7 +162,7 @@ TABLE = (
             "state",
             "changed",
         ),
-        changes.restore,
+        _restore,
     ),
     _change(
         "catalogue.pin",
@@ -154,7 +182,7 @@ TABLE = (
             "digest",
             "changed",
         ),
-        changes.pin,
+        _pin,
     ),
     _change(
         "catalogue.unpin",
@@ -171,6 +199,6 @@ TABLE = (
             "name",
             "unpinned",
         ),
-        changes.unpin,
+        _unpin,
     ),
 )

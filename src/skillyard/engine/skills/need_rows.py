@@ -15,7 +15,7 @@ from skillyard.domain.skill.approval import Standing
 from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, Skill
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
-from skillyard.engine.skills.needs import packages_allowed
+from skillyard.engine.skills.standings import packages_allowed
 
 NETWORK, SECRET, LIMIT, REQUIRES, PACKAGE, ENVIRONMENT = (
     "network",

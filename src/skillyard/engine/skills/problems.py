@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.method import INTEGER, OBJECT, Method, answer, described, list_of, obj
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.engine.skills.service import SkillService
 
 
-async def list_problems(engine: Engine, _principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    found = await engine.skills.problems()
+async def list_problems(skills: SkillService, _principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    found = await skills.store.problems()
     return {"problems": [asdict(problem) for problem in found[: params["limit"]]], "total": len(found)}
 
 
@@ -35,5 +33,6 @@ TABLE = (
         errors=(),
         surface="operator",
         handler=list_problems,
+        service=SkillService,
     ),
 )

@@ -10,18 +10,15 @@ nobody consented to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.semver import Version, is_version, newest_first
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.skills.discovery import find_skill
-from skillyard.engine.skills.needs import approved_versions, standing_of, trust_of
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.engine.skills.standings import Standings
+from skillyard.ports.publications import PublicationStore
+from skillyard.ports.skills import SkillStore
 
 MOST_SKILLS = 64
 """That one run mounts."""
@@ -32,39 +29,35 @@ _SHOWN = 5
 Blame = frozenset[str]
 
 
-async def mounted_skills(
-    engine: Engine, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
-) -> tuple[Skill, ...]:
-    """``target`` first, then ``names``, then what they require; ``as_approved`` as if these were approved. Raises
-    SkillNotFound, InvalidInput."""
-    roots = [target] if target is not None else []
-    for index, name in enumerate(names):
-        if target is None or name != target.name:
-            roots.append(await find_skill(engine, principal, name, field=f"mount_skills[{index}]"))
-    found = roots
-    if any(skill.needs.requires for skill in roots):
-        approved = as_approved or not (await trust_of(engine, roots)).least
-        found = await _resolved(_Shelf(engine, principal), target, roots, approved=approved)
-    if len(found) > MOST_SKILLS:
+def checked(skills: Sequence[Skill]) -> tuple[Skill, ...]:
+    """Returns the skills of one run. Raises InvalidInput for too many and for import names that collide."""
+    if len(skills) > MOST_SKILLS:
         raise InvalidInput("mount_skills", f"a run mounts at most {MOST_SKILLS} skills")
-    _check_import_names(found)
-    return tuple(found)
+    _check_import_names(skills)
+    return tuple(skills)
 
 
-async def _resolved(shelf: _Shelf, target: Skill | None, roots: Sequence[Skill], *, approved: bool) -> list[Skill]:
+async def resolved(seen: Seen, target: Skill | None, roots: Sequence[Skill], *, approved: bool) -> list[Skill]:
+    """Returns ``roots`` and the skills that these require. With ``approved``, approved versions are tried alone first.
+
+    Raises SkillNotFound, InvalidInput."""
     if approved:
         try:
-            return await _Search(shelf, target, roots, approved_only=True).solve()
+            return await _Search(seen, target, roots, approved_only=True).solve()
         except InvalidInput:
             pass
-    return await _Search(shelf, target, roots, approved_only=False).solve()
+    return await _Search(seen, target, roots, approved_only=False).solve()
 
 
-class _Shelf:
-    """What the principal may see of the catalogue, each version read once."""
+class Seen:
+    """The catalogue as far as the principal may see it, each version read once."""
 
-    def __init__(self, engine: Engine, principal: Principal) -> None:
-        self._engine = engine
+    def __init__(
+        self, store: SkillStore, publications: PublicationStore, standings: Standings, principal: Principal
+    ) -> None:
+        self._store = store
+        self._publications = publications
+        self._standings = standings
         self._principal = principal
         self._versions: dict[str, tuple[list[str], str | None]] = {}
         self._skills: dict[tuple[str, str], Skill | None] = {}
@@ -81,20 +74,19 @@ class _Shelf:
         if not self._principal.may_use(name):
             return [], None
         try:
-            versions = list(await self._engine.skills.versions(name))
+            versions = list(await self._store.versions(name))
         except SkillNotFound:
             return [], None
-        pin = await self._engine.registry.publications.pinned(name)
+        pin = await self._publications.pinned(name)
         return versions, pin.version if pin is not None and pin.version in versions else None
 
     async def approvable(self, name: str) -> frozenset[str]:
         """The versions that may be approved, as far as can be told without reading them: whoever may publish a name may
         publish many that nobody approved."""
         if name not in self._approvable:
-            engine = self._engine
             versions, _ = await self.versions(name)
-            known = await engine.skills.not_published(name) | await approved_versions(engine, name)
-            rule = engine.config.trust.rule_for
+            known = await self._store.not_published(name) | await self._standings.approved_versions(name)
+            rule = self._standings.trust.rule_for
             self._approvable[name] = frozenset(v for v in versions if v in known or rule(name, v) is not None)
         return self._approvable[name]
 
@@ -103,7 +95,7 @@ class _Shelf:
         key = name, version
         if key not in self._skills:
             try:
-                self._skills[key] = await self._engine.skills.get(name, version)
+                self._skills[key] = await self._store.get(name, version)
             except SkillNotFound:
                 self._skills[key] = None
         return self._skills[key]
@@ -111,15 +103,15 @@ class _Shelf:
     async def is_approved(self, skill: Skill) -> bool:
         key = skill.name, skill.version
         if key not in self._approved:
-            self._approved[key] = (await standing_of(self._engine, skill)).approved
+            self._approved[key] = (await self._standings.standing_of(skill)).approved
         return self._approved[key]
 
 
 class _Search:
     """One search. ``target`` is in the version that it has."""
 
-    def __init__(self, shelf: _Shelf, target: Skill | None, roots: Sequence[Skill], *, approved_only: bool) -> None:
-        self._shelf = shelf
+    def __init__(self, seen: Seen, target: Skill | None, roots: Sequence[Skill], *, approved_only: bool) -> None:
+        self._seen = seen
         self._target = target
         self._roots = {skill.name: skill for skill in roots}
         self._approved_only = approved_only
@@ -171,9 +163,9 @@ class _Search:
         root = self._roots.get(name)
         if root is not None and root is self._target:
             return [root.version] if all(need.admits(root.version) for need in needs) else []
-        versions, pinned = await self._shelf.versions(name)
+        versions, pinned = await self._seen.versions(name)
         if self._approved_only:
-            approvable = await self._shelf.approvable(name)
+            approvable = await self._seen.approvable(name)
             versions = [version for version in versions if version in approvable]
             pinned = pinned if pinned in approvable else None
         first = [root.version] if root is not None else [] if pinned is None else [pinned]
@@ -188,8 +180,8 @@ class _Search:
         if self._tries > MOST_TRIES:
             raise InvalidInput("requires", f"no fitting versions among {MOST_TRIES} that were tried: narrow the ranges")
         root = self._roots.get(name)
-        skill = root if root is not None and root.version == version else await self._shelf.skill(name, version)
-        if skill is None or (self._approved_only and skill is not root and not await self._shelf.is_approved(skill)):
+        skill = root if root is not None and root.version == version else await self._seen.skill(name, version)
+        if skill is None or (self._approved_only and skill is not root and not await self._seen.is_approved(skill)):
             self._problem = self._problem or _absent(Requirement(name))
             return None
         return skill
@@ -221,7 +213,7 @@ class _Search:
         if self._problem is not None:
             return
         wanted = self._wanted[name]
-        versions, _ = await self._shelf.versions(name)
+        versions, _ = await self._seen.versions(name)
         alone = next(((who, need) for who, need in wanted if not any(map(need.admits, versions))), None)
         if alone is not None:
             self._problem = _absent(alone[1], alone[0], versions)

@@ -47,7 +47,7 @@ def create_app(
     *,
     dispatcher: Dispatcher,
     blobs: Callable[[], BlobAccess],
-    skills: SkillAccess,
+    skills: Callable[[], SkillAccess],
     authenticator: Authenticator,
     hosts: Hosts,
     meter: HttpMeter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -68,9 +68,11 @@ class SkillAccess(Protocol):
 
 
 class SkillEndpoint:
+    """``skills`` is asked for at each request: a server listens before what it serves has started."""
+
     def __init__(
         self,
-        skills: SkillAccess,
+        skills: Callable[[], SkillAccess],
         traffic: Traffic,
         lifecycle: Lifecycle,
         max_bundle: int,
@@ -99,7 +101,7 @@ class SkillEndpoint:
         _check_upload(Headers(scope=scope))
         stream = body.stream(scope, receive, self._max_bundle, self._pace)
         async with aclosing(stream), aclosing(self._counted(stream)) as chunks:
-            outcome = await self._skills.publish(principal_of(scope), chunks)
+            outcome = await self._skills().publish(principal_of(scope), chunks)
         facts = outcome.facts()
         content = {**facts, "findings": [asdict(finding) for finding in outcome.findings[:MAX_FINDINGS]]}
         location = _path(facts["name"], facts["version"])
@@ -118,14 +120,14 @@ class SkillEndpoint:
         form = wanted_form(headers.get("accept"))
         asked = scope["path_params"]
         principal = principal_of(scope)
-        skill = await self._skills.find(principal, asked["name"], asked["version"])
+        skill = await self._skills().find(principal, asked["name"], asked["version"])
         if ranges.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))
         else:
             whole = scope["method"] == "GET"
             async with HttpCaller(receive, self._lifecycle) as caller:
                 await caller.wait(
-                    self._send(send, self._skills.export(principal, skill, form), _describe(skill, form), whole=whole)
+                    self._send(send, self._skills().export(principal, skill, form), _describe(skill, form), whole=whole)
                 )
         await end(send)
 

@@ -57,13 +57,11 @@ def _tar(files: Mapping[str, bytes], *others: tarfile.TarInfo) -> bytes:
 
 
 async def _publish(yard: Yard, archive: bytes, who: Principal = _PUBLISHER) -> None:
-    from skillyard.engine.skills.publishing import publish
-
     async def chunks() -> AsyncIterator[bytes]:
         yield archive
 
     assert yard.runtime is not None
-    await publish(yard.runtime.engine, who, chunks())
+    await yard.runtime.app.publisher.publish(who, chunks())
 
 
 async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **params: Any) -> dict[str, Any]:

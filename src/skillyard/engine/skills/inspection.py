@@ -1,0 +1,194 @@
+"""``catalogue.review`` and ``catalogue.diff``: facts for a reader before they trust a version."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
+from skillyard.domain.errors import SkillNotFound, StoreFault
+from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.review import File, Review, review
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.method import (
+    BOOLEAN,
+    OBJECT,
+    SKILL_NAME,
+    STRING,
+    VERSION,
+    Method,
+    answer,
+    described,
+    list_of,
+    obj,
+)
+from skillyard.engine.skills.service import SkillService
+from skillyard.engine.threads import to_its_end
+
+KEPT = 64
+"""Reviews that are remembered: a version never changes, nor does what there is to say of it."""
+
+
+class Reviews:
+    """Made on a thread, one at a time, since they take processor time in proportion to the bundle. Lives on one event
+    loop."""
+
+    def __init__(self) -> None:
+        self._made: OrderedDict[tuple[str, str], Review] = OrderedDict()
+        self._turn = asyncio.Lock()
+
+    async def of(self, skill: Skill) -> Review:
+        """Raises OSError for a snapshot that cannot be read."""
+        key = (skill.digest, skill.name)
+        async with self._turn:
+            if key not in self._made:
+                self._made[key] = await to_its_end(_reviewed, skill)
+            self._made.move_to_end(key)
+            while len(self._made) > KEPT:
+                self._made.popitem(last=False)
+            return self._made[key]
+
+
+def _reviewed(skill: Skill) -> Review:
+    return review([_read(skill, file.path) for file in skill.files], skill)
+
+
+def _read(skill: Skill, path: str) -> File:
+    """Of a snapshot, whose executable files have mode 0555."""
+    place = skill.root / path
+    return File(path, place.read_bytes(), bool(place.stat().st_mode & 0o100))
+
+
+async def review_skill(inspection: Inspection, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    skill = await inspection.skills.find(principal, params["name"], params.get("version"))
+    made = await inspection.reviews.of(skill)
+    return {
+        "name": skill.name,
+        "version": skill.version,
+        "digest": skill.digest,
+        "source": skill.source.value,
+        **made.as_dict(),
+        "validation": [asdict(finding) for finding in skill.findings],
+    }
+
+
+class Diffs:
+    """Made on a thread, one at a time: two large versions take a processor for a second. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def of(self, old: Skill, new: Skill) -> SkillDiff:
+        """Raises StoreFault for a snapshot that cannot be read."""
+        async with self._turn:
+            return await to_its_end(_compared, old, new)
+
+
+class Inspection:
+    """The service of both methods."""
+
+    def __init__(self, skills: SkillService) -> None:
+        self.skills = skills
+        self.reviews = Reviews()
+        self.diffs = Diffs()
+
+
+async def compare(inspection: Inspection, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+    old = await inspection.skills.find(principal, params["name"], params["from"])
+    new = await inspection.skills.find(principal, params["name"], params.get("to"))
+    found = await inspection.diffs.of(old, new)
+    return {
+        "name": new.name,
+        "from": {"version": old.version, "digest": old.digest},
+        "to": {"version": new.version, "digest": new.digest},
+        "same": found.same,
+        "widens": found.widens,
+        "needs": [asdict(change) for change in found.needs],
+        "facts": [asdict(change) for change in found.facts],
+        "files": [asdict(change) for change in found.files],
+    }
+
+
+def _compared(old: Skill, new: Skill) -> SkillDiff:
+    try:
+        return diff_skills(_diff_side(old), _diff_side(new))
+    except OSError as error:
+        raise StoreFault(f"a version's snapshot cannot be read: {error.strerror}") from error
+
+
+def _diff_side(skill: Skill) -> Side:
+    """Of a snapshot, whose executable files have mode 0555."""
+    files = {}
+    for file in skill.files:
+        place = skill.root / file.path
+        executable = bool(place.lstat().st_mode & stat.S_IXUSR)
+        files[file.path] = FileSide(file.size, file.sha256, executable, place.read_bytes)
+    return Side(skill, files)
+
+
+TABLE = (
+    Method(
+        name="catalogue.review",
+        doc="What a reader should know of a skill before trusting it, from its files alone; nothing of it is executed.",
+        params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
+        result=answer(
+            {
+                "name": STRING,
+                "version": STRING,
+                "digest": STRING,
+                "source": STRING,
+                "needs": described(OBJECT, "what it declares: network, secrets, dependencies, requires, limits"),
+                "imports": described(OBJECT, "of its Python code: standard, declared, own, skills, undeclared"),
+                "hosts": list_of(STRING, "that its URLs name"),
+                "counts": described(OBJECT, "findings by level: danger, warning, note"),
+                "findings": list_of(OBJECT, "the gravest first: level, file, line, rule, message, mend"),
+                "validation": list_of(OBJECT, "what validation had to say of it, in the same form"),
+            },
+            *("name", "version", "digest", "needs", "imports", "hosts", "counts", "findings", "validation"),
+        ),
+        errors=(SkillNotFound,),
+        handler=review_skill,
+        service=Inspection,
+        scope=Scope.DISCOVER,
+        surface="operator",
+    ),
+    Method(
+        name="catalogue.diff",
+        doc="What changed between two versions of a skill: what it asks for first, then how it runs, then its files.",
+        params=obj(
+            {
+                "name": SKILL_NAME,
+                "from": {**VERSION, "description": "the exact version to compare with"},
+                "to": {**VERSION, "description": "the exact version that is looked at; the latest when left out"},
+            },
+            "name",
+            "from",
+        ),
+        result=answer(
+            {
+                "name": STRING,
+                "from": described(OBJECT, "version and digest"),
+                "to": described(OBJECT, "version and digest"),
+                "same": described(BOOLEAN, "nothing changed but, perhaps, the version"),
+                "widens": described(BOOLEAN, "it asks for something that the other version did not ask for"),
+                "needs": list_of(OBJECT, "need, name, change, before, after, widens; what widens comes first"),
+                "facts": list_of(OBJECT, "field, before, after: kind, entrypoint, description, schemas and the like"),
+                "files": list_of(
+                    OBJECT,
+                    "path, change, old_size, new_size, old_executable, new_executable, diff (unified, bounded), cut,"
+                    " and the reason when there is no diff",
+                ),
+            },
+            *("name", "from", "to", "same", "widens", "needs", "facts", "files"),
+        ),
+        errors=(SkillNotFound,),
+        handler=compare,
+        service=Inspection,
+        scope=Scope.DISCOVER,
+        surface="operator",
+    ),
+)

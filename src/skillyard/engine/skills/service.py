@@ -1,0 +1,60 @@
+"""The skills that a principal may use, and the set of them that a run mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from skillyard.domain.errors import SkillNotFound
+from skillyard.domain.principal import Principal
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.shares import LargeReads
+from skillyard.engine.skills import requires
+from skillyard.engine.skills.standings import Standings
+from skillyard.ports.publications import PublicationStore
+from skillyard.ports.skills import SkillStore
+
+
+class SkillService:
+    """A skill that the caller may not use does not exist for it: it is left out of lists, and asking for it by name
+    gives the same SkillNotFound as a name that nobody has."""
+
+    def __init__(
+        self,
+        store: SkillStore,
+        publications: PublicationStore,
+        standings: Standings,
+        *,
+        cursor_key: bytes,
+        large_reads: LargeReads,
+    ) -> None:
+        self.store = store
+        self.standings = standings
+        self.cursor_key = cursor_key
+        self.large_reads = large_reads
+        self._publications = publications
+
+    async def find(self, principal: Principal, name: str, version: str | None = None, field: str = "name") -> Skill:
+        """Returns the version, or the latest one. Raises SkillNotFound, which names ``field``."""
+        if not principal.may_use(name):
+            raise SkillNotFound(field, f"no skill '{name[:256]}'", skill=name[:256])
+        try:
+            return await self.store.get(name, version)
+        except SkillNotFound as error:
+            if field == "name":
+                raise
+            raise SkillNotFound(field, error.rule, skill=name[:256]) from None
+
+    async def mounted(
+        self, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
+    ) -> tuple[Skill, ...]:
+        """Returns ``target`` first, then ``names``, then the skills that these require; ``as_approved`` as if they were
+        approved. Raises SkillNotFound, InvalidInput."""
+        roots = [target] if target is not None else []
+        for index, name in enumerate(names):
+            if target is None or name != target.name:
+                roots.append(await self.find(principal, name, field=f"mount_skills[{index}]"))
+        if not any(skill.needs.requires for skill in roots):
+            return requires.checked(roots)
+        approved = as_approved or not (await self.standings.of(roots)).least
+        seen = requires.Seen(self.store, self._publications, self.standings, principal)
+        return requires.checked(await requires.resolved(seen, target, roots, approved=approved))
