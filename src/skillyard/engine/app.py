@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, TypeVar, cast
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from skillyard.config.sections import Sections
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
@@ -25,8 +25,6 @@ from skillyard.engine.skills.inspection import Inspection
 from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.tasks import Tasks
-
-S = TypeVar("S")
 
 KEEP_NETWORKS_S = 5.0
 """How often the connections of runs at work are written down."""
@@ -61,7 +59,8 @@ class App:
         self._background = Tasks()
         parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
         self.parts = Parts(parts, emit, ports.clock, self._background)
-        self._services: dict[type[Any], object] = {
+        self.strict_params = self.config.strict_params
+        self.by_class: Mapping[type[Any], Any] = {
             Locator: engine,
             BlobService: self.blobs,
             RunHistory: self.history,
@@ -71,14 +70,6 @@ class App:
             Approvals: Approvals(self.skills, self.publisher, self.config, ports.clock, emit),
             Inspection: Inspection(self.skills),
         }
-
-    @property
-    def strict_params(self) -> bool:
-        return self.config.strict_params
-
-    def service(self, kind: type[S]) -> S:
-        """Returns the service that is an instance of ``kind``."""
-        return cast("S", self._services[kind])
 
     async def start(self) -> None:
         """Probe for the default isolation, settle what a dead server left, and begin to sweep."""

@@ -36,11 +36,13 @@ class Order:
 
 
 class Loan:
-    """One sandbox while it is lent. :meth:`begin`, :meth:`create`, :meth:`connect`, any use, :meth:`end`."""
+    """One sandbox while it is lent. :meth:`begin`, :meth:`open`, any use, :meth:`end`. ``enforced`` are the
+    levels of its walls, as soon as it stands."""
 
     def __init__(self, order: Order, tasks: Tasks, emit: Observer) -> None:
         self.network = None if order.network is None else RunNetwork(order.key, order.network)
         self.sandbox: Sandbox | None = None
+        self.enforced: dict[str, str] = {}
         self.over = False
         self._order = order
         self._spec = order.spec
@@ -61,30 +63,24 @@ class Loan:
         self.network.begin(self._tasks)
         return await self.network.so_far()
 
-    async def create(self) -> Sandbox:
-        """Returns the sandbox; it is checked by :meth:`check`. Raises GateFault, SandboxFault, ProtectionMissing,
-        Busy."""
-        if self.network is not None:
-            self._spec = await self.network.join(self._spec)
+    async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
+        """Returns the sandbox when policy's demands are in force and it has its network, and ``guest`` with the
+        variables by which its programs find the way out.
+
+        Raises GateFault, SandboxFault, SandboxGone, ProtectionMissing, Busy.
+        """
+        network, offer = self.network, self._order.offer
+        if network is not None:
+            self._spec = await network.join(self._spec)
         self._creating = True
         try:
-            self.sandbox = await self._order.offer.backend.create(self._spec, self._order.key)
+            self.sandbox = sandbox = await offer.backend.create(self._spec, self._order.key)
         except Exception:
             self._creating = False  # nothing is left of it
             raise
-        return self.sandbox
-
-    def check(self) -> None:
-        """Compares what is in force with what policy demands. Raises ProtectionMissing."""
-        assert self.sandbox is not None, "create comes first"
-        self._order.offer.check_walls(self.sandbox.enforced)
-
-    async def connect(self, guest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns ``guest`` with the variables by which its programs find the way out. Raises GateFault,
-        SandboxGone."""
-        if self.network is None or self.sandbox is None:
-            return guest
-        return await self.network.enter(self.sandbox, guest)
+        self.enforced = dict(sandbox.enforced)
+        offer.check_walls(self.enforced)
+        return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def finish_creating(self) -> None:
         """Gets hold of a sandbox whose creation was interrupted: creating again gives the same one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
@@ -16,8 +16,6 @@ from skillyard.engine.secrets import methods as secret_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
 from skillyard.engine.skills import problems as catalogue_problems
-
-S = TypeVar("S")
 
 METHODS: dict[str, Method[Any]] = {
     method.name: method
@@ -40,10 +38,8 @@ METHODS: dict[str, Method[Any]] = {
 class Services(Protocol):
     """The services that handlers get, by their classes. ``strict_params`` refuses parameters of unknown names."""
 
-    @property
-    def strict_params(self) -> bool: ...
-
-    def service(self, kind: type[S]) -> S: ...
+    strict_params: bool
+    by_class: Mapping[type[Any], Any]
 
 
 class UnknownMethod(SkillyardError):
@@ -64,4 +60,4 @@ async def invoke(services: Services, principal: Principal, name: str, params: Ma
     method.authorise(principal)
     with telling_no_secret(name):
         bound = method.bind(params, strict=services.strict_params)
-        return await method.handler(services.service(method.service), principal, bound)
+        return await method.handler(services.by_class[method.service], principal, bound)

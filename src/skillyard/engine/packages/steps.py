@@ -92,10 +92,8 @@ class Steps:
         async with self._lender.lend(order) as loan:
             try:
                 await loan.begin()
-                sandbox = await loan.create()
-                loan.check()
-                env = (await loan.connect({"env": {}}))["env"]
-                program = Argv(("python3", "-I", "-S", "-c", _program()), env=env, stdin=True)
+                sandbox, guest = await loan.open({"env": {}})
+                program = Argv(("python3", "-I", "-S", "-c", _program()), env=guest["env"], stdin=True)
                 timeout_ms = round(self._config.timeout_s * 1000)
                 streams = StreamLimits(most_bytes + _LOG)
                 process = await sandbox.start(program, id=key, timeout_ms=timeout_ms, streams=streams)

@@ -48,9 +48,6 @@ class ActiveRun:
 class ActiveRuns(dict[str, ActiveRun]):
     """The runs at work by their ids."""
 
-    def add(self, active: ActiveRun) -> None:
-        self[active.run_id] = active
-
     def forget(self, active: ActiveRun) -> None:
         """The run's last record is written."""
         self.pop(active.run_id, None)

@@ -99,7 +99,7 @@ class Execution:
         Raises ProtectionMissing and Busy when the backend turned the run away; the record then says so.
         """
         tools, run_id = self._tools, self._plan.run_id
-        tools.active.add(self._active)
+        tools.active[run_id] = self._active
         try:
             first = RunRecord(status=RunStatus.RUNNING, network=await self._loan.begin(), **self._facts)
             await tools.records.insert(first)
@@ -134,8 +134,10 @@ class Execution:
             return Failure("SandboxError", error.message)
 
     async def _work(self) -> Failure | None:
-        sandbox = await self._create()
-        process = await self._start(sandbox)
+        sandbox, guest = await self._loan.open(self._grant.guest)
+        if self._active.cancel_reason is not None:
+            raise _CancelledEarly(self._active.cancel_reason)
+        process = await self._start(sandbox, guest)
         broken = await self._listen(process)
         ending = await process.wait()
         self._found.usage = ending.usage
@@ -145,19 +147,9 @@ class Execution:
             await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
 
-    async def _create(self) -> Sandbox:
-        sandbox = await self._loan.create()
-        self._found.created_ms = self._elapsed_ms()
-        self._found.enforced = dict(sandbox.enforced)
-        self._found.guarantees = self._plan.offer.guarantees(self._found.enforced)
-        self._loan.check()
-        if self._active.cancel_reason is not None:
-            raise _CancelledEarly(self._active.cancel_reason)
-        return sandbox
-
-    async def _start(self, sandbox: Sandbox) -> Process:
+    async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
         tools, plan, found = self._tools, self._plan, self._found
-        guest = await self._loan.connect(self._grant.guest)
+        found.created_ms = (tools.clock.monotonic() - plan.taken_at) * 1000
         found.started_at = tools.clock.now()
         self._active.process = process = await sandbox.start(
             Guest(guest),
@@ -207,7 +199,10 @@ class Execution:
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
         await sink.abort()
-        found.ended_ms, found.ended_at = self._elapsed_ms(), self._tools.clock.now()
+        found.ended_ms = (self._tools.clock.monotonic() - self._plan.taken_at) * 1000
+        found.ended_at = self._tools.clock.now()
+        if self._loan.enforced:
+            found.enforced, found.guarantees = self._loan.enforced, self._plan.offer.guarantees(self._loan.enforced)
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
         if self._left is not None:

@@ -102,23 +102,32 @@ class Granter:
         env, gated = _delivered(given)
         prefix = self._ids.blob() + "-"
         call = _call(plan, prefix, env, self._frames)
+        guest, collect = call.request(), call.collect()
         return Grant(
             spec=_spec(plan, ref, self._group(plan)),
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
-            guest=call.request(),
-            collect=call.collect(),
+            guest=guest,
+            collect=collect,
             digests=_digests(plan, environment.ref, policy, given),
             redaction=Redaction(secret.value for secret in given) if given else NOTHING,
             blob_prefix=prefix,
             limits=self._frames,
             network=self._network(policy, given, gated),
-            needs=self.needs(plan, Given(policy, given, environment.distributions)),
+            needs=self._needs(plan, policy, given, environment),
             wish=wish,
         )
 
-    def needs(self, plan: Plan, given: Given) -> dict[str, Any] | None:
-        """Returns what the run's skills declare beside what it was granted of that, for its record."""
-        return run_needs(self._config, plan, given) if plan.skills else None
+    def refused_needs(self, plan: Plan) -> dict[str, Any] | None:
+        """Returns the needs for the record of a run that was refused."""
+        return run_needs(self._config, plan, Given(refused=True)) if plan.skills else None
+
+    def _needs(
+        self, plan: Plan, policy: Policy | None, given: Sequence[GivenSecret], environment: Environment
+    ) -> dict[str, Any] | None:
+        """Returns what the run's skills declare, beside what it was granted of that."""
+        if not plan.skills:
+            return None
+        return run_needs(self._config, plan, Given(policy, given, environment.distributions))
 
     async def _check_inputs(self, plan: Plan) -> None:
         skill, request = plan.skill, plan.request

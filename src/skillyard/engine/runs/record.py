@@ -148,6 +148,9 @@ def completed_summary(
     return "; ".join((summary, *notes))[:SUMMARY_CHARACTERS]
 
 
+_NO_USAGE = Usage()
+
+
 @dataclass(slots=True)
 class Findings:
     """Filled in while a run goes on. Times in milliseconds count from when the request was taken."""
@@ -159,7 +162,7 @@ class Findings:
     ended_at: float | None = None
     enforced: dict[str, str] = field(default_factory=dict)
     guarantees: dict[str, Any] = field(default_factory=dict)
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = _NO_USAGE
     log: Log = NO_LOG
     said: Result | Raised | None = None
     blobs: tuple[str, ...] = ()

@@ -22,7 +22,6 @@ from skillyard.engine.runs.plan import Plan, Planner, run_facts
 from skillyard.engine.runs.record import ended, run_object
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.shares import Budget
-from skillyard.engine.skills.run_needs import Given
 from skillyard.ports.records import RecordStore
 
 Key = tuple[str, str]
@@ -157,7 +156,7 @@ class RunService:
     async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
         """A failed run that never had a sandbox; its record is written all the same."""
         tools = self._tools
-        needs = self._granter.needs(plan, Given(refused=True))
+        needs = self._granter.refused_needs(plan)
         record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, plan.environment, {}, needs))
         await tools.records.insert(record)
         final = ended(record, Failure(refusal.type, refusal.message), tools.clock.now())

@@ -1,0 +1,25 @@
+"""How many modules a warm run passes: what a reader has to know to follow one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skillyard.runtime import Runtime
+from tests.docs.walk import walk_of_run
+
+pytestmark = pytest.mark.anyio
+
+MODULES, RETURNS = 56, 125
+"""As many as were reached; on a busy host a reader goes round once more. Fewer are better: lower the numbers then."""
+
+
+async def test_a_warm_run_passes_few_modules(tmp_path: Path) -> None:
+    async with Runtime(tmp_path / "data") as runtime:
+        offer = runtime.app.backends.default
+        if offer is None or offer.name != "native":
+            pytest.skip("the native isolation does not stand here")
+        walk = await walk_of_run(runtime)
+    assert len(walk.modules) <= MODULES, walk.modules
+    assert walk.returns <= RETURNS, walk.steps
