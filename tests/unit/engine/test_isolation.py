@@ -178,6 +178,13 @@ async def test_the_isolation_is_part_of_what_an_idempotency_key_is_bound_to(rig:
         await rig.run(idempotency_key="k", isolation="gvisor")
 
 
+async def test_auto_takes_no_backend_without_a_rank(rig: Rig) -> None:
+    await engine_over(rig, named("remote"), without(named("native"), "seccomp"), named("landlock"), isolation="auto")
+    assert (await rig.run())["isolation"] == "landlock"
+    with pytest.raises(InvalidInput, match=r"there is no backend that 'auto' may choose; name one"):
+        await engine_over(rig, named("remote"), isolation="auto")
+
+
 async def test_policy_that_names_what_there_is_not(rig: Rig) -> None:
     with pytest.raises(InvalidInput, match=r"policy\.isolation: there is no backend 'gvisor'"):
         await engine_over(rig, named("native"), isolation="gvisor")

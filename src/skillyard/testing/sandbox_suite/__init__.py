@@ -4,7 +4,8 @@
     for verdict in await examine_all(CHECKS, ground):
         print(verdict.check.id, verdict.status, verdict.reason)
 
-A check whose protection the backend's probe calls missing is skipped with the probe's reason.
+A check is skipped, with the reason of the probe, where the backend does not claim what the check needs: a guarantee, or
+a wall. A backend that attests a guarantee without walls is held to the checks of the walls that would bear it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from skillyard.domain.sandbox.guarantees import ABILITIES, Level, Probe, Protection
+from skillyard.domain.sandbox.guarantees import ABILITIES, BOUNDARIES, Level, Probe, Protection, guarantees
 from skillyard.testing.sandbox_suite.ground import Ground
 
 SURVIVAL = "survival"
@@ -28,7 +28,7 @@ def expect(held: object, promise: str, seen: object = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``needs`` names protections and abilities (and :data:`SURVIVAL`) without which the promise is not made."""
+    """``needs`` names guarantees, walls and abilities (and :data:`SURVIVAL`) without which the promise is not made."""
 
     name: str
     section: str
@@ -106,6 +106,19 @@ def _lacking(name: str, ground: Ground, probe: Probe) -> str:
         return "" if ground.reopen else f"{SURVIVAL}: {probe.facts.get(SURVIVAL, 'not offered')}"
     if name == "egress" and ground.gate is None:
         return f"{name}: the suite was given no gate"
+    if name in BOUNDARIES:
+        stands = guarantees(probe.protections, ground.backend.nature)[name]
+        return f"{name}: missing" if stands.attestor is Level.MISSING else ""
     offered = probe.abilities if name in ABILITIES else probe.protections
+    if name not in offered and _borne(name, probe):
+        return ""
     have = offered.get(name, Protection(Level.MISSING, why="the backend does not name it"))
     return f"{name}: {have.why or 'missing'}" if have.level is Level.MISSING else ""
+
+
+def _borne(wall: str, probe: Probe) -> bool:
+    """Returns whether a backend without that wall attests by name everything that the wall bears. It then promises what
+    the wall gives; a filter aside, since a kernel of its own may answer the calls that a filter refuses."""
+    borne = [name for name, walls in BOUNDARIES.items() if wall in walls.bearing and wall != "seccomp"]
+    attested = [probe.protections[name].level for name in borne if name in probe.protections]
+    return bool(borne) and len(attested) == len(borne) and Level.MISSING not in attested
