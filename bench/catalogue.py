@@ -16,7 +16,7 @@ from bench.made_skills import name_of, write_skills, write_version
 from skillyard.bench.stats import Rounds, in_ms, median
 from skillyard.client.sync import SyncClient
 from skillyard.config.settings import load_settings
-from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.name import GUIDE
 from skillyard.runtime import Runtime
 from skillyard.server_process import ServerProcess
 

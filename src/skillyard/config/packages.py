@@ -24,7 +24,7 @@ from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.policy import is_open
 from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.package.names import parse_patterns
-from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.work.limits import MINIMUM
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

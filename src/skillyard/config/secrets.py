@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from skillyard.config.section import Lifetime, Section
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.secret.entry import SecretScope, check_project
-from skillyard.domain.secret.secret import Delivery, bound_hosts, check_secret_name
+from skillyard.domain.principal import check_project
+from skillyard.domain.secret import Delivery, SecretScope, bound_hosts, check_secret_name
 
 ReaderName = Literal["environment", "files", "vault"]
 _PROJECTS = "Projects that the reader serves; empty is all."

@@ -1,12 +1,21 @@
-"""Who is asking, and what a token lets them do (skills-protocol §2)."""
+"""The principal that asks, and the rights that its token gives it (skills-protocol §2)."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from skillyard.domain.errors import Forbidden
+from skillyard.domain.errors import Forbidden, InvalidInput, shape
+
+MIN_LENGTH = 24
+MAX_LENGTH = 512
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+_VALUE = re.compile(rf"[!-~]{{{MIN_LENGTH},{MAX_LENGTH}}}")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Scope(StrEnum):
@@ -46,3 +55,34 @@ class Principal:
 
 LOCAL = Principal("local")
 """The user of an in-process runtime, and of a server without auth."""
+
+
+def check_principal(principal: Principal) -> Principal:
+    """Raises InvalidInput for a name, a project or a skill pattern that cannot be a principal's."""
+    if not _NAME.fullmatch(principal.name):
+        rule = "must be a letter or digit, then letters, digits or . _ @ + -, at most 64 in all"
+        raise InvalidInput("name", rule, shape(principal.name))
+    check_project("project", principal.project)
+    for index, pattern in enumerate(principal.skills):
+        if not _PATTERN.fullmatch(pattern):
+            rule = "must be a pattern of skill names such as 'sales.*', at most 128 characters"
+            raise InvalidInput(f"skills[{index}]", rule, shape(pattern))
+    return principal
+
+
+def check_token_value(value: str) -> str:
+    """A token's text that a user chose. It is hashed quickly, so it must not be guessable: at least 24
+    characters. Raises InvalidInput."""
+    if not _VALUE.fullmatch(value):
+        rule = f"must be {MIN_LENGTH} to {MAX_LENGTH} printable ASCII characters without spaces"
+        raise InvalidInput("value", rule, shape(value))
+    return value
+
+
+def check_project(field: str, project: str) -> str:
+    """A project's name. Raises InvalidInput."""
+    if not _PROJECT.fullmatch(project):
+        raise InvalidInput(
+            field, "must be a letter or digit, then letters, digits or . _ -, at most 64 in all", shape(project)
+        )
+    return project

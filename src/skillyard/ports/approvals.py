@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.skill.approval import Approval, ApprovedPackages
+from skillyard.domain.skill.trust import Approval, ApprovedPackages
 
 
 class ApprovalStore(Protocol):

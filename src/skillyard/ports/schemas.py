@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from skillyard.domain.skill.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.schema import SchemaVerdict
 
 
 class SchemaChecker(Protocol):

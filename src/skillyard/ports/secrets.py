@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from skillyard.domain.secret.entry import EVERYBODY, Secret, SecretEntry, SecretScope
-from skillyard.domain.secret.event import SecretEvent
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import EVERYBODY, Delivery, Secret, SecretEntry, SecretEvent, SecretScope
 
 
 class SecretReader(Protocol):

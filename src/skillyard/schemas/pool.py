@@ -14,7 +14,7 @@ from typing import Any
 
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
-from skillyard.domain.skill.schema_verdict import MOST_ERRORS, SchemaVerdict
+from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
 from skillyard.own_process import start_own
 from skillyard.schemas.turns import Turns
 from skillyard.schemas.wire import HEAD, MOST_ANSWER, REMEMBERED

@@ -14,8 +14,7 @@ import signal
 import socket
 from typing import Any
 
-from skillyard.domain.skill import schema_bounds
-from skillyard.domain.skill.schema_verdict import MOST_ERRORS
+from skillyard.domain.skill.schema import MOST_ERRORS, breaches
 from skillyard.sandbox.native.linux import bpf, jail, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from skillyard.schemas import dialect
@@ -129,7 +128,7 @@ def _answer(known: dict[str, Any], key: str, schema: bytes, value: bytes) -> dic
 def _compiled(raw: bytes) -> Any:
     """Returns the validator, or the reason why there is none."""
     schema = json.loads(raw)
-    for breach in schema_bounds.breaches(schema):
+    for breach in breaches(schema):
         return breach.message
     try:
         return dialect.validator(schema)

@@ -12,9 +12,8 @@ from mimetypes import guess_type
 from typing import Any, Protocol
 
 from skillyard.client.client import FetchedBlob, StoredBlob
-from skillyard.domain.skill.example import Example
-from skillyard.domain.skill.example_difference import Difference, Given, GivenBlob, differences
-from skillyard.domain.skill.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.example import Difference, Example, Given, GivenBlob, differences
+from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.skilltest.script import CODE, script_args
 from skillyard.skilltest.subject import Subject

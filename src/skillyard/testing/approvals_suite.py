@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.skill.approval import Approval, ApprovedPackages
+from skillyard.domain.skill.trust import Approval, ApprovedPackages
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.testing.store_check import Checks, expect, refused
 

@@ -10,8 +10,7 @@ import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
-from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
-from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
+from skillyard.domain.package.environment import BuiltEnvironment, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.testing.memory import ManualClock
 from skillyard.testing.store_check import Checks, expect, refused

@@ -11,11 +11,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
+from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
-from skillyard.domain.paging import check_page
-from skillyard.domain.principal import Principal
-from skillyard.domain.token import check_principal, check_token_value
-from skillyard.domain.unicode import check_unicode
+from skillyard.domain.principal import Principal, check_principal, check_token_value
 from skillyard.domain.work.record import RunRecord, RunStatus, check_status
 from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skillyard.domain.paging import check_page
-from skillyard.domain.skill.approval import Approval, ApprovedPackages
-from skillyard.domain.unicode import check_unicode
+from skillyard.domain.checks import check_page, check_unicode
+from skillyard.domain.skill.trust import Approval, ApprovedPackages
 
 
 class MemoryApprovals:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skillyard.domain.blob import BlobLimits, expiry
+from skillyard.domain.checks import check_blob_id, check_media_type, check_page, check_range
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shown
-from skillyard.domain.ids import check_blob_id
-from skillyard.domain.media_type import check_media_type
-from skillyard.domain.paging import check_page, check_range
 from skillyard.ports.blobs import BlobInfo
 from skillyard.ports.clock import Clock, Ids
 

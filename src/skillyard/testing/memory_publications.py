@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skillyard.domain.paging import check_page
+from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.skill.publication import (
     Pin,
     Publication,
     PublicationAct,
     PublicationEvent,
     PublicationLimits,
+    claim_refusal,
+    pin_refusal,
     place_of,
+    version_refusal,
 )
-from skillyard.domain.skill.publication_rules import claim_refusal, pin_refusal, version_refusal
 from skillyard.domain.skill.semver import newest_first
-from skillyard.domain.unicode import check_unicode
 from skillyard.ports.publications import Inserted, Withdrawn
 
 

@@ -6,11 +6,21 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from skillyard.domain.checks import check_page
 from skillyard.domain.errors import SecretNotFound
-from skillyard.domain.paging import check_page
-from skillyard.domain.secret.entry import EVERYBODY, Secret, SecretEntry, SecretScope, choose
-from skillyard.domain.secret.event import SecretAct, SecretEvent
-from skillyard.domain.secret.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
+from skillyard.domain.secret import (
+    EVERYBODY,
+    Delivery,
+    Secret,
+    SecretAct,
+    SecretEntry,
+    SecretEvent,
+    SecretScope,
+    bound_hosts,
+    check_secret_name,
+    check_secret_value,
+    choose,
+)
 from skillyard.ports.clock import Clock
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.domain.secret.event import SecretAct, SecretEvent
+from skillyard.domain.secret import SecretAct, SecretEvent
 from skillyard.ports.secrets import SecretAudit
 from skillyard.testing.store_check import Checks, expect, refused
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from skillyard.domain.errors import InvalidInput, SecretNotFound
-from skillyard.domain.secret.entry import EVERYBODY, SecretScope
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import EVERYBODY, Delivery, SecretScope
 from skillyard.ports.secrets import SecretStore
 from skillyard.testing.memory import ManualClock
 from skillyard.testing.store_check import Checks, expect, refused

@@ -146,7 +146,7 @@ def admitting(patch: pytest.MonkeyPatch) -> None:
 
 def approving(patch: pytest.MonkeyPatch) -> None:
     """Whatever is published is approved."""
-    from skillyard.domain.skill.approval import Standing
+    from skillyard.domain.skill.trust import Standing
     from skillyard.engine.skills.standings import Standings
 
     async def standing(standings: Any, skill: Any) -> Any:
@@ -173,7 +173,7 @@ def lax_archives(patch: pytest.MonkeyPatch) -> None:
 
 def schemas_at_hand(patch: pytest.MonkeyPatch) -> None:
     """Schemas are applied in the server's own loop."""
-    from skillyard.domain.skill.schema_verdict import SchemaVerdict
+    from skillyard.domain.skill.schema import SchemaVerdict
     from skillyard.schemas import dialect
     from skillyard.schemas.pool import SchemaPool
 

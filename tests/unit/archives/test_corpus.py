@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.rules import archives
+from skillyard.domain.rules.bundle import ARCHIVES
 from skillyard.stores.archives.refused import is_visible
 from skillyard.stores.skills.archives import read_archive
 from tests.unit.archives.corpus import ATTACKS, Attack
@@ -34,7 +34,7 @@ def test_an_attack_is_refused_by_its_rule(attack: Attack) -> None:
 
 
 def test_every_rule_has_an_attack() -> None:
-    assert {attack.rule for attack in ATTACKS} == {rule.id for rule in archives.RULES if rule.strict == "error"}
+    assert {attack.rule for attack in ATTACKS} == {rule.id for rule in ARCHIVES if rule.strict == "error"}
     assert max(Counter(attack.name for attack in ATTACKS).values()) == 1
     assert len(NAMES) > 40
 

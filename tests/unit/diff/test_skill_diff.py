@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.diff.files import MAX_DIFF, MAX_FILE_DIFF, MAX_TEXT
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillFormat, SkillKind
 
 PLAIN = Skill(

@@ -15,7 +15,7 @@ from skillyard.config.section import Section
 from skillyard.config.sections import Sections
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox.guarantees import Level, Protection
-from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret import Secret
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.app import App
 from skillyard.engine.engine import Engine, Ports

@@ -8,8 +8,7 @@ import io
 import tarfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from skillyard.domain.package.environment import Lock, Wanted
-from skillyard.domain.package.lock_text import Pin, lock_text, parse_lock
+from skillyard.domain.package.environment import Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.packages.build_log import BuildLog

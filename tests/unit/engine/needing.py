@@ -7,8 +7,8 @@ from typing import Any
 
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import EgressPlan
-from skillyard.domain.skill.approval import Approval
 from skillyard.domain.skill.skill import Needs, SecretNeed, Skill, SkillSource
+from skillyard.domain.skill.trust import Approval
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 

@@ -10,7 +10,7 @@ import pytest
 
 from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.principal import Scope
-from skillyard.domain.skill.approval import Approval
+from skillyard.domain.skill.trust import Approval
 from skillyard.engine.observer import ApprovalChanged
 from tests.bundles import skill_files, tar
 from tests.unit.engine.conftest import Rig

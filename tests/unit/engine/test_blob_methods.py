@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded
-from skillyard.domain.ids import is_blob_id
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs.service import MAX_READ
 from tests.unit.engine.conftest import Rig

@@ -13,7 +13,7 @@ from skillyard.domain.errors import GateFault, IdempotencyConflict, InvalidInput
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection
 from skillyard.domain.sandbox.guarantees import Level, Protection
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunStatus
 from skillyard.engine.observer import Fault, NetworkUsed

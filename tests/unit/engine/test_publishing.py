@@ -18,7 +18,7 @@ from skillyard.domain.errors import (
     VersionTaken,
 )
 from skillyard.domain.principal import Scope
-from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.name import GUIDE
 from skillyard.engine.observer import CatalogueChanged
 from skillyard.ports.bundles import ArchiveForm
 from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zipped

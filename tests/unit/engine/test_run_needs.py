@@ -8,7 +8,7 @@ import pytest
 
 from skillyard.config.packages import PackagesSettings
 from skillyard.domain.package.names import admits, parse_patterns
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.engine.skills.need_rows import Row, declares, environment_rows, package_rows
 from skillyard.engine.skills.run_needs import MOST_BYTES

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SecretNotFound, SkillyardError, StoreFault
 from skillyard.domain.principal import LOCAL, Principal, Scope
-from skillyard.domain.secret.entry import Secret
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery, Secret
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.runs.failure import Refused

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import Busy
-from skillyard.domain.skill.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
 from skillyard.schemas.turns import Turns
 from skillyard.stores.skills.validation.schema import complaints

@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 
 from skillyard.domain.errors import Busy
-from skillyard.domain.skill.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
 from skillyard.schemas.turns import Turns
 from tests.unit.schemas.evil import EVIL

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.manifest import Manifest, check_manifest
-from skillyard.domain.skill.manifest_report import Problem
+from skillyard.domain.skill.report import Problem
 from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, SkillKind
 
 ACTION: dict[str, Any] = {

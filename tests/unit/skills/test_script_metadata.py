@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.domain.checks import MOST_PARTS, long_key
+from skillyard.domain.package.names import within
 from skillyard.domain.package.script_metadata import MAX_BLOCK, MAX_DEPENDENCIES, MAX_OPENED, read_script_metadata
-from skillyard.domain.package.version_bounds import within
-from skillyard.domain.skill.toml_keys import MOST_PARTS, long_key
 from skillyard.stores.skills.validation.toml import TomlRefused, read_toml
 
 ORDINARY = """#!/usr/bin/env python3

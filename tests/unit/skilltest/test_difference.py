@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from skillyard.domain.skill.example import Expectation, ExpectedBlob
-from skillyard.domain.skill.example_difference import Given, GivenBlob, differences
+from skillyard.domain.skill.example import Expectation, ExpectedBlob, Given, GivenBlob, differences
 
 PNG = GivenBlob("image/png", b"\x89PNG\r\n")
 JSON = GivenBlob("application/json", b'{"a": [1, {"b": 2, "c": 3}]}')

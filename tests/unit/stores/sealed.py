@@ -6,7 +6,7 @@ import base64
 import os
 from pathlib import Path
 
-from skillyard.domain.secret.entry import SecretScope
+from skillyard.domain.secret import SecretScope
 from skillyard.stores.seal.keys import GivenKeys
 from skillyard.stores.seal.secrets import SealedSecrets
 

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
-from skillyard.domain.package.lock_text import BadLock, Pin, lock_text, parse_lock
+from skillyard.domain.package.environment import BadLock, BuiltEnvironment, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.environments import LocalEnvironments, locks

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.skill.approval import Approval, ApprovedPackages
+from skillyard.domain.skill.trust import Approval, ApprovedPackages
 from skillyard.domain.work.record import RunStatus
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.files.blobs import LocalBlobs

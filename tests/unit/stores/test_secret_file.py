@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret.entry import SecretScope
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery, SecretScope
 from skillyard.stores.seal import sealing
 from skillyard.stores.seal.keys import GivenKeyFile, key_source
 from skillyard.stores.seal.secrets import SealedSecrets

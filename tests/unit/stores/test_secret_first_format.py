@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret.entry import SecretScope
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery, SecretScope
 from skillyard.stores.seal.keys import GivenKeys
 from skillyard.stores.seal.secrets import SealedSecrets
 from tests.unit.stores.sealed import CRM, fresh_key, given, value

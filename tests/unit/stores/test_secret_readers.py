@@ -17,7 +17,7 @@ import pytest
 
 from skillyard.config.secrets import SecretSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.ports.secrets import SecretReader
 from skillyard.secret_sources import make_secret_readers
 from skillyard.stores.seal.readers.environment import EnvironmentSecrets

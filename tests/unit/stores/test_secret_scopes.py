@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.domain.secret.entry import SecretEntry, SecretScope, choose
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery, SecretEntry, SecretScope, choose
 
 WORDS = st.text("ab.", min_size=1, max_size=4).map(lambda text: "a" + text)
 PROJECTS = st.sampled_from(["p", "q"])

@@ -10,7 +10,7 @@ from typing import Any
 from skillyard.domain.diff.change import Change
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.package.names import normalized
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.requirement import Requirement
 from skillyard.domain.skill.skill import Needs, SecretNeed
 

@@ -1,18 +1,102 @@
-"""Packages that runs need: what is asked for, what it was resolved to, what was built."""
+"""Packages that runs need: the requirements, the lock that they were resolved to, the environment that was built.
+
+The text of a lock is a requirements file in pip's hash-checking mode. It is written inside a sandbox, so it is read
+strictly and written anew::
+
+    name==1.2.3 \\
+        --hash=sha256:<64 hexadecimal digits> \\
+        --hash=sha256:…
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from skillyard.domain.package.lock_text import Pin, lock_text
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.package.names import normalized
 
 DEFAULT_ENVIRONMENT = "base"
 """The environment of runs that name none."""
+MAX_TEXT = 16 * 1024 * 1024
+MAX_PACKAGES = 2000
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9])?"
+_VERSION = r"[A-Za-z0-9](?:[A-Za-z0-9.!+_-]{0,98}[A-Za-z0-9])?"
+_PIN = re.compile(rf"({_NAME})==({_VERSION})((?: --hash=sha256:[0-9a-f]{{64}})+)")
+_HASH = re.compile(r"sha256:([0-9a-f]{64})")
 SHOWN = 16
 """Digits of an environment's digest that people are shown, and may say."""
+
+
+class BadLock(SkillyardError):
+    """What was resolved is no list of exact versions with digests."""
+
+    type = "SandboxError"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """``name`` is normalized (PEP 503), ``hashes`` are SHA-256 in hexadecimal."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+
+def parse_lock(text: str) -> tuple[Pin, ...]:
+    """Sorted by name. Raises BadLock."""
+    if len(text) > MAX_TEXT:
+        raise BadLock("the resolved lock is too large")
+    pins: dict[str, Pin] = {}
+    for line in _logical_lines(text):
+        match = _PIN.fullmatch(line)
+        if match is None:
+            raise BadLock(f"the resolved lock has a line that is no exact version with digests: {line[:100]!r}")
+        pin = Pin(normalized(match[1]), match[2], tuple(dict.fromkeys(_HASH.findall(match[3]))))
+        if pin.name in pins:
+            raise BadLock(f"the resolved lock names {pin.name} twice")
+        pins[pin.name] = pin
+    if len(pins) > MAX_PACKAGES:
+        raise BadLock(f"the resolved lock has more than {MAX_PACKAGES} packages")
+    return tuple(pins[name] for name in sorted(pins))
+
+
+def agreed(one: Pin, other: Pin) -> Pin | None:
+    """Returns the pin with the files that both name; None for another version, and without a common file."""
+    hashes = tuple(found for found in one.hashes if found in other.hashes)
+    return Pin(one.name, one.version, hashes) if one.version == other.version and hashes else None
+
+
+def held_to(pins: Iterable[Pin], held: Iterable[Pin]) -> tuple[Pin, ...]:
+    """Returns the pins, where they are held with no files but those that are held. Raises BadLock for others."""
+    by_name, found = {pin.name: pin for pin in held}, []
+    for pin in pins:
+        bound = by_name.get(pin.name, pin)
+        both = agreed(bound, pin)
+        if both is None:
+            other = f"version {pin.version}" if pin.version != bound.version else "only other files"
+            raise BadLock(f"'{pin.name}' was approved as {bound.version}, and the resolution gives {other}")
+        found.append(both)
+    return tuple(found)
+
+
+def lock_text(pins: Iterable[Pin]) -> str:
+    """The one way to write them, so that equal locks are equal texts."""
+    return "".join(
+        f"{pin.name}=={pin.version}" + "".join(f" \\\n    --hash=sha256:{found}" for found in sorted(pin.hashes)) + "\n"
+        for pin in sorted(pins, key=lambda pin: pin.name)
+    )
+
+
+def _logical_lines(text: str) -> Iterable[str]:
+    joined = text.replace("\\\n", " ")
+    for line in joined.split("\n"):
+        plain = " ".join(line.split())
+        if plain and not plain.startswith("#"):
+            yield plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from skillyard.domain.package.version_bounds import within
-from skillyard.domain.skill.manifest_needs import is_requirement
-from skillyard.domain.skill.toml_keys import MOST_PARTS, long_key
+from skillyard.domain.checks import MOST_PARTS, long_key
+from skillyard.domain.package.names import within
+from skillyard.domain.skill.requirement import is_requirement
 
 MAX_BLOCK = 64 * 1024
 """Characters of one block, with the comment signs."""

@@ -12,7 +12,7 @@ from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.words import quoted
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import SecretNeed, Skill, SkillFormat
 
 MANIFEST = "skill.toml"

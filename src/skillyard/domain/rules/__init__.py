@@ -1,34 +1,26 @@
-"""Every rule that a finding can name: what it means, how grave a breach is, what mends it."""
+"""Every rule that a finding can name: its meaning, how grave a breach is, how to mend it."""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
-from skillyard.domain.rules import (
-    archives,
-    catalogue,
-    dependencies,
-    examples,
-    files,
-    manifest,
-    review,
-    skill_md,
-    sources,
-)
+from skillyard.domain.rules.bundle import ARCHIVES, CATALOGUE, FILES, PACKAGES, SOURCES
+from skillyard.domain.rules.review import REVIEW
 from skillyard.domain.rules.rule import Rule
+from skillyard.domain.rules.skill import EXAMPLES, MANIFEST, SKILL_MD
 
 __all__ = ["RULES", "SECTIONS", "Rule", "mend_of"]
 
 SECTIONS: dict[str, tuple[Rule, ...]] = {
-    "Files": files.RULES,
-    "skill.toml": manifest.RULES,
-    "SKILL.md": skill_md.RULES,
-    "Examples": examples.RULES,
-    "Review": review.RULES,
-    "Packages": dependencies.RULES,
-    "Archives": archives.RULES,
-    "Sources": sources.RULES,
-    "Catalogue": catalogue.RULES,
+    "Files": FILES,
+    "skill.toml": MANIFEST,
+    "SKILL.md": SKILL_MD,
+    "Examples": EXAMPLES,
+    "Review": REVIEW,
+    "Packages": PACKAGES,
+    "Archives": ARCHIVES,
+    "Sources": SOURCES,
+    "Catalogue": CATALOGUE,
 }
 """The rules by what they are about, in the order of the documentation."""
 
@@ -36,5 +28,5 @@ RULES = MappingProxyType({rule.id: rule for section in SECTIONS.values() for rul
 
 
 def mend_of(rule: str) -> str:
-    """What mends a breach of the rule; empty for a rule that nobody wrote down."""
+    """Returns the way to mend a breach of the rule; empty for a rule that is not in the table."""
     return RULES[rule].mend if rule in RULES else ""

@@ -1,10 +1,10 @@
-"""What a review says; nothing of it makes a skill invalid. The mend is what the author, or who reads, does about it."""
+"""Findings of a review. None makes a skill invalid; the mend is what the author or the reader does about it."""
 
 from __future__ import annotations
 
 from skillyard.domain.rules.rule import Rule, seen
 
-RULES: tuple[Rule, ...] = (
+REVIEW: tuple[Rule, ...] = (
     seen("review-partial", "warning", "Something was too much to be looked at.", "read the rest yourself"),
     seen(
         "hidden-characters",

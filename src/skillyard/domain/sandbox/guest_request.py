@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import InvalidInput, shape
-from skillyard.domain.ids import is_blob_id
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 
 VERSION = 1

@@ -1,24 +1,29 @@
 """skill.toml: the rules of skills-protocol §8 over an already parsed document.
 
-Nothing here reads a file: that an entrypoint exists and exports what it says, and that a schema is valid JSON
-Schema, is for who holds the files.
+Nothing here reads a file: whoever holds the files checks that an entrypoint exists and exports its function, and that
+a schema is valid JSON Schema.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import keyword
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.skill.manifest_name import check_name, check_namespace
-from skillyard.domain.skill.manifest_needs import read_dependencies, read_requires
-from skillyard.domain.skill.manifest_permissions import read_permissions
-from skillyard.domain.skill.manifest_report import Problem, Report
-from skillyard.domain.skill.manifest_runtime import check_relative, read_limits, read_runtime
+from skillyard.domain.errors import InvalidInput
+from skillyard.domain.network.policy import NONE_WORD, OPEN_WORD, is_open
+from skillyard.domain.network.rule import MAX_RULES, parse_rule
+from skillyard.domain.secret import Delivery, bound_hosts
+from skillyard.domain.skill.name import check_name, check_namespace
+from skillyard.domain.skill.report import Path, Problem, Report
+from skillyard.domain.skill.requirement import read_dependencies, read_requires
 from skillyard.domain.skill.semver import is_version
-from skillyard.domain.skill.skill import Needs, RuntimeSpec, SkillKind
+from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, SkillKind
+from skillyard.domain.work.limits import LimitFamily, Limits
 
 KNOWN = frozenset(
     {
@@ -29,6 +34,16 @@ KNOWN = frozenset(
 )
 
 MAX_DEPTH = 64
+_RUNTIME_KEYS = frozenset({"language", "entrypoint", "export", "environment", "preload"})
+_ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_HUGE = 2**53
+_ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float(_HUGE), pids=_HUGE, disk_mb=_HUGE))
+"""Minima only: what a skill asks for is capped by the operator's policy when it runs, not by the validator."""
+_PERMISSION_KEYS = frozenset({"network", "secrets"})
+_ALL = "asks for every host: the operator has to consent to that"
+_SECRET_KEYS = frozenset({"name", "optional", "delivery", "hosts"})
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED = re.compile(r"PATH|HOME|TMPDIR|IFS|ENV|BASH_ENV|GCONV_PATH|LOCPATH|(?:LD|PYTHON|MALLOC|GLIBC)[A-Z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +127,20 @@ def _kind(report: Report, data: Mapping[str, Any]) -> SkillKind | None:
 
 def _runtime(report: Report, data: Mapping[str, Any], kind: SkillKind | None) -> RuntimeSpec | None:
     if kind is SkillKind.ACTION:
-        return read_runtime(report, data)
+        return _read_runtime(report, data)
     if kind is SkillKind.INSTRUCTION and "runtime" in data:
         report.error(("runtime",), "runtime", "an instruction skill is never executed and has no [runtime]")
     return None
 
 
 def _needs(report: Report, data: Mapping[str, Any]) -> Needs:
-    network, secrets = read_permissions(report, data)
+    network, secrets = _read_permissions(report, data)
     return Needs(
         network=network,
         secrets=secrets,
         dependencies=read_dependencies(report, data),
         requires=read_requires(report, data),
-        limits=read_limits(report, data),
+        limits=_read_limits(report, data),
     )
 
 
@@ -185,3 +200,168 @@ def _children(node: Any) -> list[Any]:
     if isinstance(node, Mapping):
         return list(node.values())
     return list(node) if isinstance(node, list) else []
+
+
+def _read_runtime(report: Report, data: Mapping[str, Any]) -> RuntimeSpec | None:
+    """The ``[runtime]`` table of an action skill, None when it cannot be used."""
+    if "runtime" not in data:
+        report.error(("runtime",), "required", "an action skill needs the table [runtime]")
+        return None
+    table = report.table(data, ("runtime",))
+    if not isinstance(data["runtime"], Mapping):
+        return None
+    report.unknown_keys(table, ("runtime",), _RUNTIME_KEYS)
+    language = report.text(table, ("runtime", "language"), required=True)
+    entrypoint = report.text(table, ("runtime", "entrypoint"), required=True)
+    export = report.text(table, ("runtime", "export"), required=True)
+    environment = report.text(table, ("runtime", "environment")) or "base"
+    _check_values(report, language, entrypoint, export, environment)
+    if language is None or entrypoint is None or export is None:
+        return None
+    preload = table.get("preload", True)
+    if not isinstance(preload, bool):
+        report.error(("runtime", "preload"), "type", "must be true or false", preload)
+        return None
+    return RuntimeSpec(language, entrypoint, export, environment, preload)
+
+
+def _check_values(
+    report: Report, language: str | None, entrypoint: str | None, export: str | None, environment: str
+) -> None:
+    if language not in (None, "python"):
+        report.error(("runtime", "language"), "language", "must be 'python'", language)
+    if entrypoint is not None and check_relative(report, ("runtime", "entrypoint"), entrypoint):
+        _check_module(report, entrypoint)
+    if export is not None and (not export.isidentifier() or keyword.iskeyword(export)):
+        report.error(("runtime", "export"), "export", "must be the name of a function", export)
+    if _ENVIRONMENT.fullmatch(environment) is None:
+        rule = "must be lowercase letters, digits, dots, hyphens and underscores, at most 64"
+        report.error(("runtime", "environment"), "environment", rule, environment)
+
+
+def _check_module(report: Report, entrypoint: str) -> None:
+    if not entrypoint.endswith(".py"):
+        report.error(("runtime", "entrypoint"), "entrypoint-file", "must be a Python file (.py)", entrypoint)
+
+
+def check_relative(report: Report, path: Path, value: str) -> bool:
+    """Whether ``value`` is a plain relative path that cannot leave the skill's root; reported when not."""
+    parts = value.split("/")
+    if "\0" in value or "\\" in value or not value.isprintable():
+        rule = "must not hold backslashes or control characters"
+    elif value.startswith("/") or ".." in parts:
+        rule = "must stay inside the skill: relative, without '..'"
+    elif "" in parts or "." in parts:
+        rule = "must be a plain path such as 'code/main.py', without '.' or empty parts"
+    else:
+        return True
+    report.error(path, "path", rule, value)
+    return False
+
+
+def _read_limits(report: Report, data: Mapping[str, Any]) -> dict[str, int | float]:
+    """The valid entries of ``[limits]``."""
+    asked: dict[str, int | float] = {}
+    for name, value in report.table(data, ("limits",)).items():
+        if name.startswith("x-"):
+            continue
+        try:
+            asked[name] = getattr(_ASKED.resolve({name: value}, where="limits"), name)
+        except InvalidInput as error:
+            report.error(("limits", name), "limit", error.rule)
+    return asked
+
+
+def _read_permissions(report: Report, data: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[SecretNeed, ...]]:
+    """The declared network rules and secrets."""
+    table = report.table(data, ("permissions",))
+    report.unknown_keys(table, ("permissions",), _PERMISSION_KEYS)
+    return _network(report, table), _secrets(report, table)
+
+
+def _network(report: Report, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rules as they are written: a list, or one of the words ``none`` and ``open``."""
+    path: Path = ("permissions", "network")
+    if table.get("network") == NONE_WORD:
+        return ()
+    if table.get("network") == OPEN_WORD:
+        report.warn(path, "network-open", _ALL)
+        return ("*",)
+    texts = report.texts(table, path)
+    if len(texts) > MAX_RULES:
+        report.error(path, "network-many", f"must have at most {MAX_RULES} rules", texts)
+        return ()
+    for index, text in enumerate(texts):
+        _check_rule(report, (*path, index), text)
+    return texts
+
+
+def _check_rule(report: Report, path: Path, text: str) -> None:
+    """One of the language in :mod:`skillyard.domain.network.rule` (skills-protocol §8)."""
+    try:
+        rule = parse_rule(text)
+    except InvalidInput as error:
+        name = "network-port" if error.rule.startswith("ports must be from") else "network-host"
+        report.error(path, name, error.rule, text)
+        return
+    if is_open([rule]):
+        report.warn(path, "network-open", _ALL)
+
+
+def _secrets(report: Report, table: Mapping[str, Any]) -> tuple[SecretNeed, ...]:
+    path: Path = ("permissions", "secrets")
+    value = table.get("secrets")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        report.error(path, "type", "must be a list of names, or of tables with 'name' and 'optional'", value)
+        return ()
+    needs = [need for index, item in enumerate(value) if (need := _secret(report, (*path, index), item))]
+    for name in sorted({need.name for need in needs if [n.name for n in needs].count(need.name) > 1}):
+        report.error(path, "secret-duplicate", f"names '{name}' more than once")
+    return tuple(needs)
+
+
+def _secret(report: Report, path: Path, item: object) -> SecretNeed | None:
+    """``"NAME"``, or a table: ``{name = "NAME", optional = true, delivery = "gate", hosts = ["api.x.com"]}``
+    (skills-protocol §10, row 5)."""
+    entry = {"name": item} if isinstance(item, str) else item
+    if not isinstance(entry, Mapping):
+        report.error(path, "type", "must be a name, or a table with 'name' and 'optional'", item)
+        return None
+    report.unknown_keys(entry, path, _SECRET_KEYS)
+    name = report.text(entry, (*path, "name"), required=True)
+    optional = entry.get("optional", False)
+    if not isinstance(optional, bool):
+        report.error((*path, "optional"), "type", "must be true or false", optional)
+    delivery, hosts = _delivery(report, path, entry), _bound_hosts(report, path, entry)
+    if name is None or not _check_secret_name(report, path, name):
+        return None
+    return SecretNeed(name, optional is True, delivery, hosts)
+
+
+def _delivery(report: Report, path: Path, entry: Mapping[str, Any]) -> Delivery:
+    value = entry.get("delivery", Delivery.ENV)
+    if value in tuple(Delivery):
+        return Delivery(value)
+    report.error((*path, "delivery"), "secret-delivery", f"must be one of {', '.join(Delivery)}", value)
+    return Delivery.GATE  # the narrower of the two
+
+
+def _bound_hosts(report: Report, path: Path, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    hosts = report.texts(entry, (*path, "hosts"))
+    try:
+        bound_hosts(hosts)
+    except InvalidInput as error:
+        report.error((*path, "hosts"), "secret-host", error.rule, list(hosts))
+    return hosts
+
+
+def _check_secret_name(report: Report, path: Path, name: str) -> bool:
+    if _ENV_NAME.fullmatch(name) is None:
+        report.error(path, "secret-name", "must be an environment variable's name, such as 'API_KEY'", name)
+    elif _RESERVED.fullmatch(name):
+        report.error(path, "secret-name", f"'{name}' steers the interpreter or the loader and cannot be a secret")
+    else:
+        return True
+    return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.rules import mend_of
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 
 
 class SkillKind(StrEnum):

@@ -1,4 +1,4 @@
-"""Which skills an operator approves by rule: ``NAMES [RANGE]``.
+"""An operator's approvals: of the bytes of one version, and by rule (``NAMES [RANGE]``).
 
 ====================  ================================================================
 ``pdf``               every version of this skill
@@ -9,7 +9,7 @@
 
 ``*`` stands for whole segments and only at the end, so that no rule reaches a name that merely begins alike
 (``acme.*`` is not ``acmecorp.x``). A rule matches plain names only, of ASCII letters in lower case, digits, hyphens and
-dots: what looks like an approved name in another alphabet is none.
+dots: a look-alike in another alphabet does not match.
 """
 
 from __future__ import annotations
@@ -26,6 +26,41 @@ _LONGEST = 512
 _SEGMENT = "[a-z0-9]+(?:-[a-z0-9]+)*"
 _PLAIN = re.compile(rf"{_SEGMENT}(?:\.{_SEGMENT})*")
 _RULE = re.compile(rf"(?:({_SEGMENT}(?:\.{_SEGMENT})*)(\.\*)?|\*)(?: +(\S.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """An operator's consent to what one version of a skill declares that it needs.
+
+    Bound to the bytes: another bundle under the same name and version is not approved by it. Times are UTC seconds
+    since the epoch."""
+
+    name: str
+    version: str
+    digest: str
+    approved_at: float
+    approved_by: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovedPackages:
+    """The packages that an approval is of: ``lock`` is the text of the lock that the skill's own requirements became
+    first, ``wanted`` the digest of these."""
+
+    wanted: str
+    lock: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Whether a skill's declared needs are approved, and by what: ``by`` is ``built-in``, ``directory`` (the operator
+    put it into a directory of theirs), ``rule`` (``because`` is its text), ``operator`` (``because`` is who), or
+    ``nobody``."""
+
+    approved: bool
+    by: str
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)

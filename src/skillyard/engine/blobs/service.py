@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound, InvalidInput
-from skillyard.domain.ids import is_blob_id
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.shares import LargeReads
 from skillyard.ports.blobs import BlobInfo, BlobStore

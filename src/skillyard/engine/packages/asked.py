@@ -12,7 +12,7 @@ from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.package.names import admits, normalized
 from skillyard.domain.package.script_metadata import read_script_metadata
-from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.domain.skill.requirement import is_requirement
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 

@@ -10,8 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from skillyard.domain.package.environment import Lock, Wanted
-from skillyard.domain.package.lock_text import MAX_TEXT, Pin, lock_text, parse_lock
+from skillyard.domain.package.environment import MAX_TEXT, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.engine.packages.build_log import BuildLog
 from skillyard.engine.packages.environment import BuildFailed

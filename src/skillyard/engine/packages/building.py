@@ -9,8 +9,16 @@ from contextlib import aclosing
 
 from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import Busy, SkillyardError
-from skillyard.domain.package.environment import SHOWN, BuildState, BuiltEnvironment, Lock, Wanted
-from skillyard.domain.package.lock_text import held_to, lock_text, parse_lock
+from skillyard.domain.package.environment import (
+    SHOWN,
+    BuildState,
+    BuiltEnvironment,
+    Lock,
+    Wanted,
+    held_to,
+    lock_text,
+    parse_lock,
+)
 from skillyard.engine.observer import (
     EnvironmentFailed,
     EnvironmentInstalled,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from skillyard.domain.package.names import normalized
-from skillyard.domain.package.version_bounds import within
+from skillyard.domain.package.names import normalized, within
 
 _NEED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[\s*\])?\s*(.*)", re.DOTALL)
 

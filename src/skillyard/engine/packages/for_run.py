@@ -7,13 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, Wanted
-from skillyard.domain.package.lock_text import Pin, agreed, parse_lock
+from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, Pin, Wanted, agreed, parse_lock
 from skillyard.domain.package.names import denies
-from skillyard.domain.skill.approval import ApprovedPackages
-from skillyard.domain.skill.manifest_needs import is_requirement
-from skillyard.domain.skill.requirement import Requirement
+from skillyard.domain.skill.requirement import Requirement, is_requirement
 from skillyard.domain.skill.skill import Skill
+from skillyard.domain.skill.trust import ApprovedPackages
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.wants import Asked, asked_by, union

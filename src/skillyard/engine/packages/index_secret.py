@@ -9,8 +9,7 @@ from urllib.parse import quote, urlsplit
 from skillyard.config.packages import index_rule
 from skillyard.domain.network.session import GateSecret, new_placeholder
 from skillyard.domain.principal import DEFAULT_PROJECT
-from skillyard.domain.secret.event import SecretAct, SecretEvent
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery, SecretAct, SecretEvent
 from skillyard.engine.packages.environment import BuildFailed
 
 if TYPE_CHECKING:

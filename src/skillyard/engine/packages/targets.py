@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill.manifest_needs import is_requirement
+from skillyard.domain.skill.requirement import is_requirement
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.wants import Asked, union
 from skillyard.engine.skills.standings import packages_allowed

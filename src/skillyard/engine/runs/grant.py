@@ -20,7 +20,7 @@ from skillyard.domain.package.environment import SHOWN
 from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.domain.sandbox.guest_request import BlobMount, GuestCall, SkillMount
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, SandboxSpec
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.backends import Offer

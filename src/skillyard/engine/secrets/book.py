@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret import Secret
 from skillyard.ports.clock import Clock
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.rule import Rule
-from skillyard.domain.secret.entry import Secret
-from skillyard.domain.secret.event import SecretAct, SecretEvent
-from skillyard.domain.secret.secret import Delivery, bound_hosts
+from skillyard.domain.secret import Delivery, Secret, SecretAct, SecretEvent, bound_hosts
 from skillyard.domain.skill.skill import SecretNeed
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SecretNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.secret.entry import SecretEntry, SecretScope
-from skillyard.domain.secret.event import SecretAct, SecretEvent
-from skillyard.domain.secret.secret import MAX_HOSTS, Delivery
+from skillyard.domain.secret import MAX_HOSTS, Delivery, SecretAct, SecretEntry, SecretEvent, SecretScope
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,

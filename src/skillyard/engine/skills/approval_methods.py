@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skillyard.config.sections import Sections
+from skillyard.domain.checks import check_unicode
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
 from skillyard.domain.network.policy import OPERATOR, Layer
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill.approval import Approval, Standing
 from skillyard.domain.skill.skill import Skill
-from skillyard.domain.unicode import check_unicode
+from skillyard.domain.skill.trust import Approval, Standing
 from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
     ARRAY,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from skillyard.domain.checks import check_unicode
 from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.publication import MAX_REASON
-from skillyard.domain.unicode import check_unicode
 from skillyard.engine.method import (
     ARRAY,
     BOOLEAN,

@@ -10,9 +10,9 @@ from skillyard.config.packages import PackagesSettings
 from skillyard.domain.network.extent import Extent, Left, left_of
 from skillyard.domain.network.policy import Layer, is_open, parse_rules
 from skillyard.domain.package.names import admits
-from skillyard.domain.secret.secret import Delivery
-from skillyard.domain.skill.approval import Standing
+from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import RuntimeSpec, SecretNeed, Skill
+from skillyard.domain.skill.trust import Standing
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.packages.asked import required_name
 from skillyard.engine.skills.standings import packages_allowed

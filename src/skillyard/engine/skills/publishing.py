@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.skill.manifest_name import GUIDE
-from skillyard.domain.skill.publication import Pin, Publication, PublicationAct, place_of
-from skillyard.domain.skill.publication_rules import claim_refusal, served_refusal
+from skillyard.domain.skill.name import GUIDE
+from skillyard.domain.skill.publication import Pin, Publication, PublicationAct, claim_refusal, place_of, served_refusal
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.engine.observer import CatalogueChanged, Observer

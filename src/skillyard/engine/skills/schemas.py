@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from skillyard.domain.skill.schema_verdict import SchemaVerdict
+from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.text import ends, first
 

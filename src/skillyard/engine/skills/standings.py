@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from skillyard.config.packages import PackagesSettings
 from skillyard.config.policy import TrustSettings
+from skillyard.domain.checks import MAX_PAGE
 from skillyard.domain.package.names import admits
-from skillyard.domain.paging import MAX_PAGE
 from skillyard.domain.principal import Principal
-from skillyard.domain.skill.approval import Standing
 from skillyard.domain.skill.skill import Skill, SkillSource
+from skillyard.domain.skill.trust import Standing
 from skillyard.engine.observer import ApprovalChanged, Observer
 from skillyard.ports.approvals import ApprovalStore
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import shape
-from skillyard.domain.ids import is_blob_id
 from skillyard.faces.cli.failures import Failure
 from skillyard.faces.cli.progress import transfer
 from skillyard.faces.cli.streams import decoded, read_stdin

@@ -9,8 +9,8 @@ from typing import Protocol
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound
-from skillyard.domain.ids import is_blob_id
 from skillyard.domain.principal import Principal
 from skillyard.faces.http import body, ranges
 from skillyard.faces.http.auth import principal_of

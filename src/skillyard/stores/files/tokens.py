@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from skillyard.domain.errors import InvalidInput, StoreFault, shape
-from skillyard.domain.principal import Principal
-from skillyard.domain.token import MAX_LENGTH, check_principal, check_token_value
+from skillyard.domain.principal import MAX_LENGTH, Principal, check_principal, check_token_value
 from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo
 from skillyard.stores.files.state_file import Stamp, StateFile

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret.entry import EVERYBODY, SecretEntry, SecretScope, SecretVersion
-from skillyard.domain.secret.secret import Delivery
+from skillyard.domain.secret import EVERYBODY, Delivery, SecretEntry, SecretScope, SecretVersion
 from skillyard.stores.seal.keys import Key
 
 FORMAT = 2

@@ -15,8 +15,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from skillyard.domain.errors import QuotaExceeded, SecretNotFound, StoreFault
-from skillyard.domain.secret.entry import EVERYBODY, MAX_SECRETS, Secret, SecretEntry, SecretScope, choose
-from skillyard.domain.secret.secret import Delivery, bound_hosts, check_secret_name, check_secret_value
+from skillyard.domain.secret import (
+    EVERYBODY,
+    MAX_SECRETS,
+    Delivery,
+    Secret,
+    SecretEntry,
+    SecretScope,
+    bound_hosts,
+    check_secret_name,
+    check_secret_value,
+    choose,
+)
 from skillyard.ports.clock import Clock
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.state_file import Stamp, StateFile

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from skillyard.domain.errors import InvalidInput, shown
-from skillyard.domain.skill.manifest_agent import FrontMatter, check_agent_skill
-from skillyard.domain.skill.manifest_name import GUIDE, check_name
-from skillyard.domain.skill.manifest_report import Problem, Report
+from skillyard.domain.skill.agent_skill import FrontMatter, check_agent_skill
+from skillyard.domain.skill.name import GUIDE, check_name
+from skillyard.domain.skill.report import Problem, Report
 from skillyard.domain.skill.skill import SkillFormat, SkillKind
 
 MANIFEST = """\

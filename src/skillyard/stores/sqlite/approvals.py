@@ -6,9 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 
-from skillyard.domain.paging import check_page
-from skillyard.domain.skill.approval import Approval, ApprovedPackages
-from skillyard.domain.unicode import check_unicode
+from skillyard.domain.checks import check_page, check_unicode
+from skillyard.domain.skill.trust import Approval, ApprovedPackages
 from skillyard.stores.sqlite.database import Database
 
 _COLUMNS = ", ".join(field.name for field in fields(Approval))

@@ -17,9 +17,11 @@ from skillyard.domain.skill.publication import (
     PublicationAct,
     PublicationEvent,
     PublicationLimits,
+    claim_refusal,
+    pin_refusal,
     place_of,
+    version_refusal,
 )
-from skillyard.domain.skill.publication_rules import claim_refusal, pin_refusal, version_refusal
 from skillyard.ports.publications import Inserted, Withdrawn
 
 COLUMNS = ", ".join(field.name for field in fields(Publication))

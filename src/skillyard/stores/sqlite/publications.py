@@ -6,11 +6,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Protocol
 
+from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import InvalidInput, SkillyardError
-from skillyard.domain.paging import check_page
 from skillyard.domain.skill.publication import Pin, Publication, PublicationEvent, PublicationLimits, place_of
 from skillyard.domain.skill.semver import newest_first
-from skillyard.domain.unicode import check_unicode
 from skillyard.ports.publications import Inserted, Withdrawn
 from skillyard.stores.sqlite import publication_rows as rows
 from skillyard.stores.sqlite.database import Database

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
-from skillyard.domain.paging import check_page
-from skillyard.domain.unicode import check_unicode
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunKind, RunRecord, RunStatus, check_status
 from skillyard.stores.sqlite.database import Database

@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 
-from skillyard.domain.paging import check_page
-from skillyard.domain.secret.event import SecretAct, SecretEvent
+from skillyard.domain.checks import check_page
+from skillyard.domain.secret import SecretAct, SecretEvent
 from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skillyard.domain.package.environment import SHOWN
-from skillyard.domain.package.lock_text import BadLock, parse_lock
+from skillyard.domain.package.environment import SHOWN, BadLock, parse_lock
 from skillyard.faces.cli.calls import Call, Given, add_calls
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import json_option, maybe, server_options

@@ -16,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.package.environment import Lock
-from skillyard.domain.package.lock_text import parse_lock
+from skillyard.domain.package.environment import Lock, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.ports.environments import BadEnvironment
 from skillyard.stores.archives import printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret import Secret
 
 
 class EnvironmentSecrets:

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.secret.entry import Secret
-from skillyard.domain.secret.secret import MAX_VALUE_BYTES
+from skillyard.domain.secret import MAX_VALUE_BYTES, Secret
 from skillyard.stores.seal.small_file import read_small
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret.entry import Secret, covers
-from skillyard.domain.secret.secret import Delivery, check_secret_name, check_secret_value
+from skillyard.domain.secret import Delivery, Secret, check_secret_name, check_secret_value, covers
 from skillyard.ports.secrets import SecretReader
 
 
@@ -19,7 +18,7 @@ class Binding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """``projects`` and ``skills`` (patterns as of a :class:`skillyard.domain.secret.entry.SecretScope`): none for all.
+    """``projects`` and ``skills`` (patterns as of a :class:`skillyard.domain.secret.SecretScope`): none for all.
     What comes out is fit for an environment variable, or it is a fault."""
 
     reader: SecretReader

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote, urlsplit
 
 from skillyard.domain.errors import InvalidInput, StoreFault
-from skillyard.domain.secret.entry import Secret
+from skillyard.domain.secret import Secret
 from skillyard.stores.seal.readers.vault_answer import MOST_BYTES, Answer, understand
 from skillyard.stores.seal.readers.vault_path import parse_template
 from skillyard.stores.seal.small_file import read_small

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.name import GUIDE
 from skillyard.domain.skill.publication import place_of
 from skillyard.domain.skill.semver import latest, newest_first
 from skillyard.domain.skill.skill import Finding

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from skillyard.domain.skill.agent_skill import AgentSkill, check_agent_skill, check_companion
 from skillyard.domain.skill.manifest import Manifest, check_manifest
-from skillyard.domain.skill.manifest_agent import AgentSkill, check_agent_skill, check_companion
-from skillyard.domain.skill.manifest_name import namespace_of
+from skillyard.domain.skill.name import namespace_of
 from skillyard.domain.skill.semver import is_version
 from skillyard.domain.skill.skill import Needs, Skill, SkillFile, SkillFormat, SkillKind
 from skillyard.stores.skills.tree import Tree

@@ -11,7 +11,7 @@ from typing import Any
 
 from skillyard.domain.skill.example import PATH, Example, check_examples
 from skillyard.domain.skill.manifest import Manifest, SchemaSource
-from skillyard.domain.skill.manifest_report import Path
+from skillyard.domain.skill.report import Path
 from skillyard.stores.skills.tree import Tree
 from skillyard.stores.skills.validation import schema
 from skillyard.stores.skills.validation.findings import Findings

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from skillyard.domain.package.script_metadata import ScriptMetadata, read_script_metadata
-from skillyard.domain.skill.manifest_needs import is_requirement, requirement_lines
+from skillyard.domain.skill.requirement import is_requirement, requirement_lines
 from skillyard.domain.skill.skill import Needs
 from skillyard.stores.skills.tree import Tree
 from skillyard.stores.skills.validation.findings import Findings

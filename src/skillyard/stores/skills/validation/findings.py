@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from skillyard.domain.skill.manifest_report import Path, Problem
+from skillyard.domain.skill.report import Path, Problem
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.validation.toml import line_at
 

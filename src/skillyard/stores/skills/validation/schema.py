@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from skillyard.domain.skill import schema_bounds
-from skillyard.domain.skill.manifest_report import Path
+from skillyard.domain.skill.report import Path
+from skillyard.domain.skill.schema import MAX_PATTERN, breaches, patterns_of, subschemas
 
 MAX_BYTES = 256 * 1024
 REMEMBERED_CHARACTERS = 4096
@@ -95,7 +95,7 @@ def _no_constant(name: str) -> Any:
 
 def complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
     """Yields the faults of a schema."""
-    for found in schema_bounds.breaches(schema):
+    for found in breaches(schema):
         yield Complaint("error", found.rule, found.message, found.path, served=found.rule != "schema-depth")
         if found.rule in ("schema-depth", "schema-large"):
             return
@@ -149,14 +149,14 @@ def _shown(path: Path) -> str:
 def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
     from skillyard.schemas import dialect
 
-    for path, node in schema_bounds.subschemas(schema):
+    for path, node in subschemas(schema):
         for key in _REFERENCES:
             target = node.get(key)
             if isinstance(target, str) and not target.startswith("#"):
                 message = f"{key} must stay within the schema ('#…'): nothing is fetched"
                 yield Complaint("error", "schema-reference", message, (*path, key))
-        for at, pattern in schema_bounds.patterns_of(node):
-            if len(pattern) <= schema_bounds.MAX_PATTERN and not dialect.is_pattern(pattern):
+        for at, pattern in patterns_of(node):
+            if len(pattern) <= MAX_PATTERN and not dialect.is_pattern(pattern):
                 message = f"the pattern of {len(pattern)} characters is not a regular expression, or too large a one"
                 yield Complaint("error", "schema-pattern", message, (*path, *at), served=True)
 

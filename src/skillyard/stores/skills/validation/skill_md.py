@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from skillyard.domain.skill.manifest_agent import FrontMatter
-from skillyard.domain.skill.manifest_report import Path
+from skillyard.domain.skill.agent_skill import FrontMatter
+from skillyard.domain.skill.report import Path
 from skillyard.stores.skills.validation.findings import Findings
 from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.domain.skill.manifest_report import Path
-from skillyard.domain.skill.toml_keys import MOST_PARTS, long_key
+from skillyard.domain.checks import MOST_PARTS, long_key
+from skillyard.domain.skill.report import Path
 
 MAX_BYTES = 256 * 1024
 

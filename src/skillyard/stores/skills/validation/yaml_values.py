@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from skillyard.domain.skill.manifest_report import Path
+from skillyard.domain.skill.report import Path
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 16

@@ -1,6 +1,7 @@
-"""Bounds on the size of a skill's schema: its writer chooses its cost, and others pay it.
+"""A skill's schema: the bounds on its size, and the result of a check.
 
-Looked at when a bundle is read, and again by whoever applies it: nothing above these bounds is ever applied.
+Its writer chooses its cost, and others pay it. The bounds are checked when a bundle is read and again before the schema
+is applied: nothing above them is ever applied.
 """
 
 from __future__ import annotations
@@ -9,21 +10,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MOST_ERRORS = 5
 Path = tuple[str | int, ...]
-
 MAX_DEPTH = 32
 MAX_SUBSCHEMAS = 5000
 MAX_PATTERNS = 100
 MAX_PATTERN = 1000
 MAX_AT_ONCE = 10_000
 """Subschemas that one value is held against, references followed."""
-
 VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords below which plain values stand."""
 NAMED = frozenset({"properties", "patternProperties", "$defs", "dependentSchemas", "definitions"})
 """Keywords below which subschemas stand by name."""
 _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 """Keywords whose subschemas are held against the very value that the schema itself is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVerdict:
+    """The result of one check. ``errors`` are the first few: the place in the value (keys and indexes), and the
+    message. ``unfit`` is the reason for which the schema could not be applied. Both hold foreign text, whole: secrets
+    have to be taken out before it is cut."""
+
+    errors: tuple[tuple[tuple[str | int, ...], str], ...] = ()
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rules on skill.toml and on the files that it names (skills-protocol §8)."""
+"""Rules on what a skill says of itself: skill.toml, SKILL.md and tests/examples.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def _mixed(id: str, meaning: str, mend: str) -> Rule:
     return Rule(id, "error", "error or warning", meaning, mend)
 
 
-RULES: tuple[Rule, ...] = (
+MANIFEST: tuple[Rule, ...] = (
     _mixed("toml", "skill.toml is not TOML.", "mend the line named; strings stand in quotes"),
     always("depth", "Tables are nested too deep.", "flatten them"),
     _mixed("required", "Something required is missing.", "add it"),
@@ -107,4 +107,61 @@ RULES: tuple[Rule, ...] = (
         "A schema's references multiply: one value meets too many subschemas; where it is served, runs fail.",
         "refer to each definition once",
     ),
+)
+"""On skill.toml and on the files that it names (skills-protocol §8)."""
+
+SKILL_MD: tuple[Rule, ...] = (
+    form("encoding", "SKILL.md is not UTF-8.", "save it as UTF-8"),
+    Rule(
+        "front-matter",
+        "error",
+        "error or warning",
+        "SKILL.md has no front matter, or it is never closed.",
+        "put name and description between two lines '---' at the start",
+    ),
+    Rule(
+        "yaml",
+        "error",
+        "error or warning",
+        "The front matter is no YAML, or uses anchors, tags or duplicate keys.",
+        "mend the line named; a value that holds ': ' stands in quotes",
+    ),
+    always(
+        "name-unusable",
+        "Neither the front matter nor the directory has a name that can be served.",
+        "name both alike, with lowercase letters, digits and hyphens",
+    ),
+    form("description-length", "The description is too long.", "keep what it does and when to use it"),
+    form(
+        "compatibility-length", "`compatibility` is empty or too long.", "say in a line what it needs, or leave it out"
+    ),
+    advice("hooks", "The front matter asks hosts to run commands by themselves.", "take it away: nothing runs here"),
+    advice(
+        "body-length",
+        "The instructions are longer than the specification advises.",
+        "move parts into references/, and say when to read them",
+    ),
+    advice("invisible", "A character is invisible to people and read by models.", "delete it"),
+    Rule(
+        "front-matter-name",
+        "warning",
+        "",
+        "The name in SKILL.md is a title, which Agent Skills hosts refuse.",
+        "write the last part of the skill's name, and the title as metadata.title",
+    ),
+)
+"""The Agent Skills specification, and the rules for a SKILL.md beside a skill.toml."""
+
+EXAMPLES: tuple[Rule, ...] = (
+    form("example-many", "There are too many examples.", "keep those that show something of their own"),
+    form("example-duplicate", "Two examples have the same name.", "name each after what it shows"),
+    form("example-file", "An example names a file that the skill has not.", "write its path from the skill's root"),
+    Rule(
+        "example-way",
+        "error or warning",
+        "warning",
+        "An example says twice, or not at all, what is to be run or expected.",
+        "see docs/skill-tests.md for what goes together",
+    ),
+    form("example-bytes", "The expected bytes are not hexadecimal.", "write them like 89504e47"),
 )

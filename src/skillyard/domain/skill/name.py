@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 
-from skillyard.domain.skill.manifest_report import Path, Report
+from skillyard.domain.skill.report import Path, Report
 
 MAX_BYTES = 200
 """A name becomes a directory's name (``/skills/<name>``), which the kernel bounds at 255 bytes."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.skill.manifest_name import is_servable
-from skillyard.domain.skill.manifest_report import Path, Problem, Report
+from skillyard.domain.skill.name import is_servable
+from skillyard.domain.skill.report import Path, Problem, Report
 from skillyard.domain.skill.semver import is_version
 
 MAX_NAME, MAX_DESCRIPTION, MAX_COMPATIBILITY = 64, 1024, 500

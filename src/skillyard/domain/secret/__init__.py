@@ -1,1 +1,0 @@
-"""Values of secrets: names, delivery and audit events."""
