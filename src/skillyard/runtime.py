@@ -1,5 +1,4 @@
-"""The composition root: settings in, a working runtime out. Only this file knows stores, and
-:mod:`skillyard.wiring` beside it backends."""
+"""A runtime in this process: settings in, every method out. :mod:`skillyard.wiring` makes what it stands on."""
 
 from __future__ import annotations
 
@@ -22,22 +21,12 @@ from skillyard.data_dir import DataDir
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
-from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.engine import Engine
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
 from skillyard.loop_thread import LoopThread
 from skillyard.ports.bundles import ArchiveForm
-from skillyard.secret_sources import make_secret_readers, make_secret_store
-from skillyard.skill_stores import make_skill_stores
-from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.files.blobs import LocalBlobs
-from skillyard.stores.files.environments import LocalEnvironments
-from skillyard.stores.files.tokens import FileTokens
-from skillyard.stores.sqlite.approvals import SqliteApprovals
-from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.records import SqliteRecords
-from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
-from skillyard.wiring import make_backends, make_gate, make_schema_pool
+from skillyard.wiring import at_rest, open_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,9 +64,8 @@ class Runtime(ProtocolMethods):
         self.settings = _settings(data_dir, tuple(map(Path, skills_dirs)), settings)
         self.data_dir = DataDir(self.settings.data_dir)
         self.principal = principal
-        self.clock = SystemClock()
-        self.tokens = FileTokens(self.data_dir.tokens, self.clock)
-        self.secrets = make_secret_store(self.settings.secrets, self.data_dir.home)
+        self._rest = at_rest(self.settings, self.data_dir)
+        self.clock, self.tokens, self.secrets = self._rest.clock, self._rest.tokens, self._rest.secrets
         self._backend = backend
         self._observer = observer
         self._app: App | None = None
@@ -108,7 +96,8 @@ class Runtime(ProtocolMethods):
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(self.data_dir.owned())
-            self._app = app = await self._assemble(stack)
+            ports = await open_ports(self.settings, self.data_dir, self._rest, stack, self._backend)
+            self._app = app = App(ports, _over(self.settings, self._backend), self._observer)
             stack.callback(self._forget)
             stack.push_async_callback(app.close)
             await app.start()
@@ -122,51 +111,6 @@ class Runtime(ProtocolMethods):
 
     def _forget(self) -> None:
         self._app = None
-
-    async def _assemble(self, stack: AsyncExitStack) -> App:
-        settings, places, ids = self.settings, self.data_dir, SystemIds()
-        database = await Database.open(places.database, durable=settings.records.durable)
-        stack.push_async_callback(database.close)
-        blobs = LocalBlobs(
-            database, places.blobs, self.clock, ids, limits=settings.blobs.limits, sync=settings.records.durable
-        )
-        await blobs.prepare()
-        stores = await make_skill_stores(settings, places, database)
-        stack.push_async_callback(stores.skills.close)
-        config: Sections = settings
-        gate = make_gate(settings, places.run)
-        schemas = make_schema_pool(settings)
-        stack.push_async_callback(schemas.close)
-        stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
-        if self._backend is None:
-            backends = make_backends(settings, places.run, gate)
-        else:
-            backends = {self._backend.name: self._backend}
-            policy = settings.policy.changed(isolation=self._backend.name, isolations=frozenset())
-            config = settings.model_copy(update={"policy": policy})
-        for backend in backends.values():
-            stack.push_async_callback(backend.close)
-        readers = make_secret_readers(settings.secrets)
-        for reader in readers:
-            stack.push_async_callback(reader.close)
-        ports = Ports(
-            backends=backends,
-            blobs=blobs,
-            skills=stores.skills,
-            records=SqliteRecords(database),
-            secrets=self.secrets,
-            secret_audit=SqliteSecretAudit(database),
-            approvals=SqliteApprovals(database),
-            publications=stores.publications,
-            bundles=stores.bundles,
-            clock=self.clock,
-            ids=ids,
-            environments=LocalEnvironments(places.environments, self.clock),
-            schemas=schemas,
-            gate=gate,
-            secret_readers=readers,
-        )
-        return App(ports, config, self._observer)
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The result of any method of the table. Raises what :func:`skillyard.engine.table.invoke` raises."""
@@ -347,6 +291,14 @@ def _settings(
     if data_dir is not None or skills_dirs:
         raise InvalidInput("settings", "must not be given beside data_dir or skills_dirs")
     return settings
+
+
+def _over(settings: Settings, backend: Backend | None) -> Sections:
+    """Returns the settings; with a policy of ``backend`` alone where it takes the place of theirs."""
+    if backend is None:
+        return settings
+    policy = settings.policy.changed(isolation=backend.name, isolations=frozenset())
+    return settings.model_copy(update={"policy": policy})
 
 
 def _end(size: int, offset: int, length: int | None) -> int:

@@ -28,10 +28,10 @@ from skillyard.engine.skills.publishing import Published, Publisher
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import Standings
 from skillyard.engine.tasks import Tasks
-from skillyard.skill_stores import SkillStores, make_skill_stores
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
+from skillyard.wiring import SkillStores, make_skill_stores
 from tests.bundles import skill_files, tar
 from tests.crash.dies_at import Deadly, die
 

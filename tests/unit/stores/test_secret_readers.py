@@ -19,11 +19,11 @@ from skillyard.config.secrets import SecretSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Delivery
 from skillyard.ports.secrets import SecretReader
-from skillyard.secret_sources import make_secret_readers
 from skillyard.stores.seal.readers.environment import EnvironmentSecrets
 from skillyard.stores.seal.readers.files import FileSecrets
 from skillyard.stores.seal.readers.narrowed import Narrowed
 from skillyard.stores.seal.readers.vault import VaultPlace, VaultSecrets
+from skillyard.wiring import make_secret_readers
 from tests.unit.stores.vault_server import FakeVault, Version, of, reply, speaking
 
 pytestmark = pytest.mark.anyio

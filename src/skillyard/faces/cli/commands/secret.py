@@ -232,10 +232,10 @@ def _local_secrets(data_dir: Path | None) -> Iterator[_LocalSecrets]:
     from skillyard.config.settings import load_settings
     from skillyard.data_dir import DataDir
     from skillyard.engine.secrets.book import SecretBook
-    from skillyard.secret_sources import make_secret_store
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.sqlite.database import Database
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+    from skillyard.wiring import make_secret_store
 
     places = DataDir(data_dir or default_data_dir())
     settings = load_settings(data_dir=places.home)
