@@ -1,1 +1,4 @@
-"""The gate: the one process through which sandboxes reach what their policy allows, and its client in the server."""
+"""The gate: the process through which sandboxes reach what their policy allows.
+
+Its client in the server is here too.
+"""

@@ -1,4 +1,4 @@
-"""Hosts and ports as protocols write them, addresses of sockets, and the addresses of this host."""
+"""Hosts and ports in protocols, addresses of sockets, and addresses of this host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _READ = 1 << 16
 
 
 def parse_host(text: str) -> Host | None:
-    """Returns a canonical name or an IPv4 address; None for userinfo, trailing dots, other alphabets and odd forms."""
+    """Returns a canonical name or an IPv4 address, or None.
+
+    None stands for userinfo, trailing dots, other alphabets and odd forms."""
     address = parse_address(text)
     return address if isinstance(address, ipaddress.IPv4Address) else canonical_name(text)
 
@@ -43,9 +45,9 @@ def parse_port(text: str) -> int | None:
 
 
 def parse_host_port(text: str, default: int | None = None) -> tuple[Host, int] | None:
-    """Returns host and port of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT`` (RFC 3986 §3.2 without userinfo), or None.
+    """Returns host and port of ``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``, or None.
 
-    The port may be left out where there is a default."""
+    This is the form of RFC 3986 §3.2 without userinfo. The port may be left out where there is a default."""
     host: Host | None
     port: str | None
     if match := _BRACKETED.fullmatch(text):
@@ -68,7 +70,9 @@ def plain(address: Address) -> Address:
 
 
 def endpoint(name: Any) -> tuple[Address, int]:
-    """Returns address and port of a socket name as getsockname(2) gives it for the internet families."""
+    """Returns address and port of a socket name of the internet families.
+
+    The name is as getsockname(2) gives it."""
     host, port = name[0], name[1]
     if ":" not in host:
         return ipaddress.IPv4Address(host), port
@@ -76,9 +80,10 @@ def endpoint(name: Any) -> tuple[Address, int]:
 
 
 class OwnAddresses:
-    """The addresses of this host, read again when the kernel says that they changed (rtnetlink(7)).
+    """The addresses of this host.
 
-    Raises OSError where the kernel does not say: the floor needs them."""
+    They are read again when the kernel says that they changed (rtnetlink(7)). Raises OSError where the kernel does
+    not say: the floor needs them."""
 
     def __init__(self) -> None:
         self._news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)

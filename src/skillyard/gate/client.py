@@ -1,4 +1,4 @@
-"""The gate as the server sees it: a process that is started at the first need and again when it died."""
+"""The server's gate: a process that starts at the first need, and again when it died."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ PROXY_ENV: Mapping[str, str] = MappingProxyType(
 
 
 class ProcessGate:
-    """The :class:`~skillyard.ports.gate.Gate`. ``directory`` (made, 0700) is for files that sandboxes are shown;
-    ``uid`` whose process the gate is when we are root; ``ca_file`` further certificates to trust real servers by."""
+    """Implements :class:`~skillyard.ports.gate.Gate` with a process.
+
+    ``directory`` (made, 0700) holds files that are shown to sandboxes; ``uid`` is the user that the gate of a server
+    of root becomes; ``ca_file`` has further certificates to trust real servers by."""
 
     def __init__(self, directory: Path, *, uid: int, ca_file: Path | None = None) -> None:
         self._trust = TrustFiles(directory, ca_file)
@@ -56,8 +58,10 @@ class ProcessGate:
         await self._linked()
 
     async def start(self) -> Mapping[str, Any]:
-        """Have the process ready, which the first session does otherwise. What it says of its walls: ``uid``,
-        ``landlock`` (version, 0 without), ``descriptors``, ``missing`` (texts). Raises GateFault."""
+        """Starts the process ahead of the first session; returns facts about its walls.
+
+        Raises GateFault. The facts are ``uid``, ``landlock`` (version, 0 without), ``descriptors`` and ``missing``
+        (texts)."""
         return (await self._linked()).facts
 
     async def open(self, key: str, plan: EgressPlan) -> ProcessSession:
@@ -81,8 +85,9 @@ class ProcessGate:
         return session
 
     def _opened_at_once(self, id: str, link: Link, request: Mapping[str, Any]) -> ProcessSession:
-        """Nothing of the answer is needed: it is asked for with the first thing that the session needs, since each
-        message wakes the gate. A gate that does not open the session refuses the sockets of its sandbox."""
+        """Opens a session with its first request, since each message wakes the gate.
+
+        Nothing of the answer is needed. A gate that does not open the session refuses the sockets of its sandbox."""
         if not link.alive:
             raise GateFault(f"the gate is gone: {link.why}")
         session = self._sessions[id] = ProcessSession(id, link, None, self._trust, self._forget, request)
@@ -129,7 +134,7 @@ class ProcessGate:
 
 
 class ProcessSession:
-    """The :class:`~skillyard.ports.gate.GateSession`."""
+    """Implements :class:`~skillyard.ports.gate.GateSession`."""
 
     def __init__(
         self,
@@ -143,7 +148,7 @@ class ProcessSession:
         self._id = id
         self._link = link
         self._unopened = unopened
-        """What the gate has yet to be told, to open the session."""
+        """The request that opens the session, until it is sent."""
         self._mount = mount
         self._trust = trust
         self._forget = forget
@@ -165,8 +170,10 @@ class ProcessSession:
         return () if self._mount is None else (self._mount,)
 
     async def plug(self, sockets: Sequence[socket.socket]) -> None:
-        """``sockets`` are the gate's, or closed. They listen already, so that nobody waits for it to say that it has
-        them: what it does not take it closes, which refuses connections, and the log says why. Raises GateFault."""
+        """Gives ``sockets`` to the gate, without waiting until it has them: they listen already.
+
+        The gate closes sockets that it does not take, which refuses connections, and the log says why. Raises
+        GateFault."""
         posted = self._link.post(self._message("plug"), sockets)
         posted.add_done_callback(self._plugged)
         if self._link.behind:  # our copies may be closed when this returns
@@ -225,5 +232,5 @@ def _told_in_the_log(text: str) -> None:
 
 
 def _and(log: NetworkLog, befell: str) -> NetworkLog:
-    """``log``, and what befell the gate itself."""
+    """Returns ``log`` with an event of the gate itself."""
     return NetworkLog((*log.connections, Connection("gate", "", 0, False, "gate", "", befell, 1)), log.dropped)

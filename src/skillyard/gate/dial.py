@@ -1,4 +1,4 @@
-"""Looking names up and dialling addresses, without one session being able to hold up another."""
+"""Looks up names and dials addresses; no session holds up another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAD_START_S = 0.25
 
 
 class Dialer:
-    """``own`` gives the host's own addresses."""
+    """Resolves and dials; ``own`` gives the host's own addresses."""
 
     def __init__(self, own: Callable[[], Collection[Address]]) -> None:
         self.own = own
@@ -39,7 +39,7 @@ class Dialer:
         self._learning: asyncio.Future[frozenset[ipaddress.IPv6Network] | None] | None = None
 
     async def resolve(self, session: str, name: str, within: float) -> Sequence[Address]:
-        """The addresses of ``name``, in the host's order of preference. Raises Unreachable."""
+        """Returns the addresses of ``name``, in the host's order of preference. Raises Unreachable."""
         turn = self._waiting.setdefault(session, asyncio.Semaphore(_AT_ONCE))
         loop = asyncio.get_running_loop()
         try:
@@ -53,8 +53,9 @@ class Dialer:
             raise TimedOut(f"{name} cannot be looked up within {within:g} s") from None
 
     async def learn_nat64(self, within: float) -> None:
-        """Asks the host's name servers for the prefix of a NAT64 (RFC 7050). It does so before an IPv6 address is
-        judged. Raises TimedOut while they have not answered."""
+        """Asks the host's name servers for the prefix of a NAT64 (RFC 7050).
+
+        That comes before an IPv6 address is judged. Raises TimedOut while they have not answered."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._learnt_at + _NAT64_S:
             return
@@ -81,8 +82,9 @@ class Dialer:
         self._waiting.pop(session, None)
 
     async def dial(self, addresses: Sequence[Address], port: int, within: float) -> tuple[socket.socket, Address]:
-        """A connected socket and its peer: these very addresses, the next a little after one that is slow.
-        Raises Unreachable."""
+        """Returns a socket that is connected to one of these very addresses, and its peer.
+
+        The next address is tried a little after one that is slow. Raises Unreachable."""
         try:
             async with asyncio.timeout(within):
                 if len(addresses) == 1:
@@ -95,7 +97,7 @@ class Dialer:
 
 
 async def _race(addresses: Sequence[Address], port: int) -> tuple[socket.socket, Address]:
-    """The first that answers. Raises the first one's OSError when none does."""
+    """Returns the first connection. Raises the first one's OSError when there is none."""
     racing: dict[asyncio.Task[socket.socket], Address] = {}
     first: OSError | None = None
     waiting = list(addresses)

@@ -1,5 +1,7 @@
-"""Programs that know no proxy: whatever address they dial, the sandbox's kernel brings them here, and the accepted
-socket's own name is the address that they meant."""
+"""Serves programs that know no proxy, whatever address they dial.
+
+The sandbox's kernel brings them here, and the accepted socket's own name is the address that they dialled.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from skillyard.gate.session import Session
 VIA = "direct"
 _MOST_WORDS = 1 << 16
 _GRACE_S = 0.5
-"""For the first words of a client that is refused: most speak at once, and one that waits for the server to speak is
-not kept waiting."""
+"""Time for the first bytes of a refused client: most speak at once, and one that waits for the server must not wait."""
 
 
 async def serve(session: Session, client: Stream) -> None:
+    """Serves one connection. Raises as streams do, and Failure once the client was told."""
     address, port = client.local
     try:
         upstream = await session.reach(VIA, address, port)
@@ -33,7 +35,9 @@ async def serve(session: Session, client: Stream) -> None:
 
 
 async def _tell(session: Session, client: Stream, port: int, failure: Failure) -> None:
-    """On the ports of the web in the client's own protocol, once it has said something; else by a reset at once."""
+    """Tells a client of the refusal.
+
+    On the ports of the web it is told in its own protocol, once it has spoken; others are reset at once."""
     if port not in (TLS_PORT, HTTP_PORT):
         client.reset()
         return

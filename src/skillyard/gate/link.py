@@ -1,4 +1,7 @@
-"""The server's connection to one process of the gate: requests with answers, and its own reports."""
+"""The server's connection to one process of the gate.
+
+It carries requests with answers, and reports of the gate's own.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ from skillyard.own_process import start_own
 _PROGRAM = "skillyard.gate.process"
 _NEEDS = ("skillyard", "h11", "cryptography")
 _ENVIRONMENT = {"LANG": "C.UTF-8", "LOCALDOMAIN": "."}
-"""No search list (resolv.conf(5)): the name that is looked up is the one that was judged, not ``wiki.corp.example``
-for ``wiki``, which rules for ``corp.example`` do not meet."""
+"""Without a search list (resolv.conf(5)): a lookup of ``wiki`` must not find ``wiki.corp.example``, which was not
+judged."""
 _START_BOUND_S = 20.0
 _END_BOUND_S = 5.0
 _ENDED = "its process ended"
@@ -91,9 +94,9 @@ class Link:
         return answer["ok"]
 
     def post(self, message: Header, sockets: Sequence[socket.socket] = ()) -> asyncio.Future[Header]:
-        """Returns a future of the answer, ``ok`` or ``error``; it fails with GateFault when the gate ends before.
+        """Returns a future of the answer, ``ok`` or ``error``.
 
-        ``sockets`` are given away. Raises GateFault."""
+        It fails with GateFault when the gate ends before. ``sockets`` are given away. Raises GateFault."""
         number = next(self._numbers)
         future: asyncio.Future[Header] = self._loop.create_future()
         self._asked[number] = future

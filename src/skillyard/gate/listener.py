@@ -1,4 +1,4 @@
-"""The sockets that listen inside one session's sandbox, and the connections that they accept."""
+"""The sockets that listen inside one session's sandbox, and their connections."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class Listeners:
 
 
 async def serve_proxy(session: Session, client: Stream) -> None:
-    """Serves HTTP and SOCKS, told apart by the first byte. Raises as both do, after the client was told."""
+    """Serves HTTP and SOCKS, told apart by the first byte.
+
+    Raises as both do, after the client was told."""
     async with asyncio.timeout(session.limits.idle_s):  # some programs connect ahead
         first = await client.read()
     client.unread(first)

@@ -1,5 +1,7 @@
-"""What a session's record says of its connections: kinds, counted, so that no flood makes it long or hides what
-was reached."""
+"""The log of a session's connections, counted by kind.
+
+No flood makes it long or hides a connection that was made.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from skillyard.domain.network.session import MOST_REASON, Connection, NetworkLog
 
 MOST_KINDS = 200
 _MOST_ALONE = 180
-"""Kinds that have a place of their own; connections of others on which something was reached are put together."""
+"""Kinds with a place of their own; further connections that reached something are put together."""
 _MOST_REFUSED = 150
-"""Kinds of refusals, which cost a program nothing to make: what it reached must not be pushed out by them."""
+"""Kinds of refusals: they cost a program nothing and must not push out connections that were made."""
 TOGETHER = "of kinds beyond what a record holds one by one"
 
 _Key = tuple[str, str, int, bool, str, str, str, tuple[str, ...]]
@@ -25,13 +27,13 @@ class Log:
         self.changed = False
 
     def add(self, one: Connection) -> None:
-        """Count ``one``, which is not kept."""
+        """Counts ``one``, which is not kept."""
         self.changed = True
         if not _merge(self._kinds, one):
             self._dropped += one.count
 
     def snapshot(self, live: Iterable[Connection] = ()) -> NetworkLog:
-        """With the connections that are not over."""
+        """Returns the log with ``live`` connections, which are not over."""
         kinds = {key: replace(kind) for key, kind in self._kinds.items()}
         dropped = self._dropped + sum(one.count for one in live if not _merge(kinds, one))
         return NetworkLog(tuple(kinds.values()), dropped)

@@ -1,4 +1,4 @@
-"""The gate's own process: it does what its server asks, has no other right, and ends with its server."""
+"""The gate's own process: it does what its server asks, and ends with its server."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _TELL_S = 1.0
 
 
 def main(config: dict[str, Any]) -> None:
-    """Runs the gate. ``config`` has ``channel``, the descriptor of one end of a connected Unix socket; ``uid``, the
-    user that a process of root becomes; ``read``, Python's directories."""
+    """Runs the gate.
+
+    ``config`` has ``channel``, the descriptor of one end of a connected Unix socket; ``uid``, the user that a process
+    of root becomes; ``read``, Python's directories."""
     channel = socket.socket(fileno=config["channel"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, meant for the server, which drains first
     descriptors = raise_descriptors()
@@ -44,7 +46,9 @@ def main(config: dict[str, Any]) -> None:
 
 
 def _load_lazily_imported() -> None:
-    """Imports now what a lookup, a certificate or a traceback imports later, when our files may be out of reach."""
+    """Imports modules that lookups, certificates and tracebacks would import later.
+
+    Our files may be out of reach then."""
     import encodings.idna
     import encodings.latin_1  # noqa: F401
 
@@ -81,7 +85,9 @@ class Service:
         self._channel.send(message)
 
     def report_fault(self, fault: BaseException) -> None:
-        """Reports an unforeseen fault for the server's log, without anything that a connection carried."""
+        """Reports an unforeseen fault for the server's log.
+
+        Nothing that a connection carried is in it."""
         trace, where = fault.__traceback__, ""
         while trace is not None:
             where = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
@@ -162,7 +168,9 @@ class Service:
 
 @lru_cache(2)
 def _verifying(trusted: str) -> ssl.SSLContext:
-    """Returns the context that verifies servers; reading the system's certificates takes tens of milliseconds."""
+    """Returns the context that verifies servers.
+
+    Reading the system's certificates takes tens of milliseconds."""
     return upstream_context(trusted)
 
 

@@ -1,4 +1,4 @@
-"""One run's session in the gate's process: what it may reach, what it reached, and what is under way."""
+"""One run's session in the gate's process: its policy, its connections and its log."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MOST_NAMES = 8192
 
 
 class Session:
-    """Reaches servers within ``policy``, which :meth:`change` replaces, and logs each connection.
+    """Reaches servers within a policy and logs each connection.
 
-    ``interception`` is there when there are secrets at the gate."""
+    :meth:`change` replaces ``policy``. ``interception`` is there when there are secrets at the gate."""
 
     def __init__(self, id: str, plan: EgressPlan, dialer: Dialer, interception: Interception | None = None) -> None:
         self.id = id
@@ -108,7 +108,9 @@ class Session:
         return upstream
 
     def refuse(self, via: str, host: str, port: int, reason: str, layer: str = "held", rule: str = "") -> Refused:
-        """Logs a refusal before anything was reached, such as of a malformed request. Returns the error to raise."""
+        """Logs a refusal before anything was reached, such as of a malformed request.
+
+        Returns the error to raise."""
         self.note(via, host, port, Decision(False, layer, rule, reason))
         return Refused(reason)
 
@@ -168,7 +170,9 @@ class _Judged(Failure):
 
 
 class SyntheticAddresses:
-    """Gives each name one address for the life of a session: programs keep addresses beyond any time to live."""
+    """Gives each name one address for the life of a session.
+
+    Programs keep addresses beyond any time to live."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, ipaddress.IPv4Address] = {}

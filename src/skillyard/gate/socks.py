@@ -1,4 +1,7 @@
-"""SOCKS5 (RFC 1928): connections by name or address, without authentication. Nothing else of it, and no SOCKS4."""
+"""SOCKS5 (RFC 1928), without authentication: connections by name or address.
+
+There is no other command, and no SOCKS4.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from skillyard.gate.session import Session
 
 VIA = "socks5"
 VERSIONS = (4, 5)
-"""The first byte of what a client of SOCKS says."""
+"""The first byte of a SOCKS client."""
 _NO_AUTHENTICATION, _NONE_OF_THEM = b"\x05\x00", b"\x05\xff"
 _CONNECT = 1
 _COMMANDS = {2: "BIND", 3: "UDP ASSOCIATE"}
@@ -25,11 +28,11 @@ _SOCKS4_REJECTED = b"\x00\x5b" + bytes(6)
 
 
 class _Gone(Exception):
-    """The client ended before it had said what it wants."""
+    """The client ended before it had sent its request."""
 
 
 class _Denied(Refused):
-    """``code`` is the reply's (RFC 1928 §6); ``host`` and ``port`` as far as they are known."""
+    """A refusal with ``code``, the reply's (RFC 1928 §6), and the target as far as it is known."""
 
     def __init__(self, code: int, reason: str, host: str = "", port: int = 0) -> None:
         super().__init__(reason)
@@ -37,7 +40,7 @@ class _Denied(Refused):
 
 
 async def serve(session: Session, client: Stream) -> None:
-    """Returns when the connection is over; raises what streams raise, and Failure once the client was told."""
+    """Serves one connection. Raises as streams do, and Failure once the client was told."""
     try:
         async with asyncio.timeout(session.limits.header_s):
             host, port = await _asked(client)
@@ -64,7 +67,7 @@ async def serve(session: Session, client: Stream) -> None:
 
 
 async def _asked(client: Stream) -> tuple[Host, int]:
-    """What the client wants to reach. Raises _Gone and _Denied."""
+    """Returns the target that the client asks for. Raises _Gone and _Denied."""
     version = (await _exactly(client, 1))[0]
     if version != 5:
         raise _Denied(-1, "SOCKS4, which is not spoken here: use SOCKS5 (socks5h)")
@@ -89,7 +92,7 @@ async def _asked(client: Stream) -> tuple[Host, int]:
 
 
 async def _host(client: Stream, kind: int) -> tuple[str, Host | None]:
-    """As it may be logged, and as it is meant."""
+    """Returns the host as the log shows it, and the host to reach."""
     if kind == _IPV4:
         address: Host = ipaddress.IPv4Address(await _exactly(client, 4))
         return str(address), address
@@ -115,7 +118,7 @@ async def _exactly(client: Stream, count: int) -> bytes:
 
 
 def _reply(code: int) -> bytes:
-    """The bound address is nobody's business (RFC 1928 §6 wants one in its place)."""
+    """Returns a reply; it never tells the bound address, for which RFC 1928 §6 has a place."""
     return bytes([5, code, 0, _IPV4]) + bytes(6)
 
 

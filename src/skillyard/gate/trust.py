@@ -1,5 +1,8 @@
-"""The certificates that programs in a sandbox trust: the host's, the operator's, and their session's authority, in one
-file that the server writes, a sandbox has read-only, and goes with the session."""
+"""The certificates that programs in a sandbox trust.
+
+They are the host's, the operator's and their session's authority. The server writes them to one file for each
+session, which the sandbox has read-only.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,10 @@ TRUST_ENV: Mapping[str, str] = dict.fromkeys(_NAMED_BY, TRUST_FILE)
 
 
 class TrustFiles:
-    """``directory`` becomes this server's alone (0700); what a crashed one left in it is removed. ``ca_file`` are
-    further certificates that the operator trusts (PEM)."""
+    """Keeps the files of sessions in ``directory``, which becomes this server's alone (0700).
+
+    Files that a crashed server left are removed. ``ca_file`` has further certificates that the operator trusts (PEM).
+    """
 
     def __init__(self, directory: Path, ca_file: Path | None = None) -> None:
         self._directory = directory
@@ -55,7 +60,7 @@ class TrustFiles:
             left.unlink(missing_ok=True)
 
     def write(self, authority: bytes) -> Mount:
-        """A file with ``authority`` (PEM) in it, which never changes. Raises OSError."""
+        """Writes a file with ``authority`` (PEM) in it, which never changes. Raises OSError."""
         path = self._directory / f"{token_hex(16)}{_SUFFIX}"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o400)
         try:
@@ -68,13 +73,13 @@ class TrustFiles:
         return Mount(path, TRUST_FILE)
 
     def remove(self, mount: Mount) -> None:
-        """Idempotent. A sandbox that still has it keeps it."""
+        """Removes a session's file; a sandbox that still has it keeps it. Idempotent."""
         with contextlib.suppress(OSError):
             mount.source.unlink()
 
 
 def system_certificates() -> bytes:
-    """The host's, in PEM; empty where it keeps none in a usual place."""
+    """Returns the host's certificates in PEM; none where it keeps none in a usual place."""
     for path in (ssl.get_default_verify_paths().cafile, *_BUNDLES):
         if path is not None:
             with contextlib.suppress(OSError):
@@ -83,13 +88,17 @@ def system_certificates() -> bytes:
 
 
 def operators(ca_file: Path | None) -> bytes:
-    """The operator's, read each time: a file that is replaced counts for the next session. Raises OSError."""
+    """Returns the operator's certificates.
+
+    They are read each time: a replaced file counts for the next session. Raises OSError."""
     return b"" if ca_file is None else ca_file.read_bytes()
 
 
 def upstream_context(ca_pem: str = "") -> ssl.SSLContext:
-    """What real servers are verified with: their name, against the host's certificates and ``ca_pem``; TLS 1.2 or
-    later, HTTP/1.1 only. Raises ssl.SSLError for what is no PEM."""
+    """Returns the context that verifies real servers and their names.
+
+    It trusts the host's certificates and ``ca_pem``. It speaks TLS 1.2 or later and HTTP/1.1 only. Raises
+    ssl.SSLError for anything but PEM."""
     context = ssl.create_default_context()
     context.hostname_checks_common_name = False
     context.minimum_version = ssl.TLSVersion.TLSv1_2

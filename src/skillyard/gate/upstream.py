@@ -1,4 +1,7 @@
-"""The gate's connections to servers, the sandbox's connections that they serve, and what both use of the limits."""
+"""The gate's connections to servers, and the sandbox's connections that they serve.
+
+Both are counted against the session's limits.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,9 @@ class Upstream(Stream):
         return self.usage.limits
 
     def refuse(self, reason: str, layer: str = "held", rule: str = "") -> Refused:
-        """Ends it because of what was said on it. Returns the error to raise; the log shows it as refused."""
+        """Ends it because of what was said on it.
+
+        Returns the error to raise; the log shows it as refused."""
         self.note.allowed, self.note.layer, self.note.rule, self.note.reason = False, layer, rule, reason
         self.reset()
         return Refused(reason)

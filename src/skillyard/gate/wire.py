@@ -1,4 +1,4 @@
-"""Plans, policies and logs as what a message holds. Rules go as they were written."""
+"""Plans, policies and logs as messages hold them. Rules go as they were written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def policy_out(policy: Policy) -> dict[str, Any]:
 
 
 def policy_in(told: dict[str, Any]) -> Policy:
-    """Raises InvalidInput."""
+    """Returns the policy of a message. Raises InvalidInput."""
     hosts = {name: tuple(map(ipaddress.ip_address, addresses)) for name, addresses in told["hosts"].items()}
     nat64 = tuple(map(ipaddress.IPv6Network, told["nat64"]))
     return Policy(tuple(Layer(name, _rules(texts)) for name, texts in told["layers"]), hosts, nat64)
@@ -39,7 +39,7 @@ def plan_out(plan: EgressPlan) -> dict[str, Any]:
 
 
 def plan_in(told: dict[str, Any]) -> EgressPlan:
-    """Raises InvalidInput."""
+    """Returns the plan of a message. Raises InvalidInput."""
     secrets = tuple(GateSecret(name, holder, value, _rules(hosts)) for name, holder, value, hosts in told["secrets"])
     return EgressPlan(policy_in(told["policy"]), EgressLimits(**told["limits"]), secrets)
 

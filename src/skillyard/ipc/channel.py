@@ -48,7 +48,9 @@ class Channel:
         return bool(self._out)
 
     def send(self, header: Header, body: bytes = b"", sockets: Sequence[socket.socket] = ()) -> None:
-        """Sends a frame. ``sockets`` are given away: closed here once they are sent, or never will be."""
+        """Sends a frame.
+
+        ``sockets`` are given away: closed here once they are sent, or never will be."""
         if not self.alive:
             close_all(sockets)
             return

@@ -94,7 +94,7 @@ class _Piece:
 
 
 class Outbox:
-    """Bytes that a non-blocking socket has yet to send, and the sockets beside them, which are closed here.
+    """Bytes that a non-blocking socket has yet to send, and the sockets beside them.
 
     They are closed when they are sent and when they are dropped."""
 

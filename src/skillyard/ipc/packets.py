@@ -1,6 +1,6 @@
-"""Packets between keeper, zygote and init: one JSON object and descriptors each, over SOCK_SEQPACKET.
+"""Packets between keeper, zygote and init, over SOCK_SEQPACKET.
 
-This module is shown inside sandboxes: it imports nothing of ours.
+Each is one JSON object, perhaps with descriptors. This module is shown inside sandboxes: it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Sends a message. Raises ValueError for one that no packet holds, OSError when the other end is gone."""
+    """Sends a message.
+
+    Raises ValueError for one that no packet holds, OSError when the other end is gone."""
     send_raw(sock, json.dumps(message, separators=(",", ":")).encode(), fds)
 
 
@@ -41,7 +43,7 @@ def send_some(sock: socket.socket, data: bytes | bytearray, fds: Sequence[int]) 
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Returns the next message of the keeper and its descriptors (close-on-exec), None at the end."""
+    """Returns the keeper's next message and its descriptors (close-on-exec), None at the end."""
     got = receive_raw(sock)
     return None if got is None else (json.loads(got[0]), got[1])
 

@@ -1,7 +1,7 @@
-"""The strict reader of messages from a process that foreign packages, programs or servers have been in.
+"""The strict reader of messages from processes that may be hostile.
 
-It bounds the length first, then asks for an object; descriptors that nobody asked for are closed. Its caller holds the
-fields to their forms.
+Foreign packages, programs or servers have been in them. The reader bounds the length first, then asks for an object,
+and closes descriptors that are not expected. Its caller holds the fields to their forms.
 """
 
 from __future__ import annotations

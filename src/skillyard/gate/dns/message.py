@@ -1,4 +1,4 @@
-"""Questions to a name server and their answers (RFC 1035 §4, RFC 6891): a strict reader of the little that is asked."""
+"""Questions to a name server and their answers (RFC 1035 §4, RFC 6891), read strictly."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _MOST_NAME = 255
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``name`` is canonical, None for what is no host name; ``ours`` whether it is of the internet's class; ``error``
-    why it cannot be answered. ``text`` is the question as it came."""
+    """One question.
+
+    ``name`` is canonical, None for anything but a host name; ``ours`` says whether it is of the internet's class;
+    ``error`` is the code of an answer without content; ``text`` is the question as it came."""
 
     id: int
     flags: int
@@ -36,7 +38,9 @@ class Question:
 
 
 def read_question(message: bytes) -> Question | None:
-    """None for what nobody is to answer: what is too short, or an answer itself."""
+    """Returns a question, None for a message that needs no answer.
+
+    Such a message is too short, or an answer itself."""
     if len(message) < _HEADER.size:
         return None
     id_, flags, questions, answers, authorities, additional = _HEADER.unpack_from(message)
@@ -59,7 +63,9 @@ def read_question(message: bytes) -> Question | None:
 
 
 def _name(message: bytes, start: int) -> tuple[str | None, int] | None:
-    """The name at ``start`` and where it ends. A question has no pointers: there is nothing before it to point to."""
+    """Returns the name at ``start`` and where it ends.
+
+    A question has no pointers: nothing precedes it."""
     labels, at = [], start
     while True:
         if at >= len(message) or at - start >= _MOST_NAME:
@@ -77,7 +83,7 @@ def _name(message: bytes, start: int) -> tuple[str | None, int] | None:
 
 
 def _edns_error(record: bytes) -> int:
-    """Of the one record that may follow a question (RFC 6891 §6.1.2)."""
+    """Returns the error of the one record that may follow a question (RFC 6891 §6.1.2)."""
     if len(record) < 11 or record[0] != 0:
         return FORMERR
     kind, _, _, version, _, length = struct.unpack_from("!HHBBHH", record, 1)
@@ -87,7 +93,7 @@ def _edns_error(record: bytes) -> int:
 
 
 def write_answer(question: Question, code: int, address: ipaddress.IPv4Address | None = None) -> bytes:
-    """``address`` answers a question for A."""
+    """Returns an answer; ``address`` answers a question for A."""
     flags = _QUERY | (question.flags & (0x7800 | _WANTED)) | _AVAILABLE | (code & 15)
     answers = 0 if address is None else 1
     head = _HEADER.pack(question.id, flags, 1 if question.text else 0, answers, 0, int(question.edns))

@@ -74,7 +74,7 @@ class Names:
         return known
 
     def _refuse(self, name: str | None) -> None:
-        shown, reason = name or _OTHERS, "this is no host name"
+        shown, reason = name or _OTHERS, "this is not a valid host name"
         if name is not None:
             if name not in self._refused and len(self._refused) >= _MOST_LOGGED:
                 shown, reason = _OTHERS, "no rule allows them"  # without the policy: questions come in floods
@@ -130,7 +130,7 @@ class Datagrams:
     def _answer(self, message: bytes, ancillary: list[tuple[int, int, bytes]], sender: object) -> None:
         answer = self._names.answer(message)
         if answer is not None:
-            with contextlib.suppress(OSError):  # who asks too fast misses answers
+            with contextlib.suppress(OSError):  # a program that asks too fast misses answers
                 self._sock.sendmsg([answer], _from_there(ancillary), 0, sender)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""What the messages of an HTTP connection are held to beside their host: that placeholders go nowhere where they would
-not be replaced, and on the connections that the gate ends TLS for, that values come back to nobody.
+"""Rules for the content of HTTP messages.
 
-No input or output; one object a connection, asked about one exchange after the other.
+Placeholders go nowhere unreplaced, and values come back to nobody. The rules do no input or output. One object serves
+one connection, one exchange after the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from skillyard.gate.http.mask import Masker, Masks
 from skillyard.gate.http.placeholder import Headers, Placeholders, Scanner, in_body
 
 MOST_HELD = 1 << 16
-"""Bytes of an answer whose length is said first that are held, so that its length can be said anew."""
+"""Bytes that are held of an answer with an announced length, so that a new length can be announced."""
 
 _PLAIN = frozenset({b"", b"identity"})
 Part = h11.Data | h11.EndOfMessage
@@ -25,25 +25,27 @@ Answer = h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
 
 
 class ContentRules(Protocol):
+    """Judges and changes the messages of one connection."""
+
     def request(self, request: h11.Request) -> h11.Request:
-        """What is sent for it. Raises Refused."""
+        """Returns the request to send. Raises Refused."""
         ...
 
     def sent(self, part: Part) -> None:
-        """A part of its body. Raises Refused."""
+        """Takes a part of the request's body. Raises Refused."""
         ...
 
     def answered(self, part: Answer) -> list[Answer]:
-        """What is passed on for it, from here on. Raises Unreachable."""
+        """Returns the parts to pass on for a part of the answer. Raises Unreachable."""
         ...
 
     @property
     def holding(self) -> bool:
-        """Whether :meth:`paused` may have something."""
+        """Returns whether :meth:`paused` may have something."""
         ...
 
     def paused(self) -> list[Answer]:
-        """What is passed on because nothing more of the answer comes for now."""
+        """Returns the parts to pass on because the answer pauses."""
         ...
 
 
@@ -61,18 +63,18 @@ class _Any(_Still):
         return request
 
     def sent(self, part: Part) -> None:
-        """Fine."""
+        """Allows everything."""
 
     def answered(self, part: Answer) -> list[Answer]:
         return [part]
 
 
 ANY: ContentRules = _Any()
-"""Hold them to nothing."""
+"""Rules that allow everything."""
 
 
 class PlainContent(_Still):
-    """On a connection in plain text: placeholders are refused."""
+    """Refuses placeholders on a connection in plain text."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
@@ -94,9 +96,10 @@ class PlainContent(_Still):
 
 
 class SecretContent:
-    """On a connection to a host that ``bound`` secrets are bound to: placeholders in header fields are replaced, and
-    values in answers masked. ``used`` is told the name of each secret that is put in; ``sent`` are those that were, on
-    any connection of the session."""
+    """Replaces placeholders in header fields to a bound host, and masks values in its answers.
+
+    ``bound`` are the secrets of the host. ``used`` is called with the name of each secret that is put in; ``sent``
+    has the names of those that were, on any connection of the session."""
 
     def __init__(
         self,
@@ -194,7 +197,7 @@ def _with_fields(answer: h11.Response, fields: Headers, reason: bytes) -> h11.Re
 
 
 def check_body(scanner: Scanner, data: bytes | bytearray) -> None:
-    """Raises Refused."""
+    """Raises Refused for a placeholder in a body."""
     if (name := scanner.feed(bytes(data))) is not None:
         raise in_body(name)
 
@@ -204,7 +207,9 @@ def _line(request: h11.Request) -> bytes:
 
 
 def _searchable(fields: Headers) -> Headers:
-    """So that the answer can be searched: no compression of bodies (RFC 9110 §12.5.3) or of messages (RFC 7692)."""
+    """Asks for an answer without compression of bodies or messages.
+
+    See RFC 9110 §12.5.3 and RFC 7692."""
     gone = (b"accept-encoding", b"sec-websocket-extensions")
     return [*((n, v) for n, v in fields if n.lower() not in gone), (b"Accept-Encoding", b"identity")]
 
@@ -219,7 +224,7 @@ def _codings(answer: h11.Response) -> set[bytes]:
 
 
 def _length(answer: h11.Response) -> int | None:
-    """What is to come, where that is said (RFC 9112 §6.3)."""
+    """Returns the announced length of the body, if there is one (RFC 9112 §6.3)."""
     fields = dict(answer.headers)
     if b"transfer-encoding" in fields or b"content-length" not in fields:
         return None

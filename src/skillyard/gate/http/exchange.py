@@ -1,5 +1,7 @@
-"""One request and its answer, between a client and a server that are each read by a parser of its own. What is passed
-on is written from what was understood, so that nobody beyond can understand something else."""
+"""One request and its answer, each read by a parser of its own.
+
+Messages are written anew from their parsed form, so that no other parser can understand something else.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +18,23 @@ MOST_EVENTS = 64
 """Parts of messages that are passed on before others have their turn."""
 _INCOMPLETE = 1 << 16
 _QUOTED = re.compile(r":? *(?:bytearray\()?b['\"].*", re.DOTALL)
-"""Where one of h11's messages repeats what was said, which may be a secret."""
+"""The part of h11's error texts that repeats received bytes, which may be a secret."""
 
 
 class ClientSide:
-    """What a client says, one request at a time; what it says ahead of an answer stays here."""
+    """Reads a client's requests one at a time; bytes that it sends ahead of an answer stay here."""
 
     def __init__(self) -> None:
         self._heads = Heads(strict=True)
         self.next()
 
     def next(self) -> None:
-        """The client may have another exchange."""
+        """Admits another exchange."""
         self.http = h11.Connection(h11.SERVER, _INCOMPLETE)
 
     @property
     def held(self) -> int:
-        """Bytes that wait for their turn."""
+        """Returns how many bytes wait for their turn."""
         return len(self._heads)
 
     @property
@@ -41,7 +43,7 @@ class ClientSide:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether its connection outlives the exchange that is over."""
+        """Returns whether the connection outlives the exchange that is over."""
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
 
     def feed(self, data: bytes) -> None:
@@ -51,7 +53,7 @@ class ClientSide:
             self._heads.feed(data)
 
     def request(self) -> h11.Request | None:
-        """The next request, once its head is complete. Raises Refused."""
+        """Returns the next request, once its head is complete. Raises Refused."""
         if (head := self._heads.cut()) is None:
             return None
         check_written(head)
@@ -66,7 +68,7 @@ class ClientSide:
         return request
 
     def body(self) -> h11.Data | h11.EndOfMessage | None:
-        """The next part of the request's body, None until more is fed. Raises Refused."""
+        """Returns the next part of the request's body, None until more is fed. Raises Refused."""
         if not self.in_body:
             return None
         try:
@@ -82,13 +84,17 @@ class ClientSide:
         return event if isinstance(event, h11.Data) else None
 
     def rest(self) -> bytes:
-        """Takes what follows the last request: the first words after a switch of protocols."""
+        """Returns the bytes after the last request, once.
+
+        They are the first ones after a switch of protocols."""
         return self._heads.rest()
 
 
 class Exchange(Outbox):
-    """``request`` was judged. Where ``hop`` is true, the connections on both sides live on their own, and fields for
-    one hop are not passed on. ``content`` judges the messages, from the request on: raises Refused."""
+    """Passes on a request that was judged, and its answer.
+
+    With ``hop``, the connections on both sides live on their own, and fields for one hop are not passed on.
+    ``content`` judges the messages, from the request on: raises Refused."""
 
     def __init__(self, client: ClientSide, request: h11.Request, *, hop: bool, content: ContentRules = ANY) -> None:
         super().__init__()
@@ -98,7 +104,7 @@ class Exchange(Outbox):
         self._server = h11.Connection(h11.CLIENT, _INCOMPLETE)
         self._heads = Heads(strict=False)
         self.busy = False
-        """Whether something was said that :meth:`go_on` has yet to pass on."""
+        """Whether :meth:`go_on` has yet to pass on received bytes."""
         self.answering = False
         """Whether the client was told some of the answer."""
         self.switched = False
@@ -107,34 +113,36 @@ class Exchange(Outbox):
 
     @property
     def answered(self) -> bool:
-        """Whether the answer is complete; the request may not be."""
+        """Returns whether the answer is complete; the request may not be."""
         return self._client.http.our_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 
     @property
     def over(self) -> bool:
-        """Whether both messages are complete."""
+        """Returns whether both messages are complete."""
         return self.answered and not self._client.in_body
 
     @property
     def server_may_go_on(self) -> bool:
-        """Whether the server's connection can have another exchange."""
+        """Returns whether the server's connection can have another exchange."""
         states = (self._server.our_state, self._server.their_state)
         return states == (h11.DONE, h11.DONE) and not self._server.trailing_data[0] and not self._heads
 
     @property
     def rest_unwanted(self) -> bool:
-        """Whether the server has answered in full and ends, before the request was complete."""
+        """Returns whether the server has answered in full and ends before the request was complete."""
         return self._server.their_state in (h11.MUST_CLOSE, h11.CLOSED) and self._client.in_body
 
     def server_says(self, data: bytes) -> None:
-        """``data`` is empty at the end; :meth:`go_on` is to follow."""
+        """Takes bytes of the server, none at its end; :meth:`go_on` is to follow."""
         if self._server.their_state is h11.SEND_BODY or not data:
             self._server.receive_data(data)
         else:
             self._heads.feed(data)
 
     def go_on(self) -> None:
-        """Pass on what both sides said. Raises Refused for the client's words, Unreachable for the server's."""
+        """Passes on the bytes of both sides.
+
+        Raises Refused for the client's, Unreachable for the server's."""
         turns = MOST_EVENTS
         while turns and self._pass_request():
             turns -= 1
@@ -144,11 +152,11 @@ class Exchange(Outbox):
 
     @property
     def holding(self) -> bool:
-        """Whether some of the answer waits for what follows, or for :meth:`pause`."""
+        """Returns whether some of the answer waits for the rest, or for :meth:`pause`."""
         return self._content.holding and not self.answered
 
     def pause(self) -> None:
-        """The server says nothing more for now."""
+        """Takes that the server sends nothing more for now."""
         for part in self._content.paused():
             self._to_client += self._client.http.send(part) or b""
 
@@ -176,7 +184,7 @@ class Exchange(Outbox):
         return not self.switched and not isinstance(event, h11.EndOfMessage)
 
     def _answer(self) -> Answer | None:
-        """The next part of the answer, None until more was said."""
+        """Returns the next part of the answer, None until more is fed."""
         if self._server.their_state in (h11.IDLE, h11.SEND_RESPONSE):
             if (head := self._heads.cut()) is None:
                 return None

@@ -1,4 +1,7 @@
-"""HTTP/1 on a relayed connection: every request on it must be for the host and port that the connection is for."""
+"""Guards HTTP/1 on a relayed connection.
+
+Every request must be for the host and port of the connection.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ HTTP = 80
 
 
 def refusal(reason: str, status: int = 403) -> bytes:
-    """What an HTTP client is told before its connection ends: one line."""
+    """Returns the one-line answer that an HTTP client gets before its connection ends."""
     title = {403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}[status]
     body = " ".join(reason.split()).encode("ascii", "backslashreplace") + b"\n"
     return b"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (
@@ -54,7 +57,7 @@ class HttpGuard(Outbox):
 
     @property
     def asked(self) -> bool:
-        """Whether a request is under way."""
+        """Returns whether a request is under way."""
         return self._exchange is not None
 
     @property
@@ -98,7 +101,7 @@ class HttpGuard(Outbox):
             self.fail(failure)
 
     def _next_step(self) -> bool:
-        """Whether there is another one."""
+        """Passes on what it can; returns whether there is another step."""
         exchange = self._exchange
         if exchange is None:
             request = self._client.request()
@@ -124,7 +127,7 @@ class HttpGuard(Outbox):
         return Exchange(self._client, self._judged(request), hop=False, content=self._content)
 
     def _judged(self, request: h11.Request) -> h11.Request:
-        """The request as it is sent. Raises Refused."""
+        """Returns the request as it is sent. Raises Refused."""
         named, path = split_target(request)
         if named is not None and named != (self._host, self._port):
             raise Refused(f"HTTP for {write_host_port(*named)}, not {write_host_port(self._host, self._port)}")
@@ -137,7 +140,7 @@ class HttpGuard(Outbox):
         self._to_client += exchange.for_client()
 
     def fail(self, failure: Failure) -> NoReturn:
-        """End the connection; the client is told unless it was told some of an answer."""
+        """Ends the connection; the client is told unless it has some of an answer."""
         self.over = True
         answering = False
         if self._exchange is not None:

@@ -1,5 +1,8 @@
-"""Heads of HTTP/1 messages: cut from a stream with bounds, and requests judged as written, before anything lenient
-reads them. What two servers could frame or route differently is refused (RFC 9112 §11.2)."""
+"""Heads of HTTP/1 messages, cut from a stream with bounds.
+
+Requests are judged before a lenient parser reads them. A head that two servers could frame or route differently is
+refused (RFC 9112 §11.2).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class Headers(Protocol):
-    """h11's: lower-case names when iterated, names as they were written in ``raw_items``."""
+    """The headers of h11: lower-case names when iterated, names as written in ``raw_items``."""
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]: ...
 
@@ -43,7 +46,7 @@ class Headers(Protocol):
 
 
 class Heads:
-    """Gathers one head after the other. ``strict`` refuses line ends other than CRLF as soon as one is seen."""
+    """Gathers one head after the other. ``strict`` refuses line ends other than CRLF at once."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -57,7 +60,9 @@ class Heads:
         self._buffer += data
 
     def cut(self) -> bytes | None:
-        """The next head with the empty line that ends it, or None until more was fed. Raises Refused."""
+        """Returns the next head with the empty line that ends it, None until more is fed.
+
+        Raises Refused."""
         start = max(0, self._searched - 3)
         found = _END.search(self._buffer, start)
         end = found.end() if found else len(self._buffer)
@@ -69,7 +74,7 @@ class Heads:
         return self.rest(end) if found else None
 
     def rest(self, most: int | None = None) -> bytes:
-        """Takes what was fed, from its beginning."""
+        """Returns fed bytes from their beginning, once."""
         taken = bytes(self._buffer[:most])
         del self._buffer[:most]
         self._searched = 0
@@ -77,10 +82,12 @@ class Heads:
 
 
 def check_written(head: bytes) -> None:
-    """That a request's head is written as RFC 9112 §2.2 to §5.1 say, with nothing twice that counts. Raises Refused."""
+    """Checks that a request's head is written as RFC 9112 §2.2 to §5.1 say.
+
+    Fields that count may not stand twice. Raises Refused."""
     request_line, *lines = head[:-4].split(b"\r\n")
     if _REQUEST_LINE.fullmatch(request_line) is None:
-        raise Refused("what comes first is no HTTP/1 request line")
+        raise Refused("the first line is not a valid HTTP/1 request line")
     if not all(_FIELD_LINE.fullmatch(line) for line in lines):
         raise Refused("HTTP with a header line that is malformed or folded")
     names = Counter(line.partition(b":")[0].lower() for line in lines)
@@ -93,7 +100,9 @@ def check_written(head: bytes) -> None:
 
 
 def split_target(request: h11.Request) -> tuple[tuple[Host, int] | None, bytes]:
-    """Whom an absolute request target names, if it is one, and its origin form (RFC 9112 §3.2). Raises Refused."""
+    """Returns host and port of an absolute request target, or None, and its origin form.
+
+    See RFC 9112 §3.2. Raises Refused."""
     target = request.target
     if request.method.upper() == b"CONNECT":
         raise Refused("HTTP with a CONNECT inside of a connection")
@@ -112,7 +121,7 @@ def split_target(request: h11.Request) -> tuple[tuple[Host, int] | None, bytes]:
 
 
 def check_host(request: h11.Request, host: Host, port: int, default_port: int) -> None:
-    """That ``Host`` names the host and port that the connection is for. Raises Refused."""
+    """Checks that ``Host`` names the host and port that the connection is for. Raises Refused."""
     said = next((value for name, value in request.headers if name == b"host"), None)
     if said is None:
         raise Refused("HTTP without a Host header field")
@@ -124,7 +133,9 @@ def check_host(request: h11.Request, host: Host, port: int, default_port: int) -
 
 
 def check_connection(request: h11.Request) -> bool:
-    """Whether it asks to go on as a WebSocket (RFC 6455 §4.1), the one upgrade there is. Raises Refused."""
+    """Returns whether the request asks for a WebSocket, the only upgrade (RFC 6455 §4.1).
+
+    Raises Refused."""
     fields = dict(request.headers)
     tokens = listed(request.headers, b"connection")
     if tokens & _FRAMING:
@@ -148,18 +159,22 @@ def check_connection(request: h11.Request) -> bool:
 
 
 def check_trailer(fields: Headers) -> None:
-    """That a request's trailer says nothing that belongs into its head (RFC 9110 §6.5.1). Raises Refused."""
+    """Checks that a request's trailer has no field that belongs into its head (RFC 9110 §6.5.1).
+
+    Raises Refused."""
     if any(name in _NO_TRAILER for name, _ in fields):
         raise Refused("HTTP with a trailer field that may stand in a head only")
 
 
 def listed(fields: Headers, name: bytes) -> frozenset[bytes]:
-    """The lower-case elements of a field that is a list."""
+    """Returns the lower-case elements of a field that is a list."""
     values = b",".join(value for key, value in fields if key == name).lower()
     return frozenset(filter(None, (part.strip() for part in values.split(b","))))
 
 
 def end_to_end(fields: Headers) -> Fields:
-    """Without what is for one hop: the fields that always are, and those that ``Connection`` names."""
+    """Returns the fields without those for one hop.
+
+    These are the usual ones and those that ``Connection`` names."""
     gone = HOP_BY_HOP | listed(fields, b"connection")
     return [(name, value) for name, value in fields.raw_items() if name.lower() not in gone]

@@ -1,5 +1,8 @@
-"""Real values masked in what comes back from a bound host: a net for servers that repeat what they were sent, not a
-wall against one that means to give a value away."""
+"""Masks real values in the answers of a bound host.
+
+This is a net for servers that repeat their input, not a wall against one that means to give a value away. The
+documentation lists the exact forms that it finds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from skillyard.gate.http.placeholder import encoded_forms
 
 MIN_LINE = 16
 _DERIVED = 8
-"""Bytes from which on encoded forms are looked for."""
+"""The fewest bytes of a value whose encoded forms are masked."""
 _QUICK = 16
 
 _TEXT = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -36,8 +39,9 @@ _ESCAPED_NET = "\"'&<>+`"
 
 
 class Masks:
-    """The forms of ``secrets`` and the placeholder of each. Forms: raw, base64, percent-encoded, JSON and HTML as
-    common libraries write them, each as a whole."""
+    """The forms of ``secrets`` and the placeholder of each.
+
+    Forms are raw, base64, percent-encoded, JSON and HTML as common libraries write them, each as a whole."""
 
     def __init__(self, secrets: Sequence[GateSecret]) -> None:
         found: dict[bytes, bytes] = {}
@@ -48,7 +52,7 @@ class Masks:
         self.longest = max((len(form) for form in found), default=1)
 
     def once(self, data: bytes) -> bytes:
-        """A whole text."""
+        """Returns a whole text with its values masked."""
         if not any(form in data for form, _ in self.forms):
             return data
         masker = Masker(self)
@@ -56,12 +60,12 @@ class Masks:
 
 
 class Masker:
-    """A stream with its values masked: each becomes its placeholder, or with ``fit`` as much of it, filled up, as
-    takes exactly the value's place.
+    """Masks the values in a stream: each becomes its placeholder.
 
-    As many of the last bytes as a value may need wait for what follows, whatever they are: if only beginnings of
-    values waited, who can have a server repeat guesses would learn a value letter by letter. When nothing follows for a
-    while, :meth:`pause` lets them go, but for more than half of a value, which nobody guesses."""
+    With ``fit`` the placeholder is cut or filled up to the length of the value. As many of the last bytes as a value
+    may need wait for the next ones, whatever they are: if only beginnings of values waited, a client that has a
+    server repeat its guesses would learn a value letter by letter. When nothing follows for a while, :meth:`pause`
+    lets them go, but for more than half of a value, which nobody guesses."""
 
     def __init__(self, masks: Masks, *, fit: bool = False) -> None:
         self._masks = masks
@@ -73,7 +77,7 @@ class Masker:
         """Whether :meth:`pause` may have something."""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be handed on after ``data`` came."""
+        """Returns the bytes to hand on after ``data`` came."""
         pending = self._kept + data if self._kept else data
         out, after = self._masked(pending)
         begins = max(after if after > self._told else 0, len(pending) - self._masks.longest + 1, 0)
@@ -84,7 +88,7 @@ class Masker:
         return bytes(out)
 
     def pause(self) -> bytes:
-        """What waits, because nothing follows for now; more than half of a value waits on."""
+        """Returns waiting bytes because nothing follows for now; more than half of a value waits on."""
         kept, told = self._kept, self._told
         begins = self._begins(kept)
         self._told = max(told, begins + self._may_tell(kept[begins:]))
@@ -92,13 +96,15 @@ class Masker:
         return kept[told : self._told]
 
     def flush(self) -> bytes:
-        """The rest, at the end."""
+        """Returns the rest, at the end."""
         rest = self._kept[self._told :]
         self._kept, self._told, self.holding = b"", 0, False
         return rest
 
     def _masked(self, pending: bytes) -> tuple[bytearray, int]:
-        """What comes of ``pending`` up to the end of the last value in it, or to what was told; and where that is."""
+        """Returns masked bytes, and the position in ``pending`` up to which they reach.
+
+        That is the end of the last value, or of the bytes that went out."""
         out, cursor = bytearray(), self._told
         for start, form, mask in sorted(self._found(pending), key=lambda f: (f[0], -len(f[1]))):
             stop = start + len(form)
@@ -118,7 +124,7 @@ class Masker:
                 at = pending.find(form, at + 1)
 
     def _begins(self, kept: bytes) -> int:
-        """Where the longest end of ``kept`` that could begin a value begins; its length when there is none."""
+        """Returns where the longest end of ``kept`` that could begin a value begins, or its length."""
         first = len(kept)
         for form, _ in self._masks.forms:
             at = kept.find(form[:1], max(0, len(kept) - len(form) + 1))
@@ -130,13 +136,16 @@ class Masker:
         return first
 
     def _may_tell(self, kept: bytes) -> int:
-        """How many of ``kept``'s bytes may be seen: at most half of the shortest value that they may begin."""
+        """Returns how many of ``kept``'s bytes may be seen.
+
+        They are half of the shortest value that they may begin."""
         return min([len(kept), *(len(form) // 2 for form, _ in self._masks.forms if form.startswith(kept))])
 
 
 def _could_begin(form: bytes, data: bytes, at: int) -> bool:
-    """Whether ``data`` from ``at`` to its end is how ``form`` begins; a cheap look first, since a hostile server may
-    send beginnings only."""
+    """Returns whether ``form`` begins with ``data`` from ``at`` on.
+
+    A cheap look comes first, since a hostile server may send beginnings only."""
     return data.startswith(form[: min(_QUICK, len(data) - at)], at) and form.startswith(data[at:])
 
 
@@ -179,6 +188,6 @@ def _in_html(text: str) -> Iterator[str]:
 
 
 def lower_hex(text: str) -> str:
-    """Percent-encoded text with small hexadecimal digits (RFC 3986 §2.1 allows both)."""
+    """Returns percent-encoded text with small hexadecimal digits (RFC 3986 §2.1 allows both)."""
     parts = text.split("%")
     return parts[0] + "".join("%" + part[:2].lower() + part[2:] for part in parts[1:])

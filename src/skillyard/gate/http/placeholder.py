@@ -1,4 +1,4 @@
-"""Placeholders: found in what a sandbox sends, and replaced in the header fields of requests to the bound hosts."""
+"""Finds placeholders in requests and replaces them in header fields to the bound hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skillyard.gate.failures import Refused
 Headers = list[tuple[bytes, bytes]]
 
 MOST_SUBSTITUTED = 256 * 1024
-"""Bytes that the values of one request's header fields may have in all."""
+"""Bytes of all values of one request's header fields."""
 
 _BASIC = re.compile(rb"(?i)(basic[ \t]+)([A-Za-z0-9+/=]+)[ \t]*")
 _UNFIT = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -23,11 +23,11 @@ _NO_CREDENTIAL = re.compile(
     rb"via|forwarded|date|max-forwards|proxy-.*|x-forwarded-.*|accept.*|content-.*|if-.*|sec-fetch-.*|"
     rb"sec-websocket-(?!protocol).*"
 )
-"""Fields that carry no credential, but are framed by, logged or repeated elsewhere."""
+"""Fields that carry no credential; servers frame by them, log them or repeat them."""
 
 
 class Placeholders:
-    """Those of one session: ``secrets`` are what they stand for. Holds real values until :meth:`forget`."""
+    """The placeholders of one session's ``secrets``. Holds real values until :meth:`forget`."""
 
     def __init__(self, secrets: Sequence[GateSecret]) -> None:
         self._secrets = tuple(secrets)
@@ -42,20 +42,21 @@ class Placeholders:
         self._forms = []
 
     def bound(self, name: str, port: int) -> tuple[GateSecret, ...]:
-        """The secrets whose values ``name`` may have at ``port``."""
+        """Returns the secrets whose values ``name`` may have at ``port``."""
         return tuple(s for s in self._secrets if any(rule.has_name(name) and rule.has_port(port) for rule in s.hosts))
 
     def find(self, data: bytes) -> str | None:
-        """The name of a secret whose placeholder stands in ``data``: as it is, in base64 or percent-encoded."""
+        """Returns the name of a secret whose placeholder is in ``data``.
+
+        It is found raw, in base64 and percent-encoded."""
         return self._find(data) or (self._find(unquote_to_bytes(data)) if b"%" in data else None)
 
     def scanner(self) -> Scanner:
-        """For a body that comes in pieces."""
+        """Returns a scanner for a body that comes in pieces."""
         return Scanner(self)
 
     def check(self, line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raises Refused when a placeholder stands anywhere in a request's head, whose first line is ``line``: nobody
-        replaces it there."""
+        """Raises Refused for a placeholder in a request's head with the first line ``line``."""
         if (name := self.find(line)) is not None:
             raise in_url(name)
         for field, value in headers:
@@ -66,8 +67,9 @@ class Placeholders:
                 )
 
     def substitute(self, line: bytes, headers: Headers, bound: Sequence[GateSecret]) -> tuple[Headers, set[str]]:
-        """The header fields of a request with the values of ``bound`` secrets in the places of their placeholders, and
-        the names of those put in. Raises Refused for a placeholder that stands elsewhere or is another's."""
+        """Returns the header fields with ``bound`` values put in, and the names of those put in.
+
+        Raises Refused for a placeholder that stands elsewhere or belongs to another host."""
         if (name := self.find(line)) is not None:
             raise in_url(name)
         used: set[str] = set()
@@ -90,7 +92,9 @@ class Placeholders:
         return replaced
 
     def _check_rest(self, field: bytes, value: bytes) -> None:
-        """After the bound ones were replaced: placeholders that are left are of others, or in a form that cannot be."""
+        """Refuses placeholders that were not replaced.
+
+        They belong to other hosts or have a form that cannot be replaced."""
         if (name := self.find(value) or self.find(field.lower())) is not None:
             raise Refused(
                 f"the placeholder of secret '{name}' is in a header field of a host that it is not bound to, or in an "
@@ -102,20 +106,23 @@ class Placeholders:
 
 
 class Scanner:
+    """Searches a body for placeholders piece by piece."""
+
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
         self._tail = b""
 
     def feed(self, data: bytes) -> str | None:
-        """The name of a secret whose placeholder ends in ``data``."""
+        """Returns the name of a secret whose placeholder ends in ``data``."""
         window = self._tail + data
         self._tail = window[-(self._placeholders._longest - 1) :]
         return self._placeholders._find(window)
 
 
 def encoded_forms(raw: bytes) -> Iterator[bytes]:
-    """``raw`` as it is, and the base64 characters (RFC 4648 §4, §5) that depend on it alone, at each of the three
-    alignments that what stands before it can give it."""
+    """Yields ``raw`` and the base64 characters that depend on it alone.
+
+    They are those of both alphabets (RFC 4648 §4, §5) at each of the three alignments."""
     yield raw
     seen: set[bytes] = set()
     for shift in range(3):

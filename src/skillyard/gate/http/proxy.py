@@ -1,5 +1,7 @@
-"""The HTTP proxy (RFC 9112 §3.2.2, RFC 9110 §9.3.6): requests for ``http://`` addresses, each judged and dialled on its
-own, and CONNECT, after which the connection is held to the host that was named."""
+"""The HTTP proxy (RFC 9112 §3.2.2): requests for ``http://`` addresses, and CONNECT.
+
+Each request is judged and dialled on its own. After CONNECT, the connection is held to the host that was named.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 async def serve(session: Session, client: Stream) -> None:
-    """Returns when the connection is over; raises what streams raise, and Failure once the client was told."""
+    """Serves one connection. Raises as streams do, and Failure once the client was told."""
     connection = _Connection(session, client)
     try:
         while await connection.exchange():
@@ -36,7 +38,7 @@ async def serve(session: Session, client: Stream) -> None:
 
 
 class _Connection:
-    """A client's, with the servers' connections that its next requests may use."""
+    """A client's connection with the servers' connections that its next requests may use."""
 
     def __init__(self, session: Session, client: Stream) -> None:
         self._session = session
@@ -48,7 +50,9 @@ class _Connection:
         self._idle.close()
 
     async def exchange(self) -> bool:
-        """Serve one request; whether there may be another. Raises Failure once the client was told."""
+        """Serves one request; returns whether there may be another.
+
+        Raises Failure once the client was told."""
         try:
             request = await self._next_request()
         except Refused as refused:
@@ -64,7 +68,7 @@ class _Connection:
         return await self._forward(request)
 
     async def _next_request(self) -> h11.Request | None:
-        """None at the end of what the client says. Raises Refused, TimeoutError."""
+        """Returns the next request, None at the client's end. Raises Refused, TimeoutError."""
         limits, now = self._session.limits, asyncio.get_running_loop().time
         async with asyncio.timeout(limits.idle_s) as bound:
             begun = False
@@ -85,7 +89,7 @@ class _Connection:
         await self._client.finish()
 
     async def _reach(self, via: str, host: Host, port: int) -> Upstream:
-        """Raises Failure once the client was told."""
+        """Returns a connection to the server. Raises Failure once the client was told."""
         try:
             return await self._session.reach(via, host, port)
         except Failure as failure:
@@ -110,13 +114,15 @@ class _Connection:
         await tunnel(self._session, self._client, upstream)
 
     def _said_ahead(self) -> bytes:
-        """What the client said for the other side before it was told that it may. Raises Refused."""
+        """Returns bytes that the client sent before it was told that it may. Raises Refused."""
         if not isinstance(self._side.body(), h11.EndOfMessage):
             raise Refused("CONNECT with a body")
         return self._side.rest()
 
     async def _forward(self, request: h11.Request) -> bool:
-        """Whether there may be another request. Raises Failure once the client was told."""
+        """Forwards a request; returns whether there may be another.
+
+        Raises Failure once the client was told."""
         host, port, target = await self._judged(request)
         reused = self._idle.take((host, port))
         upstream = reused or await self._reach(VIA, host, port)
@@ -148,7 +154,7 @@ class _Connection:
         return await self._after(guard, upstream, (host, port), reused is not None)
 
     async def _judged(self, request: h11.Request) -> tuple[Host, int, bytes]:
-        """Whom it is for and its origin form. Raises Refused once the client was told."""
+        """Returns host, port and origin form of a request. Raises Refused once the client was told."""
         host: Host = ""
         port = 0
         try:
@@ -171,7 +177,7 @@ class _Connection:
         return ANY if interception is None else interception.plain_content()
 
     async def _after(self, guard: _OneExchange, upstream: Upstream, key: tuple[Host, int], reused: bool) -> bool:
-        """Keep what may be used again, close what may not. Whether the client may go on."""
+        """Keeps or closes the connections after an exchange; returns whether the client may go on."""
         if not guard.complete:
             upstream.close()
             if guard.answered:  # before all was asked
@@ -195,7 +201,9 @@ class _Connection:
 
 
 class _OneExchange(Outbox):
-    """See :class:`~skillyard.gate.relay.guard.Guard`: one request, which was judged, and its answer."""
+    """Guards one request, which was judged, and its answer.
+
+    See :class:`~skillyard.gate.relay.guard.Guard`."""
 
     def __init__(self, side: ClientSide) -> None:
         super().__init__()
@@ -205,7 +213,7 @@ class _OneExchange(Outbox):
         self._server_ended = False
 
     def begin(self, request: h11.Request, content: ContentRules) -> None:
-        """Raises Refused."""
+        """Begins the exchange. Raises Refused."""
         self._exchange = Exchange(self._side, request, hop=True, content=content)
         self.go_on()
 
@@ -267,17 +275,17 @@ class _OneExchange(Outbox):
 
 
 def _connect_target(request: h11.Request) -> tuple[Host, int]:
-    """Raises Refused."""
+    """Returns the target of CONNECT. Raises Refused."""
     named = parse_host_port(request.target.decode("latin-1"))
     if named is None:
-        raise Refused("CONNECT to what is no HOST:PORT")
+        raise Refused("CONNECT to a target that is not a valid HOST:PORT")
     if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
         raise Refused("CONNECT with a body")
     return named
 
 
 def _passed_on(request: h11.Request, target: bytes) -> h11.Request:
-    """As the server gets it: in origin form, without what was for the proxy."""
+    """Returns the request as the server gets it: in origin form, without fields for the proxy."""
     fields: Fields = [(name, value) for name, value in end_to_end(request.headers) if not _for_proxy(name)]
     if check_connection(request):
         fields += [(b"Connection", b"Upgrade"), (b"Upgrade", b"websocket")]

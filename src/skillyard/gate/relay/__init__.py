@@ -1,1 +1,4 @@
-"""Relays bytes between a sandbox and a server, through guards that hold them to the host that was allowed."""
+"""Relays bytes between a sandbox and a server.
+
+Guards hold them to the host that was allowed.
+"""

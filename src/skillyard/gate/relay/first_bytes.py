@@ -1,5 +1,8 @@
-"""What the first bytes of a connection are. The question is not what they look like but what some server would take
-them for: whatever a lenient one would read as TLS or HTTP is held to the rules of TLS and HTTP."""
+"""Tells the protocol of a connection by its first bytes.
+
+The question is not how they look but how some server would read them: bytes that a lenient one would take for TLS or
+HTTP are held to the rules of TLS and HTTP.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
 
 TLS_PORT, HTTP_PORT = 443, 80
 _MOST = 1 << 16
-"""Bytes of a first line that are waited for."""
+"""Bytes of a first line after which it counts as a request."""
 _SPACE = rb"\t\x0b\x0c\r\x1c-\x20\x85\xa0"  # what str.split() of a latin-1 line takes for space
 _LEADING = re.compile(rb"[" + _SPACE + rb"\n]*")
 _MAYBE_REQUEST = re.compile(
@@ -45,7 +48,7 @@ _UNHELD = {
 
 
 def sniff(data: bytes) -> Kind | None:
-    """``data`` is all that the client said so far; None while it may be anything."""
+    """Returns the protocol of all bytes of the client so far; None while it may be any."""
     if not data:
         return None
     if data[0] in _TLS_KINDS:
@@ -54,7 +57,9 @@ def sniff(data: bytes) -> Kind | None:
 
 
 def _sniff_tls(data: bytes) -> Kind | None:
-    """A record of TLS; or a ClientHello in a record of a version that servers ignore (RFC 8446 §5.1)."""
+    """Finds a TLS record.
+
+    A ClientHello in a record of another version counts, since servers ignore that (RFC 8446 §5.1)."""
     if len(data) < 3:
         return None
     if data[1] == 3 and data[2] <= 4:
@@ -65,8 +70,9 @@ def _sniff_tls(data: bytes) -> Kind | None:
 
 
 def _sniff_line(data: bytes) -> Kind | None:
-    """A request line, perhaps after empty lines (RFC 9112 §2.2), perhaps of HTTP/0.9, perhaps with spaces that are
-    none. Whatever cannot become one is something else."""
+    """Finds a request line.
+
+    It may follow empty lines (RFC 9112 §2.2), be of HTTP/0.9 or have odd spaces."""
     match = _LEADING.match(data)
     start = match.end() if match else 0
     end = data.find(b"\n", start)
@@ -104,7 +110,7 @@ class FirstBytes(Outbox):
         self._tls = tls
         self._said = bytearray()
         self._passed = b""
-        """The bytes that passed before there was a guard, less those that it has given back since."""
+        """Bytes that passed before there was a guard, less those that it has given back since."""
         self._waits = False
         """Whether the line would be a request if it ended now; it stays one then."""
         self._guard: Guard | None = None
@@ -183,7 +189,9 @@ class FirstBytes(Outbox):
         self._passed = said
 
     def _hand_on(self) -> None:
-        """Drops the bytes that passed already from the guard's. Raises Refused when the guard writes them otherwise."""
+        """Drops the bytes that passed already from the guard's.
+
+        Raises Refused when the guard writes them otherwise."""
         if not self._passed or self._guard is None or not (out := self._guard.for_server()):
             return
         size = min(len(out), len(self._passed))
@@ -201,7 +209,7 @@ class FirstBytes(Outbox):
             self._over = not data
 
     def _guard_of(self, kind: Kind) -> Guard:
-        """Raises Refused."""
+        """Returns the guard of a protocol. Raises Refused for one that the port does not admit."""
         wanted = {TLS_PORT: Kind.TLS, HTTP_PORT: Kind.HTTP}.get(self._port, kind)
         reason = _UNHELD.get(kind, "")
         if kind is not wanted:
@@ -220,14 +228,15 @@ class FirstBytes(Outbox):
 
 
 def _at_end(said: bytes) -> Kind:
-    """Returns the kind of ``said`` when nothing follows: some servers take the end for a line's. No TLS record is
-    complete."""
+    """Returns the protocol of ``said`` when nothing follows.
+
+    Some servers take the end for a line's. No TLS record is complete."""
     kind = sniff(said + b"\n")
     return Kind.OTHER if kind is None or kind is Kind.TLS else kind
 
 
 def refusal_for(kind: Kind | None, reason: str) -> bytes:
-    """How a client that speaks ``kind`` is refusal_for of a refusal; empty where no protocol has words for it."""
+    """Returns the refusal for a client that speaks ``kind``; empty where its protocol has none."""
     if kind is Kind.TLS:
         return ACCESS_DENIED
     return refusal(reason) if kind is Kind.HTTP else b""

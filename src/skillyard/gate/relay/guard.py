@@ -1,72 +1,83 @@
-"""What is said on one relayed connection, held to the host that it was allowed for. Guards do no input or output:
-whoever relays tells them what each side said, and passes on what they give back, which is all that they have judged."""
+"""The interface of guards, which hold what is said on one relayed connection to its host.
+
+Guards do no input or output: a relay tells them what each side said and writes only what they give back.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 ROOM = 1 << 16
-"""Bytes of the client's that a guard holds before it wants no more."""
+"""Bytes of the client that a guard holds before it wants no more."""
 
 
 class Guard(Protocol):
-    """After each call there may be something for both sides, also when it raised."""
+    """Judges the bytes of both sides.
+
+    After each call, also one that raised, there may be bytes for both."""
 
     @property
     def raw(self) -> bool:
-        """Whether the rest is passed on as it comes, in both directions: the guard is needed no longer once what it
-        holds was taken."""
+        """Returns whether the rest passes as it comes, both ways; the guard is needed no longer."""
         ...
 
     @property
     def wants_client(self) -> bool:
-        """Whether the client is to be read: no while it sent ahead (pipelining) more than is held."""
+        """Returns whether to read the client.
+
+        It is not read while it sent ahead more than is held (pipelining)."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether the connection ends, on both sides, once what is held was written."""
+        """Returns whether the connection ends, on both sides, once the held bytes are written."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether :meth:`go_on` is to be called, before either side is read again and after others had their turn."""
+        """Returns whether to call :meth:`go_on` before either side is read again.
+
+        Others have a turn first."""
         ...
 
     def client_says(self, data: bytes) -> None:
-        """``data`` is empty at the end of what the client says. Raises Refused; what is then for the client is the
-        refusal in its own protocol, or nothing, and nothing is for the server."""
+        """Takes bytes of the client, none at its end.
+
+        Raises Refused; then the client gets the refusal in its own protocol, or nothing, and the server gets nothing.
+        """
         ...
 
     def server_says(self, data: bytes) -> None:
-        """``data`` is empty at the end. Raises Refused as above (for a request that waited for this answer to end), or
-        Unreachable where the server does not speak its protocol."""
+        """Takes bytes of the server, none at its end.
+
+        Raises Refused for a request that waited for this answer to end, and Unreachable for a server that does not
+        speak its protocol."""
         ...
 
     def go_on(self) -> None:
-        """Work that was left over; raises as the others do."""
+        """Does work that was left over; raises as the others do."""
         ...
 
     @property
     def holding(self) -> bool:
-        """Whether something of the server's waits for what follows, or for :meth:`server_pauses`."""
+        """Returns whether bytes of the server wait for the next ones, or for :meth:`server_pauses`."""
         ...
 
     def server_pauses(self) -> None:
-        """Nothing more came of the server for a moment."""
+        """Takes that the server sent nothing more for a moment."""
         ...
 
     def for_server(self) -> bytes:
-        """Takes what is to be written to the server; perhaps empty."""
+        """Returns bytes to write to the server, once; perhaps none."""
         ...
 
     def for_client(self) -> bytes:
-        """Takes what is to be written to the client; perhaps empty."""
+        """Returns bytes to write to the client, once; perhaps none."""
         ...
 
 
 class Outbox:
-    """The two ways out that every guard has; nothing waits in it."""
+    """Collects bytes for both sides; holds nothing back."""
 
     def __init__(self) -> None:
         self._to_server = bytearray()
@@ -77,7 +88,7 @@ class Outbox:
         return False
 
     def server_pauses(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def for_server(self) -> bytes:
         taken = bytes(self._to_server)
@@ -91,18 +102,18 @@ class Outbox:
 
 
 class Prompt(Outbox):
-    """Never has work left over."""
+    """A guard that never has work left over."""
 
     @property
     def busy(self) -> bool:
         return False
 
     def go_on(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Open(Prompt):
-    """A guard that asks nothing."""
+    """A guard that passes everything."""
 
     raw = True
     wants_client = True

@@ -1,4 +1,7 @@
-"""Relays a connection through a guard: it gets the bytes of each side, and what it gives back is written."""
+"""Relays a connection through a guard.
+
+The guard gets the bytes of each side; the bytes that it gives back are written.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ _PAUSE_S = 0.05
 
 
 class GuardedRelay:
-    """Reads neither side while its bytes from before are not written; the other side goes on meanwhile."""
+    """Relays both sides, each at its own pace.
+
+    A side is not read while its bytes from before are not written."""
 
     def __init__(self, client: Stream, server: Stream, guard: Guard) -> None:
         self._client = client
@@ -27,9 +32,10 @@ class GuardedRelay:
         """The time since which the client has said nothing whole; None once something was passed on."""
 
     async def run(self) -> None:
-        """Returns when the guard is raw or over, or both sides have ended; everything it gave back is written then.
+        """Relays until the guard is raw or over, or both sides have ended.
 
-        Raises Refused and Unreachable after the client was told, and what streams raise."""
+        Everything that the guard gave back is written then. Raises Refused and Unreachable after the client was told,
+        and what streams raise."""
         self._pass_on()  # what the guard has to say before either side does
         pending = {asyncio.create_task(self._client_side()), asyncio.create_task(self._server_side())}
         try:
@@ -84,7 +90,7 @@ class GuardedRelay:
             raise
 
     async def _soon(self) -> bytes | None:
-        """Returns the server's next bytes if they come within a moment; otherwise passes on held bytes."""
+        """Returns the server's next bytes if they come soon; otherwise passes on held bytes."""
         try:
             async with asyncio.timeout(_PAUSE_S) as moment:
                 return await self._server.read(patient=True)

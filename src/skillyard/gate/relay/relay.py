@@ -19,12 +19,16 @@ _VIEW = memoryview(_BUFFER)
 
 
 async def tunnel(session: Session, client: Stream, upstream: Upstream) -> None:
-    """Relays a connection that is held to the host that was allowed. Returns and raises as :func:`relay` does."""
+    """Relays a connection that is held to the host that was allowed.
+
+    Returns and raises as :func:`relay` does."""
     await relay(client, upstream, _guard_of(session, upstream))
 
 
 def _guard_of(session: Session, upstream: Upstream) -> Guard:
-    """Ends TLS to the hosts that secrets are bound to here, and refuses placeholders in plain text."""
+    """Returns a guard that holds the connection to its host.
+
+    It ends TLS to the hosts that secrets are bound to, and refuses placeholders in plain text."""
     interception, name, port = session.interception, upstream.name, upstream.port
     if interception is None:
         return FirstBytes(upstream.host, port)
@@ -65,9 +69,9 @@ async def relay(client: Stream, upstream: Upstream, guard: Guard | None = None) 
 
 
 async def relay_exchange(client: Stream, upstream: Upstream, guard: Guard) -> None:
-    """Relays one exchange, until ``guard`` is raw or over or both have ended. Both streams stay open.
+    """Relays one exchange, until ``guard`` is raw or over or both have ended.
 
-    Raises as :func:`relay` does, after the client was told what the guard had to say."""
+    Both streams stay open. Raises as :func:`relay` does, after the client was told what the guard had to say."""
     guarded = GuardedRelay(client, upstream, guard)
     watch = _Watch(client, upstream, guarded)
     try:
@@ -117,7 +121,7 @@ class RawRelay:
 
 
 class _Way:
-    """One direction: either ``source`` is read or, with something ``left``, ``target`` is written."""
+    """One direction: ``source`` is read or, with something ``left``, ``target`` is written."""
 
     def __init__(self, pump: RawRelay, source: Stream, target: Stream) -> None:
         self._pump = pump

@@ -1,5 +1,7 @@
-"""A connected socket, which one task reads and one writes. Nothing is read ahead: what nobody asks for stays in the
-kernel, which slows the sender down."""
+"""A connected socket, which one task reads and one writes.
+
+Nothing is read ahead: bytes that no task asks for stay in the kernel, which slows the sender down.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ _RST_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER, socket(7)
 
 
 class Stream:
-    """``patience`` is how many seconds one read or write may wait. Every method may raise OSError, TimeoutError when
-    patience ends, and what :meth:`abort` was given."""
+    """Reads and writes with bounds in time.
+
+    ``patience`` is how many seconds one read or write may wait. Every method may raise OSError, TimeoutError when
+    patience ends, and the fault that :meth:`abort` was given."""
 
     def __init__(self, sock: socket.socket, patience: float) -> None:
         sock.setblocking(False)
@@ -32,7 +36,7 @@ class Stream:
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self.moved = self._loop.time()
-        """When a byte last came or went, by the loop's clock."""
+        """The time by the loop's clock at which a byte last came or went."""
         self._held = b""
         self._turn = TURN
         self._fault: Exception | None = None
@@ -41,12 +45,15 @@ class Stream:
 
     @property
     def local(self) -> tuple[Address, int]:
-        """What the other side dialled: the address and port that were meant, also where the kernel made them ours."""
+        """Returns the address and port that the other side dialled.
+
+        They need not be ours: the kernel may have made them so."""
         return endpoint(self.sock.getsockname())
 
     async def read(self, most: int = PIECE, *, patient: bool = False) -> bytes:
-        """The next bytes as they come, empty at the end. Cancelled, it has read nothing. ``patient``: it waits for as
-        long as it takes, since somebody else looks after this connection."""
+        """Returns the next bytes as they come, none at the end. Cancelled, it has read nothing.
+
+        With ``patient`` it waits for ever: somebody else watches this connection."""
         if self._held:
             data, self._held = self._held[:most], self._held[most:]
             return data
@@ -65,7 +72,7 @@ class Stream:
             return data
 
     def read_into(self, buffer: bytearray) -> int | None:
-        """How much came at once, 0 at the end; None when there is nothing yet."""
+        """Returns how much came at once, 0 at the end; None when there is nothing yet."""
         self._check()
         try:
             count = self.sock.recv_into(buffer)
@@ -76,16 +83,16 @@ class Stream:
         return count
 
     def unread(self, data: bytes) -> None:
-        """Give ``data`` back: the next read begins with it."""
+        """Gives ``data`` back: the next read begins with it."""
         self._held = data + self._held
 
     def take_held(self) -> bytes:
-        """What was given back and not read again."""
+        """Returns bytes that were given back and not read again."""
         data, self._held = self._held, b""
         return data
 
     async def write(self, data: bytes) -> None:
-        """Returns when the kernel has all of it."""
+        """Writes all of ``data``; returns when the kernel has it."""
         view = memoryview(data)
         while view := view[self.write_some(view) :]:
             await self.writable()
@@ -95,7 +102,7 @@ class Stream:
         await self._wait("write", self.patience)
 
     def write_some(self, data: bytes | memoryview) -> int:
-        """How much of ``data`` the kernel took at once."""
+        """Writes at once; returns how many bytes the kernel took."""
         self._check()
         room = self.sending()
         try:
@@ -107,19 +114,20 @@ class Stream:
         return sent
 
     def end(self) -> None:
-        """Nothing more is written; the other side reads the end."""
+        """Ends writing; the other side reads the end."""
         self._check()
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Idempotent. Who waits on it is woken with ConnectionAbortedError."""
+        """Closes it. Waiting tasks get ConnectionAbortedError. Idempotent."""
         self.abort(ConnectionAbortedError("closed"), orderly=True)
 
     async def finish(self) -> None:
-        """Ends what is said, reads the rest for a moment, and closes. Never raises; takes two seconds at most.
+        """Ends what is said, reads the rest for a moment, and closes.
 
-        With something unread, the kernel would send a reset, which overtakes what was written last."""
+        Never raises; takes two seconds at most. With something unread, the kernel would send a reset, which overtakes
+        what was written last."""
         with contextlib.suppress(OSError, Exception):
             async with asyncio.timeout(_FINISH_S):
                 self.end()
@@ -129,11 +137,11 @@ class Stream:
         self.close()
 
     def reset(self) -> None:
-        """Close so that the other side is told of an abort (RST) and not of an end."""
+        """Closes it so that the other side is told of an abort (RST) and not of an end."""
         self.abort(ConnectionAbortedError("reset"))
 
     def abort(self, fault: Exception, *, orderly: bool = False) -> None:
-        """Close at once; whoever reads or writes here gets ``fault``."""
+        """Closes it at once; tasks that read or write here get ``fault``."""
         if self.closed:
             return
         self.closed = True
@@ -156,22 +164,21 @@ class Stream:
         return self._fault
 
     def watch(self, closed: Callable[[], None]) -> None:
-        """``closed`` is called once, just before the socket is."""
+        """Has ``closed`` called once, just before the socket is closed."""
         self._watchers.append(closed)
 
     def unwatch(self, closed: Callable[[], None]) -> None:
         self._watchers.remove(closed)
 
     def received(self, count: int) -> None:
-        """What counts bytes overrides it; it may raise."""
+        """Counts bytes in a subclass; may raise."""
 
     def sending(self) -> int | None:
-        """Asked before bytes are written: how many may be, None for any number. What counts bytes overrides it; it may
-        raise."""
+        """Returns how many bytes may be written, None for any number. A subclass may raise."""
         return None
 
     def sent(self, count: int) -> None:
-        """What counts bytes overrides it."""
+        """Counts bytes in a subclass."""
 
     def _check(self) -> None:
         if self._fault is not None:

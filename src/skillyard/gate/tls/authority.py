@@ -1,8 +1,8 @@
-"""A session's own certificate authority: it signs for the hosts that the session's secrets are bound to and, by its
-name constraints, for nothing else (RFC 5280 §4.2.1.10).
+"""A session's own certificate authority.
 
-Keys live in this process's memory alone. Python reads certificates and keys from paths only, so it gets those of
-pipes, which no limit on files and no rule about directories concerns.
+By its name constraints, it is bound to the hosts of the session's secrets. See RFC 5280 §4.2.1.10. Keys live in this
+process's memory alone. Python reads certificates and keys from paths only, so it gets those of pipes, which no limit
+on files and no rule about directories concerns.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ class NotBound(Exception):
 
 
 class Authority:
-    """``hosts`` are rules with a name or a domain. Raises ValueError for others: an authority for everything, or for
-    an address, would be able to stand for hosts that no secret is bound to."""
+    """Signs for ``hosts``, which are rules with a name or a domain.
+
+    Raises ValueError for others: an authority for everything, or for an address, could stand for hosts that no secret
+    is bound to."""
 
     def __init__(self, hosts: Sequence[Rule]) -> None:
         if not hosts or any(rule.deny or rule.everything or not rule.name for rule in hosts):
@@ -49,12 +51,14 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """The certificate to trust, without its key."""
+        """Returns the certificate to trust, without its key."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def context(self, name: str) -> ssl.SSLContext:
-        """For the server's side of a connection whose client asked for ``name``: TLS 1.2 or later, HTTP/1.1 only, and
-        an alert for a client that says another name while it shakes hands. Raises NotBound."""
+        """Returns the context of the server's side for clients that ask for ``name``.
+
+        It speaks TLS 1.2 or later and HTTP/1.1 only, and alerts a client that names another host in the handshake.
+        Raises NotBound."""
         if not any(rule.has_name(name) for rule in self._hosts):
             raise NotBound(name)
         if name not in self._contexts:
@@ -149,7 +153,7 @@ def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 @contextmanager
 def _path_of(data: bytes) -> Iterator[str]:
-    """A path that reads as ``data``, less than a pipe holds, once."""
+    """Yields a path that reads as ``data``, less than a pipe holds, once."""
     source, sink = os.pipe()
     try:
         os.write(sink, data)

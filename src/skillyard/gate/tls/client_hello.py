@@ -1,5 +1,8 @@
-"""The first thing that a TLS client says (RFC 8446 §4.1.2), read strictly: what two readers could understand
-differently is malformed. Nothing is read ahead of a complete message, and no more than 16 KiB of one."""
+"""A strict reader of ClientHello (RFC 8446 §4.1.2).
+
+Bytes that two readers could understand differently are malformed. Nothing is read ahead of a complete message, and no
+more than 16 KiB of one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _ENCRYPTED = frozenset({0xFE0D, 0xFD00, 0xFFCE})  # encrypted_client_hello, its 
 
 
 class Malformed(Exception):
-    """``reason`` says what is wrong, without repeating what was read."""
+    """A message that is malformed because of ``reason``, which repeats nothing of it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -26,8 +29,10 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """``name`` is the server name in canonical form, None where none is said (RFC 6066 §3); ``alpn`` the protocols in
-    the client's order; ``encrypted`` whether another, encrypted hello may lie inside this one (ECH)."""
+    """The parts of a ClientHello that a guard judges.
+
+    ``name`` is the server name in canonical form, None without one (RFC 6066 §3); ``alpn`` the protocols in the
+    client's order; ``encrypted`` whether another, encrypted hello may lie inside (ECH)."""
 
     name: str | None
     alpn: tuple[bytes, ...]
@@ -44,12 +49,12 @@ class Records:
         self._buffer += data
 
     def next(self) -> tuple[int, bytes] | None:
-        """The content type and the whole record, its header with it; None until more was fed."""
+        """Returns the content type and the whole record with its header; None until more is fed."""
         if len(self._buffer) < _HEADER:
             return None
         length = int.from_bytes(self._buffer[3:_HEADER])
         if self._buffer[1] != 3 or self._buffer[2] > 4:
-            raise Malformed("is no TLS record")
+            raise Malformed("is not a valid TLS record")
         if length > MOST + 256:  # what encryption may add, RFC 8446 §5.2
             raise Malformed("has a TLS record that is too long")
         if len(self._buffer) < _HEADER + length:
@@ -59,14 +64,14 @@ class Records:
         return record[0], record
 
     def rest(self) -> bytes:
-        """Takes what is no complete record."""
+        """Returns an incomplete record, once."""
         taken = bytes(self._buffer)
         self._buffer.clear()
         return taken
 
 
 class HelloReader:
-    """One ClientHello, however many segments and records it comes in."""
+    """Reads one ClientHello, however many segments and records it comes in."""
 
     def __init__(self) -> None:
         self._records = Records()
@@ -74,7 +79,9 @@ class HelloReader:
         self._size = 0
 
     def feed(self, data: bytes) -> Hello | None:
-        """None until more is fed. Raises Malformed. What follows the hello is in :meth:`rest`."""
+        """Returns the hello, None until more is fed.
+
+        Raises Malformed. :meth:`rest` has the bytes after it."""
         self._records.feed(data)
         while (record := self._records.next()) is not None:
             if (hello := self.take(*record)) is not None:
@@ -82,7 +89,7 @@ class HelloReader:
         return None
 
     def take(self, kind: int, record: bytes) -> Hello | None:
-        """The same by whole records, as :class:`Records` gives them."""
+        """Does the same by whole records, as :class:`Records` gives them."""
         fragment = record[_HEADER:]
         self._size += len(record)
         if kind != HANDSHAKE or not 0 < len(fragment) <= MOST:
@@ -104,12 +111,12 @@ class HelloReader:
         return _hello(_Fields(bytes(self._message[4:])))
 
     def rest(self) -> bytes:
-        """Takes what was fed beyond the hello."""
+        """Returns bytes beyond the hello, once."""
         return self._records.rest()
 
 
 class _Fields:
-    """A vector of TLS's presentation language (RFC 8446 §3), from its beginning to its end."""
+    """Reads a vector of TLS's presentation language (RFC 8446 §3) from its beginning to its end."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -129,7 +136,7 @@ class _Fields:
         return int.from_bytes(self.take(size))
 
     def vector(self, size: int, least: int, most: int = 0xFFFF) -> bytes:
-        """A vector whose length stands in ``size`` bytes."""
+        """Returns a vector whose length stands in ``size`` bytes."""
         length = self.number(size)
         if not least <= length <= most:
             raise Malformed("has a ClientHello with a field of a wrong length")
@@ -163,7 +170,7 @@ def _hello(fields: _Fields) -> Hello:
 
 
 def _name(extension: bytes) -> str:
-    """One name of the one type that there is."""
+    """Returns the one name of the one type that exists."""
     fields = _Fields(extension)
     names = _Fields(fields.vector(2, 1))
     fields.end()
@@ -173,12 +180,12 @@ def _name(extension: bytes) -> str:
     names.end()
     name = canonical_name(text.decode("ascii", "replace"))
     if name is None:
-        raise Malformed("has a server name that is no host name")
+        raise Malformed("has a server name that is not a valid host name")
     return name
 
 
 def _protocols(extension: bytes) -> tuple[bytes, ...]:
-    """RFC 7301 §3.1."""
+    """Returns the protocols of an ALPN extension (RFC 7301 §3.1)."""
     fields = _Fields(extension)
     listed = _Fields(fields.vector(2, 2))
     fields.end()

@@ -1,5 +1,7 @@
-"""One end of a TLS connection without input or output: whoever has the socket tells it what was said, and takes what
-is to be written."""
+"""One end of a TLS connection without input or output.
+
+The holder of the socket passes on received bytes and takes the bytes to write.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ _PIECE = 1 << 16
 
 
 class TlsFault(Exception):
-    """The handshake, or what came after it, is no TLS that we accept. ``reason`` is OpenSSL's, without content; an
-    alert for the other side may be left to :meth:`TlsEnd.take`."""
+    """The handshake or later records are not acceptable TLS.
+
+    ``reason`` is OpenSSL's, without content; :meth:`TlsEnd.take` may have an alert for the other side."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -19,7 +22,7 @@ class TlsFault(Exception):
 
 
 class TlsEnd:
-    """The client's when ``server_name`` says whom to meet, else the server's."""
+    """The client's end when ``server_name`` is given, else the server's."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -28,15 +31,16 @@ class TlsEnd:
         )
         self._over = False
         self.ready = False
-        """Whether hands were shaken."""
+        """Whether the handshake is over."""
         self.ended = False
-        """Whether the other side said that it says nothing more, or is gone: HTTP knows where its messages end, so the
-        two are one to us."""
+        """Whether the other side ended or is gone; HTTP knows where its messages end, so both count alike."""
         if server_name is not None:
             self._shake()
 
     def hear(self, data: bytes) -> bytes:
-        """What ``data``, empty at the end of the connection, means. Raises TlsFault."""
+        """Returns the content of received bytes; none are passed at the end of the connection.
+
+        Raises TlsFault."""
         if data:
             self._incoming.write(data)
         else:
@@ -46,19 +50,19 @@ class TlsEnd:
         return self._decrypted() if self.ready else b""
 
     def say(self, data: bytes) -> None:
-        """Once hands were shaken; nothing after :meth:`end`."""
+        """Encrypts content, after the handshake; ignores it after :meth:`end`."""
         if not self._over:
             self._tls.write(data)
 
     def end(self) -> None:
-        """Nothing more is said, and the other side is told. Idempotent."""
+        """Ends writing and tells the other side. Idempotent."""
         if self.ready and not self._over:
             self._over = True
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
 
     def take(self) -> bytes:
-        """What is to be written; perhaps empty."""
+        """Returns bytes to write, once; perhaps none."""
         return self._outgoing.read()
 
     def _shake(self) -> None:

@@ -1,5 +1,8 @@
-"""A TLS connection held to a host: its ClientHello must name that host and may hide no other. So must the second one,
-which a server can ask for (HelloRetryRequest, RFC 8446 §4.1.4) and which servers take the name from again."""
+"""Holds a TLS connection to a host.
+
+Its ClientHello must name that host and may hide no other. So must the second one, which a server can ask for
+(HelloRetryRequest, RFC 8446 §4.1.4) and from which servers take the name again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from skillyard.gate.tls.client_hello import HANDSHAKE, Hello, HelloReader, Malfo
 
 ALERT = 21
 ACCESS_DENIED = b"\x15\x03\x03\x00\x02\x02\x31"
-"""A fatal alert (RFC 8446 §6.2): what a refused TLS client is told."""
+"""The fatal alert for a refused TLS client (RFC 8446 §6.2)."""
 _RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")  # RFC 8446 §4.1.3
 _SERVER_HELLO = 2
 _HEAD = 4 + 2 + 32
@@ -21,7 +24,7 @@ _MOST_ALERTS = 4
 
 
 def why_not(hello: Hello, host: Host) -> str:
-    """Why a client that says ``hello`` is not talking to ``host``; empty if it is."""
+    """Returns why a client with ``hello`` does not talk to ``host``; empty if it does."""
     if hello.encrypted:
         return "TLS with an encrypted ClientHello (ECH), which hides the server's name"
     if hello.name is None:
@@ -40,7 +43,7 @@ class _Phase(Enum):
 
 
 class TlsGuard(Prompt):
-    """See :class:`~skillyard.gate.relay.guard.Guard`."""
+    """Guards TLS (:class:`~skillyard.gate.relay.guard.Guard`) until the name is certain."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class TlsGuard(Prompt):
         self._hello_records = bytearray()
         self._answer = _Answer()
         self.hello: Hello | None = None
-        """What the client said first, once it was judged."""
+        """The first ClientHello, once it was judged."""
         self.over = False
         self.wants_client = True
 
@@ -123,7 +126,7 @@ class TlsGuard(Prompt):
 
 
 class _Answer:
-    """Finds out whether a server's first words ask for another ClientHello."""
+    """Finds out whether a server's first records ask for another ClientHello."""
 
     def __init__(self) -> None:
         self._records = Records()
@@ -131,7 +134,7 @@ class _Answer:
         self._alerts = 0
 
     def feed(self, data: bytes) -> bool | None:
-        """None until it is known. What is no TLS asks for nothing."""
+        """Returns None until it is known. Bytes that are not TLS ask for nothing."""
         self._records.feed(data)
         try:
             while (record := self._records.next()) is not None:

@@ -1,5 +1,7 @@
-"""Connections to the hosts that a session's secrets are bound to: TLS ends here on both sides, so that what a program
-wrote as a placeholder arrives as the value, and a value comes back as the placeholder."""
+"""Connections to hosts that a session's secrets are bound to: TLS ends here on both sides.
+
+A placeholder in a request arrives as the value, and a value in an answer comes back as the placeholder.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ HTTPS = 443
 
 
 class Interception:
-    """A session's. ``verify`` gives what real servers are verified with. Raises ValueError for a secret that is bound
-    to what is no name."""
+    """Ends the TLS of one session. ``verify`` gives the context that verifies real servers.
+
+    Raises ValueError for a secret that is bound to anything but names."""
 
     def __init__(self, secrets: Sequence[GateSecret], verify: Callable[[], ssl.SSLContext]) -> None:
         self._placeholders = Placeholders(secrets)
@@ -36,20 +39,24 @@ class Interception:
 
     @property
     def trust(self) -> bytes:
-        """The authority's certificate (PEM) for programs to trust; empty when no host is bound."""
+        """Returns the authority's certificate (PEM) for programs to trust.
+
+        It is empty when no host is bound."""
         return b"" if self._authority is None else self._authority.pem
 
     def has(self, name: str, port: int) -> bool:
-        """Whether TLS connections to ``name`` end here."""
+        """Returns whether TLS connections to ``name`` end here."""
         return bool(self._placeholders.bound(name, port))
 
     def plain_content(self) -> ContentRules:
-        """What the messages of one connection in plain text are held to."""
+        """Returns the content rules of one connection in plain text."""
         return PlainContent(self._placeholders)
 
     def guard(self, name: str, port: int, used: Callable[[str], None]) -> InterceptGuard:
-        """For one TLS connection to a host that :meth:`has` said yes to; ``used`` is told the name of each secret that
-        is put in. Raises NotBound for other hosts, and Ended once all is forgotten."""
+        """Returns the guard of one TLS connection to a host for which :meth:`has` is true.
+
+        ``used`` is called with the name of each secret that is put in. Raises NotBound for other hosts, and Ended
+        once all is forgotten."""
         if self._authority is None:
             raise Ended("the session is over")
         content = SecretContent(self._placeholders, self._placeholders.bound(name, port), self._masks, used, self._sent)
@@ -58,14 +65,14 @@ class Interception:
         return InterceptGuard(name, ours, theirs, http, Masker(self._masks, fit=True), self._placeholders.scanner())
 
     def forget(self) -> None:
-        """Every value and every key."""
+        """Forgets every value and every key."""
         self._placeholders.forget()
         self._masks = Masks(())
         self._authority = None
 
 
 class InterceptGuard:
-    """See :class:`~skillyard.gate.relay.guard.Guard`."""
+    """Guards a TLS connection that ends here (:class:`~skillyard.gate.relay.guard.Guard`)."""
 
     raw = False
 
@@ -87,10 +94,10 @@ class InterceptGuard:
         self._masker = masker
         self._scanner = scanner
         self._early = bytearray()
-        """What the client said before the server showed who it is: nothing is made of it until then."""
+        """Bytes of the client from before the server was verified; nothing is made of them until then."""
         self._denied = b""
         self._failure: Unreachable | None = None
-        """Of the server; the client is told when it asks for something."""
+        """The server's failure; the client is told when it asks for something."""
         self._over = False
 
     @property
@@ -106,7 +113,6 @@ class InterceptGuard:
         return self._http.wants_client and len(self._early) < ROOM
 
     def client_says(self, data: bytes) -> None:
-        """See Guard."""
         if self._reader is not None:
             self._greeted(self._reader, data)
             return
@@ -120,7 +126,6 @@ class InterceptGuard:
             self._over = self._over or (self._client.ended and not self._early)
 
     def server_says(self, data: bytes) -> None:
-        """See Guard."""
         if self._failure is not None:
             return
         try:
@@ -139,7 +144,6 @@ class InterceptGuard:
             self._tell(self._http.server_says, b"")
 
     def go_on(self) -> None:
-        """See Guard."""
         self._tell(lambda _: self._http.go_on(), b"")
 
     @property
@@ -147,14 +151,12 @@ class InterceptGuard:
         return not self._over and (self._masker.holding if self._http.raw else self._http.holding)
 
     def server_pauses(self) -> None:
-        """See Guard."""
         if not self._http.raw:
             self._tell(lambda _: self._http.server_pauses(), b"")
         elif shown := self._masker.pause():
             self._client.say(shown)
 
     def for_server(self) -> bytes:
-        """See Guard."""
         if self._reader is not None:
             return b""
         if self.over:
@@ -162,14 +164,13 @@ class InterceptGuard:
         return self._server.take()
 
     def for_client(self) -> bytes:
-        """See Guard."""
         if self.over:
             self._client.end()
         denied, self._denied = self._denied, b""
         return self._client.take() + denied
 
     def _greeted(self, reader: HelloReader, data: bytes) -> None:
-        """The client's first words, which must be for this host before anything answers them."""
+        """Takes the client's first bytes, which must be for this host before anything answers them."""
         if not data:
             self._over = True
             return
@@ -214,7 +215,7 @@ class InterceptGuard:
             self._server.end()
 
     def _tell(self, says: Callable[[bytes], None], said: bytes) -> None:
-        """Let HTTP hear what was said; what comes of it is encrypted, also when it raises."""
+        """Passes bytes to HTTP; its output is encrypted, also when it raises."""
         try:
             says(said)
         except Failure:
@@ -227,7 +228,7 @@ class InterceptGuard:
                 self._client.say(to_client)
 
     def _shown(self, data: bytes) -> bytes:
-        """What a WebSocket's server says is masked here, all else was where it was understood."""
+        """Masks the bytes of a WebSocket's server; other bytes were masked where they were parsed."""
         if not self._http.raw:
             return data
         return self._masker.feed(data) + (self._masker.flush() if self._over else b"")
