@@ -1,5 +1,8 @@
-"""Waiting for descriptors where the user may have no watches of epoll left. The kernel counts them by user, of all
-processes together (epoll(7), max_user_watches), so that one process can leave the others with none."""
+"""Waiting for descriptors where the user may have no watches of epoll left.
+
+The kernel counts them by user, of all processes together (epoll(7), max_user_watches), so that one process can leave
+the others with none.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ class Watches:
             self._epoll.unregister(fd)
 
     def poll(self, timeout: float | None = None, maxevents: int = -1) -> list[tuple[int, int]]:
-        """Returns ready descriptors with their events. Waits ``timeout`` seconds; None or less: for ever."""
+        """Returns ready descriptors with their events.
+
+        Waits ``timeout`` seconds; None or less: for ever."""
         if self._left_over:
             self._move()
         if not self._left_over:
@@ -78,8 +83,10 @@ class Watches:
 
 
 def raise_descriptors() -> None:
-    """Raises this process's limit of descriptors to the hard one. Those in flight count by user too, against the
-    sender's limit (unix(7), ETOOMANYREFS): ours must be above that of a sandbox."""
+    """Raises this process's limit of descriptors to the hard one.
+
+    Those in flight count by user too, against the sender's limit (unix(7), ETOOMANYREFS): ours must be above that of
+    a sandbox."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -96,7 +96,7 @@ class _Piece:
 class Outbox:
     """Bytes that a non-blocking socket has yet to send, and the sockets beside them.
 
-    They are closed when they are sent and when they are dropped."""
+    Sockets are closed here when they are sent and when they are dropped."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

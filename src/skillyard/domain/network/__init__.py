@@ -1,1 +1,4 @@
-"""What a sandbox may reach: rules, policies and decisions. Values only; the gate acts on them."""
+"""What a sandbox may reach: rules, policies and decisions.
+
+Values only; the gate acts on them.
+"""

@@ -1,4 +1,7 @@
-"""Addresses as they must be written, and the ranges that stay closed unless an operator names an address."""
+"""Addresses in strict form, and the ranges that stay closed below every policy.
+
+Only an operator who names an address opens it.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +55,10 @@ _FLOOR: tuple[tuple[Network, str], ...] = tuple((ipaddress.ip_network(text), why
 
 
 def parse_address(text: str) -> Address | None:
-    """A strict literal: four decimal numbers without leading zeros, or IPv6 without brackets and zone (RFC 4291 §2.2,
-    RFC 6943 §3.1.1). None for everything else."""
+    """Returns a strict address literal, or None for everything else.
+
+    It is four decimal numbers without leading zeros, or IPv6 without brackets and zone (RFC 4291 §2.2, RFC 6943
+    §3.1.1)."""
     if "%" in text:
         return None
     try:
@@ -63,13 +68,14 @@ def parse_address(text: str) -> Address | None:
 
 
 def looks_numeric(host: str) -> bool:
-    """Whether some resolver would read ``host`` as an IPv4 address in an odd form (``0x7f.1``, ``2130706433``):
-    its last label is a number (inet_aton(3), WHATWG URL §3.5)."""
+    """Returns whether some resolver would read ``host`` as an IPv4 address in an odd form.
+
+    Examples are ``0x7f.1`` and ``2130706433``: the last label is a number (inet_aton(3), WHATWG URL §3.5)."""
     return _NUMERIC_LABEL.fullmatch(host.rstrip(".").rpartition(".")[2]) is not None
 
 
 def embedded(address: Address, nat64: Iterable[ipaddress.IPv6Network]) -> set[ipaddress.IPv4Address]:
-    """Returns the IPv4 address behind ``address``, by such a NAT64 or by ISATAP (RFC 5214 §6.1)."""
+    """Returns the IPv4 address behind ``address``, by a NAT64 or by ISATAP (RFC 5214 §6.1)."""
     if address.version == 4:
         return set()
     raw = address.packed
@@ -81,20 +87,24 @@ def embedded(address: Address, nat64: Iterable[ipaddress.IPv6Network]) -> set[ip
 def nat64_prefixes(
     address: ipaddress.IPv6Address, known: Iterable[ipaddress.IPv4Address]
 ) -> set[ipaddress.IPv6Network]:
-    """Returns the prefixes with which ``address`` stands for one of the ``known`` ones (RFC 7050 §3)."""
+    """Returns the prefixes by which ``address`` stands for a ``known`` one (RFC 7050 §3)."""
     fours = {four.packed for four in known}
     lengths = [length for length in NAT64_LENGTHS if _behind(address.packed, length) in fours]
     return {ipaddress.IPv6Network((address.packed, length), strict=False) for length in lengths}
 
 
 def _behind(raw: bytes, length: int) -> bytes:
-    """Returns the IPv4 address after the prefix. Bits 64 to 71 are left out (RFC 6052 §2.2)."""
+    """Returns the IPv4 address after the prefix.
+
+    Bits 64 to 71 are left out (RFC 6052 §2.2)."""
     start = length // 8
     return (raw[start:8] + raw[max(start, 9) :])[:4]
 
 
 def closed(address: Address, own: Iterable[Address] = ()) -> str:
-    """Why ``address`` is below the floor, or empty. ``own`` are the host's addresses."""
+    """Returns why ``address`` is below the floor, or an empty text.
+
+    ``own`` are the host's addresses."""
     for network, why in _FLOOR:
         if address.version == network.version and address in network:
             return why

@@ -1,4 +1,4 @@
-"""Why a policy allows a target or not, layer by layer: the decision itself is :class:`Policy`'s."""
+"""Explains why a policy allows a target or not, layer by layer; :class:`Policy` decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 300
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``HOST[:PORT]`` as a program means it: ``name`` or ``address`` is given."""
+    """A host and port as a program means them: ``name`` or ``address`` is given."""
 
     port: int
     name: str | None = None
@@ -46,7 +46,7 @@ class Target:
 
 
 def layer_decisions(policy: Policy, target: Target) -> list[tuple[str, Decision]]:
-    """What each layer says by itself, the operator's first."""
+    """Returns the decision of each layer by itself, the operator's first."""
     alone = [(layer.name, Policy((layer,), policy.hosts, policy.nat64)) for layer in policy.layers]
     return [(name, layer.ask(target.name, target.address, target.port)) for name, layer in alone]
 
@@ -54,8 +54,9 @@ def layer_decisions(policy: Policy, target: Target) -> list[tuple[str, Decision]
 def explain(
     policy: Policy, target: Target, addresses: Sequence[Address] = (), own: Collection[Address] = ()
 ) -> dict[str, Any]:
-    """The decision with what each layer says, and for the target's address, or for each of ``addresses``, those of a
-    name, whether it may be dialled; ``own`` are those of the host."""
+    """Returns the decision, each layer's, and whether each address of the target may be dialled.
+
+    ``addresses`` are those of a name; ``own`` are those of the host."""
     asked = policy.ask(target.name, target.address, target.port)
     dialled = addresses if target.address is None else (target.address,)
     checked = [(address, policy.check(target.name, address, target.port, own)) for address in dialled]
@@ -76,7 +77,7 @@ def _told(decision: Decision) -> dict[str, Any]:
 
 
 def _word(decision: Decision) -> str:
-    """A layer without a rule for the target allows nothing of it."""
+    """Returns a layer's word for the target; without a rule for it, the layer allows nothing."""
     return "allows" if decision.allowed else "denies" if decision.rule else "has no rule"
 
 

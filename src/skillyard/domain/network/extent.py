@@ -1,5 +1,7 @@
-"""How much of what one rule asks for other layers leave: said before anything runs, for people to read. What is
-decided about a connection is :class:`skillyard.domain.network.policy.Policy`'s."""
+"""How much of a rule the other layers leave, said before anything runs, for people to read.
+
+:class:`skillyard.domain.network.policy.Policy` decides about connections.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,16 @@ class Extent(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """``why`` says what takes the rest away, and is empty for the whole."""
+    """The extent that is left, and ``why`` not more; empty for the whole."""
 
     extent: Extent
     why: str = ""
 
 
 def left_of(asked: Rule, layers: Sequence[Layer]) -> Left:
-    """What ``layers`` leave of an allow rule. WHOLE and NONE are sure, PART is anything between; addresses that the
-    floor closes are not looked at."""
+    """Returns the extent of an allow rule that ``layers`` leave.
+
+    WHOLE and NONE are sure, PART is anything between; addresses that the floor closes are not looked at."""
     found = Left(Extent.WHOLE)
     for layer in layers:
         here = _left_by(asked, layer)
@@ -52,7 +55,9 @@ def _left_by(asked: Rule, layer: Layer) -> Left:
 
 
 def _meet(one: Rule, other: Rule) -> bool:
-    """Whether some target and port is of both. A name is no address: which it has is not known yet."""
+    """Returns whether some target and port belongs to both rules.
+
+    A name never meets an address: its addresses are not known yet."""
     return _targets_meet(one, other) and any(
         first <= high and low <= last for first, last in one.ports for low, high in other.ports
     )
@@ -79,7 +84,7 @@ def _networks_meet(one: Rule, other: Rule) -> bool:
 
 
 def _within(asked: Rule, other: Rule) -> bool:
-    """Whether every target and port of ``asked`` is of ``other``."""
+    """Returns whether every target and port of ``asked`` belongs to ``other``."""
     return _target_within(asked, other) and _ports_within(asked.ports, other.ports)
 
 

@@ -1,6 +1,6 @@
 """What a run may reach: layers of rules, every one of which must allow a connection.
 
-The operator's layer bounds what a skill declares, that bounds what a request narrows. So nobody further down can
+The operator's layer bounds what a skill declares, and that bounds what a request narrows. So a later layer cannot
 widen, and a decision can name the layer and the rule that made it.
 """
 
@@ -21,7 +21,9 @@ NONE_WORD, OPEN_WORD = "none", "open"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``rule`` is the text of the rule that decided, ``layer`` whose it is; ``reason`` is empty when allowed."""
+    """Whether a connection is allowed, and by which rule of which layer.
+
+    ``reason`` is empty when it is allowed."""
 
     allowed: bool
     layer: str = ""
@@ -31,7 +33,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Whose rules they are, and the rules: a deny rule decides, else an allow rule does, else it is refused."""
+    """Named rules: a deny rule decides first, then an allow rule; else it is refused."""
 
     name: str
     rules: tuple[Rule, ...]
@@ -40,21 +42,23 @@ class Layer:
         return next((rule for rule in self.rules if rule.deny and _meets(rule, name, address, port)), None)
 
     def allows(self, name: str | None, address: Address | None, port: int) -> Rule | None:
-        """A named target is allowed by names, a literal one by addresses; ``*`` allows both."""
+        """Returns the rule that allows a target.
+
+        Names allow names, addresses allow literals, ``*`` allows both."""
         return next((rule for rule in self.rules if not rule.deny and _meets(rule, name, address, port)), None)
 
     def names_address(self, address: Address, port: int) -> Rule | None:
-        """The allow rule that names ``address`` outright."""
+        """Returns the allow rule that names ``address`` outright."""
         found = (rule for rule in self.rules if not rule.deny and rule.has_address(address) and rule.has_port(port))
         return next(found, None)
 
     def names_name(self, name: str, port: int) -> Rule | None:
-        """The allow rule that names ``name``, by itself or by a wildcard of its domain."""
+        """Returns the allow rule that names ``name``, by itself or by a wildcard of its domain."""
         found = (r for r in self.rules if not r.deny and not r.everything and _meets(r, name, None, port))
         return next(found, None)
 
     def uses(self, port: int) -> bool:
-        """Whether it allows anything at all on ``port``."""
+        """Returns whether it allows anything at all on ``port``."""
         return any(not rule.deny and rule.has_port(port) for rule in self.rules)
 
     def texts(self) -> list[str]:
@@ -63,8 +67,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``hosts`` are the operator's own addresses of names, asked before any name server; a name that stands there
-    may have a closed address. ``nat64`` are prefixes of translators: what is behind them is judged too."""
+    """Layers of rules, and facts that decisions need.
+
+    ``hosts`` are the operator's own addresses of names, asked before any name server; a name among them may have a
+    closed address. ``nat64`` are prefixes of translators: the address behind one is judged too."""
 
     layers: tuple[Layer, ...] = ()
     hosts: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)
@@ -72,11 +78,13 @@ class Policy:
 
     @property
     def nothing(self) -> bool:
-        """Whether no connection at all is allowed."""
+        """Returns whether no connection at all is allowed."""
         return not self.layers or any(all(rule.deny for rule in layer.rules) for layer in self.layers)
 
     def ask(self, name: str | None, address: Address | None, port: int) -> Decision:
-        """Before a name is looked up, or for a literal ``address``; :meth:`check` must follow with what is dialled."""
+        """Decides before a name is looked up, or about a literal.
+
+        :meth:`check` must follow for the address to dial."""
         if not self.layers:
             return Decision(False, reason="no network is allowed")
         allowed = Decision(False)
@@ -99,8 +107,10 @@ class Policy:
         own: Collection[Address] = (),
         nat64: Iterable[IPv6Network] = (),
     ) -> Decision:
-        """Whether the very ``address`` that is about to be dialled may be: the floor, and denied networks. ``name`` is
-        what was looked up, None for a literal; ``own`` are the host's addresses, ``nat64`` prefixes beside our own."""
+        """Decides whether this very ``address`` may be dialled, by the floor and denied networks.
+
+        ``name`` was looked up, None for a literal; ``own`` are the host's addresses, ``nat64`` prefixes beside our
+        own."""
         decision = self.ask(name, None if name is not None else address, port)
         if not decision.allowed:
             return decision
@@ -116,7 +126,7 @@ class Policy:
         return decision
 
     def answers(self, name: str) -> bool:
-        """Whether a name server may know ``name``: some port of it is allowed."""
+        """Returns whether a name server may know ``name``: some port of it is allowed."""
         if not all(
             any(not rule.deny and _meets(rule, name, None, None) for rule in layer.rules) for layer in self.layers
         ):
@@ -124,8 +134,9 @@ class Policy:
         return any(self.ask(name, None, port).allowed for port in self._ports_tried())
 
     def ports(self, most: int) -> tuple[int, ...]:
-        """Ports on which something may be allowed, and that rules name one by one or by ranges of at most ``most``
-        ports, ascending."""
+        """Returns the ports on which something may be allowed, ascending.
+
+        Rules name them one by one or by ranges of at most ``most`` ports."""
         found: set[int] = set()
         for layer in self.layers:
             for rule in layer.rules:
@@ -137,7 +148,7 @@ class Policy:
 
     @property
     def every_port(self) -> bool:
-        """Whether some connection is allowed to a port that no rule names."""
+        """Returns whether some connection is allowed to a port that no rule names."""
         return bool(self.layers) and all(
             any(not rule.deny and (1, 65535) in rule.ports for rule in layer.rules) for layer in self.layers
         )
@@ -188,7 +199,7 @@ def _with_port(text: str, port: int) -> str:
 
 
 def parse_rules(value: object, field: str = "network") -> tuple[Rule, ...]:
-    """A list of rules, or one of the words ``none`` and ``open``. Raises InvalidInput."""
+    """Returns the rules of a list, or of the word ``none`` or ``open``. Raises InvalidInput."""
     if value == NONE_WORD:
         return ()
     if value == OPEN_WORD:
@@ -201,12 +212,15 @@ def parse_rules(value: object, field: str = "network") -> tuple[Rule, ...]:
 
 
 def is_open(rules: Iterable[Rule]) -> bool:
-    """Whether they ask for every host, which an operator has to consent to (skills-protocol §8): ``*``, or a network
-    so wide that nobody can have meant its hosts."""
+    """Returns whether rules ask for every host, to which an operator has to consent.
+
+    That is ``*``, or a network too wide for all of its hosts to be meant (skills-protocol §8)."""
     return any(not rule.deny and (rule.everything or _vast(rule)) for rule in rules)
 
 
 def _vast(rule: Rule) -> bool:
-    """Wider than what a registry gives to one holder: shorter than /8 in IPv4, than /16 in IPv6."""
+    """Returns whether a network is wider than a registry gives to one holder.
+
+    That is shorter than /8 in IPv4 and than /16 in IPv6."""
     network = rule.network
     return network is not None and network.prefixlen < (8 if network.version == 4 else 16)

@@ -34,8 +34,10 @@ PortRanges = tuple[tuple[int, int], ...]
 
 
 def canonical_name(text: str) -> str | None:
-    """A host name in lower case (RFC 1123 §2.1, with underscores), or None for what is none: an empty or over-long one,
-    another alphabet than ASCII, a trailing dot, or an address in any form."""
+    """Returns a host name in lower case (RFC 1123 §2.1, with underscores), or None.
+
+    None stands for an empty or over-long name, another alphabet than ASCII, a trailing dot, and an address in any
+    form."""
     name = text.lower() if text.isascii() else ""
     if not 0 < len(name) <= 253 or looks_numeric(name) or _NAME.fullmatch(name) is None:
         return None
@@ -44,8 +46,9 @@ def canonical_name(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``name`` is a host (``*`` for all), ``below`` says that it stands for the names below it; or ``network`` is
-    given. ``text`` is what was written."""
+    """One rule: ``name`` is a host (``*`` for all), or ``network`` is given.
+
+    ``below`` says that the rule is for the names below ``name``; ``text`` is the rule as it was written."""
 
     text: str
     deny: bool
@@ -56,7 +59,7 @@ class Rule:
 
     @property
     def everything(self) -> bool:
-        """Whether its target is ``*``, which names nothing."""
+        """Returns whether its target is ``*``, which names nothing."""
         return self.name == "*"
 
     def has_port(self, port: int) -> bool:
@@ -73,7 +76,7 @@ class Rule:
 
 
 def parse_rule(text: object, field: str = "network") -> Rule:
-    """Raises InvalidInput naming the part that is wrong."""
+    """Returns the rule of a text. Raises InvalidInput naming the part that is wrong."""
     if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
         raise InvalidInput(
             field, f"must be a rule such as 'api.x.com:443', at most {_MAX_TEXT} characters", shown(text)

@@ -1,4 +1,4 @@
-"""One run's way out: what the gate is told, what it gives back, and what it saw."""
+"""One run's way out: the gate's orders, its answers and its log."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ a port that is listened on."""
 
 @dataclass(frozen=True, slots=True)
 class EgressLimits:
-    """Of one run: connections at once and in all, bytes each way in all, seconds to connect, to say the first words,
-    and without a byte either way."""
+    """Limits of one run: connections, bytes each way, and seconds.
+
+    Connections are counted at once and in all. Seconds bound connecting, the first bytes, and silence both ways."""
 
     connections: int = 128
     connections_total: int = 10_000
@@ -45,7 +46,9 @@ class EgressLimits:
 
 @dataclass(frozen=True, slots=True)
 class GateSecret:
-    """A value that the gate puts in the place of ``placeholder``, in header fields of requests to ``hosts`` alone."""
+    """A value that the gate puts in the place of ``placeholder``.
+
+    It does so in header fields of requests to ``hosts`` alone."""
 
     name: str
     placeholder: str
@@ -54,8 +57,9 @@ class GateSecret:
 
 
 def new_placeholder() -> str:
-    """What a sandbox holds in a secret's place: 128 random bits, of characters that no URL, JSON text, shell or header
-    has to quote."""
+    """Returns a placeholder, which a sandbox holds in a secret's place.
+
+    It has 128 random bits, in characters that no URL, JSON text, shell or header has to quote."""
     return PLACEHOLDER_PREFIX + token_hex(16)
 
 
@@ -68,31 +72,38 @@ class EgressPlan:
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """In a :class:`~skillyard.domain.sandbox.spec.SandboxSpec`: plug the sandbox into this session of the gate, with
-    these TCP ports for programs that know no proxy."""
+    """The part of a sandbox's specification that plugs it into a session of the gate.
+
+    ``ports`` are TCP ports for programs that know no proxy."""
 
     session: str
     ports: tuple[int, ...] = ()
 
 
 def ports_of(policy: Policy) -> tuple[int, ...]:
-    """What a sandbox with ``policy`` listens on beside :data:`PROXY_PORT` and :data:`DNS_PORT`."""
+    """Returns the ports on which a sandbox listens for programs that know no proxy.
+
+    :data:`PROXY_PORT` and :data:`DNS_PORT` come beside them."""
     named = policy.ports(MOST_PORTS)
     found = {*named, *USUAL_PORTS} if policy.every_port else set(named)
     return tuple(sorted(found - {DNS_PORT, PROXY_PORT})[:MOST_PORTS])
 
 
 def host_and_port(host: str, port: int) -> str:
-    """``api.x.com:443``, ``[2001:db8::1]:443``; a name that was only asked for has no port."""
+    """Returns ``api.x.com:443`` or ``[2001:db8::1]:443``.
+
+    A name that was only asked for has no port."""
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port}" if port else shown
 
 
 @dataclass(slots=True)
 class Connection:
-    """Connections of one kind, counted together. ``via``: http, connect, socks5, direct, dns or gate
-    (what befell the gate itself). ``host`` is a name or an address; bytes are of
-    bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the session's start."""
+    """Connections of one kind, counted together.
+
+    ``via`` is http, connect, socks5, direct, dns, or gate for an event of the gate itself. ``host`` is a name or an
+    address. Bytes are of bodies and all else on the wire beyond the gate; ``first_ms`` and ``last_ms`` count from the
+    session's start."""
 
     via: str
     host: str
@@ -114,7 +125,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkLog:
-    """``dropped`` connections fell into kinds beyond what a log holds."""
+    """The connections of a session; ``dropped`` ones fell into kinds beyond the log's bound."""
 
     connections: tuple[Connection, ...] = ()
     dropped: int = 0
