@@ -56,7 +56,9 @@ INIT = """
 import ctypes, json, os, resource, select, signal, sys
 report, leash, kept, cwd, *argv = sys.argv[1:]
 kept = [int(number) for number in kept.split(',') if number]
-ctypes.CDLL(None).prctl(36, 1)
+libc = ctypes.CDLL(None)
+libc.prctl(36, 1)
+libc.prctl(38, 1, 0, 0, 0)
 wake, waker = os.pipe()
 os.set_blocking(waker, False)
 signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -89,7 +91,7 @@ used = resource.getrusage(resource.RUSAGE_CHILDREN)
 told = {'status': status, 'cpu_ms': (used.ru_utime + used.ru_stime) * 1000, 'rss': used.ru_maxrss * 1024}
 os.write(int(report), json.dumps(told).encode())
 """
-"""Starts one program, takes in what it leaves (PR_SET_CHILD_SUBREAPER), and ends all of it when it or the host ends."""
+"""Starts one program, takes in what it leaves (a subreaper), and ends all of it when it or the host ends."""
 
 
 class Spool:
@@ -322,7 +324,7 @@ class ToyBackend:
         claims = dict.fromkeys(GUARANTEES, Protection(Level.MISSING, why="a plain process does not have it"))
         claims |= dict.fromkeys(("timeout", "output"), Protection(Level.SUPERVISED, by=watched))
         if os.geteuid() != 0:
-            claims["privilege"] = Protection(Level.PROVIDER, by="the server itself was started without privilege")
+            claims["privilege"] = Protection(Level.PROVIDER, by="the server was started without privilege; no_new_privs")
         return Probe(self.name, True, claims, {"survival": "a sandbox ends with the server that made it"})
 
     async def create(self, spec: SandboxSpec, key: str) -> ToySandbox:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.domain.sandbox.guarantees import ABILITIES, PROTECTIONS, Level
+from skillyard.domain.sandbox.guarantees import ABILITIES, GUARANTEES, PROTECTIONS, Level
 from skillyard.domain.sandbox.spec import SandboxSpec, Stream
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
@@ -242,4 +242,4 @@ async def test_a_check_that_raises_fails_alone(ground: Ground) -> None:
 
 def test_every_check_has_a_name_of_its_own() -> None:
     assert len(NAMED) == len(CHECKS)
-    assert all(check.needs <= {*PROTECTIONS, *ABILITIES, SURVIVAL} for check in CHECKS)
+    assert all(check.needs <= {*GUARANTEES, *PROTECTIONS, *ABILITIES, SURVIVAL} for check in CHECKS)
