@@ -324,7 +324,9 @@ class ToyBackend:
         claims = dict.fromkeys(GUARANTEES, Protection(Level.MISSING, why="a plain process does not have it"))
         claims |= dict.fromkeys(("timeout", "output"), Protection(Level.SUPERVISED, by=watched))
         if os.geteuid() != 0:
-            claims["privilege"] = Protection(Level.PROVIDER, by="the server was started without privilege; no_new_privs")
+            claims["privilege"] = Protection(
+                Level.PROVIDER, by="the server was started without privilege; no_new_privs"
+            )
         return Probe(self.name, True, claims, {"survival": "a sandbox ends with the server that made it"})
 
     async def create(self, spec: SandboxSpec, key: str) -> ToySandbox:
