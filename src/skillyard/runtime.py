@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skillyard.client.bundles import ArchiveFormat
-    from skillyard.client.exchange import Transport
     from skillyard.client.sources import Progress, Sink, Source
+    from skillyard.client.transport import Transport
     from skillyard.ports.sandbox import Backend
 
 T = TypeVar("T")

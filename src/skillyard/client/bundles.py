@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from skillyard.client import wire
 from skillyard.client.errors import BadArgument, BadReply
-from skillyard.client.exchange import Offloading, Request, Transport, read_all
 from skillyard.client.sources import Download, Upload
+from skillyard.client.transport import Offloading, Request, Transport, read_all
 
 if TYPE_CHECKING:
     from skillyard.client.sources import Progress, Sink, Source

@@ -1,4 +1,4 @@
-"""What makes the methods of the server Python methods: one abstract ``call``, awaited or waited for."""
+"""The base of the server's methods as Python methods: one abstract ``call``, awaited or waited for."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Waits:
 
 
 def listed(texts: Sequence[str] | None) -> Sequence[str] | None:
-    """A text is left whole, for the server to refuse: its letters are no list."""
+    """Returns a list of the texts. A text alone is left whole, for the server to refuse: its letters are not a list."""
     return texts if texts is None or isinstance(texts, str) else list(texts)
 
 
 def given(**params: Any) -> Json:
-    """The parameters that were given; None is how a method's signature says left out."""
+    """Returns the parameters that were given: None in a signature means left out."""
     return {name: value for name, value in params.items() if value is not None}

@@ -13,9 +13,9 @@ from skillyard.client import wire
 from skillyard.client.bundles import LATEST, ExportedSkill, PublishedSkill, download_bundle, upload_bundle
 from skillyard.client.discovery import ServerUrl, find_server
 from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
-from skillyard.client.exchange import Request, Response, Transport, read_all
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.sources import Download, Upload
+from skillyard.client.transport import Request, Response, Transport, read_all
 
 if TYPE_CHECKING:
     from skillyard.client.bundles import ArchiveFormat
@@ -209,7 +209,7 @@ class Client(ProtocolMethods):
 
 
 def _httpx(url: ServerUrl) -> Transport:
-    from skillyard.client.transport import HttpxTransport  # 100 ms, spared when another is given
+    from skillyard.client.httpx_transport import HttpxTransport  # 100 ms, spared when another is given
 
     return HttpxTransport(url)
 

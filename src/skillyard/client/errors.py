@@ -1,15 +1,12 @@
-"""What a client raises. ``RpcError`` mirrors the server's error object; the rest happens on the way there.
+"""The errors that a client raises. ``RpcError`` mirrors the server's error object; the rest happens on the way there.
 
-A run that fails is no error: look at :attr:`Run.status`, or let :meth:`Run.raise_for_status` raise.
+A run that fails is not an error: look at :attr:`Run.status`, or let :meth:`Run.raise_for_status` raise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from skillyard.client.run import Run
+from typing import Any
 
 
 class ClientError(Exception):
@@ -41,17 +38,17 @@ class ResponseTimeout(ConnectionFailed):
 
 
 class BadReply(ConnectionFailed):
-    """What answered does not speak the Skills Protocol, or sent other bytes than it announced."""
+    """The answer does not follow the Skills Protocol, or has other bytes than were announced."""
 
 
 class RunFailed(ClientError):
-    """Raised by :meth:`Run.raise_for_status` only."""
+    """Raised by :meth:`Run.raise_for_status` only. ``run`` is that run, which is a mapping too."""
 
-    def __init__(self, run: Run) -> None:
-        error = run.error or {}
+    def __init__(self, run: Mapping[str, Any]) -> None:
+        error = run.get("error") or {}
         self.run = run
         self.type = str(error.get("type", "Error"))
-        super().__init__(f"{run.run_id} failed: {self.type}: {error.get('message', run.summary)}")
+        super().__init__(f"{run['run_id']} failed: {self.type}: {error.get('message', run['summary'])}")
 
 
 class RpcError(ClientError):

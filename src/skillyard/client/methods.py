@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skillyard.client.calling import Json, blocking, given, listed
-from skillyard.client.catalogue_methods import CatalogueMethods, SyncCatalogueMethods
-from skillyard.client.environment_methods import EnvironmentMethods, SyncEnvironmentMethods
+from skillyard.client.operator_methods import (
+    CatalogueMethods,
+    EnvironmentMethods,
+    SyncCatalogueMethods,
+    SyncEnvironmentMethods,
+)
 from skillyard.client.run import Run
 
 if TYPE_CHECKING:

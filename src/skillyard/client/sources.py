@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Literal, cast
 from skillyard.client.errors import BadArgument
 
 if TYPE_CHECKING:
-    from skillyard.client.exchange import Offloading
+    from skillyard.client.transport import Offloading
 
     Source = bytes | str | os.PathLike[str] | IO[bytes] | AsyncIterable[bytes] | Iterable[bytes]
     Sink = str | os.PathLike[str] | IO[bytes]

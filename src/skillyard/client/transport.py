@@ -1,92 +1,75 @@
-"""HTTP for the asynchronous client: the one file that knows httpx2."""
+"""HTTP as the client needs it: one request, one streamed response. ``httpx_transport`` and ``sync`` implement it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
-import anyio
-import anyio.to_thread
-import httpx2
-
-from skillyard.client.discovery import START_ONE, ServerUrl
-from skillyard.client.errors import ConnectionLost, ResponseTimeout, Unreachable
-from skillyard.client.exchange import CONNECT_TIMEOUT_S, Request, Response
+from skillyard.client.errors import BadReply
 
 T = TypeVar("T")
 
-_CHUNK = 256 * 1024
+CONNECT_TIMEOUT_S = 5.0
+
+MAX_ANSWER = 64 * 1024 * 1024
+"""Bytes of JSON that are taken from a server; the largest answers of ours have less than half of them."""
 
 
-class HttpxTransport:
-    """A pool of connections to one server. ``client`` brings settings of one's own (certificates, a proxy);
-    it is closed with the transport."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``path`` begins with a slash and is joined to the server's URL. A streamed ``body`` is sent with
+    ``length`` bytes announced, chunked when it is None. ``timeout`` is the longest silence in seconds."""
 
-    def __init__(self, url: ServerUrl, client: httpx2.AsyncClient | None = None) -> None:
-        self._url = url
-        self._client = client or httpx2.AsyncClient(
-            verify=url.scheme == "https", trust_env=False, follow_redirects=False
-        )
-
-    @asynccontextmanager
-    async def send(self, request: Request) -> AsyncGenerator[Response, None]:
-        with _translated(self._url):
-            response = await self._client.send(self._prepared(request), stream=True)
-        try:
-            yield _HttpxResponse(response, self._url)
-        finally:
-            await response.aclose()
-
-    def _prepared(self, request: Request) -> httpx2.Request:
-        headers = dict(request.headers)
-        if request.length is not None:
-            headers["content-length"] = str(request.length)
-        return self._client.build_request(
-            request.method,
-            f"{self._url}{request.path}",
-            headers=headers,
-            content=request.body,
-            timeout=httpx2.Timeout(request.timeout, connect=CONNECT_TIMEOUT_S),
-        )
-
-    async def offload(self, work: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(work)
-
-    async def pause(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
-
-    async def close(self) -> None:
-        await self._client.aclose()
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | AsyncIterator[bytes] = b""
+    length: int | None = None
+    timeout: float | None = None
 
 
-class _HttpxResponse:
-    def __init__(self, response: httpx2.Response, url: ServerUrl) -> None:
-        self._response = response
-        self._url = url
-
+class Response(Protocol):
     @property
-    def status(self) -> int:
-        return self._response.status_code
+    def status(self) -> int: ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._response.headers
+        """Names in lower case."""
+        ...
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        with _translated(self._url):
-            async for chunk in self._response.aiter_raw(_CHUNK):
-                yield chunk
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises ConnectionLost when it ends early, ResponseTimeout."""
+        ...
 
 
-@contextmanager
-def _translated(url: ServerUrl) -> Iterator[None]:
-    """httpx2's errors as ours."""
-    try:
-        yield
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol) as error:
-        raise Unreachable(f"cannot connect to {url} ({error or 'timed out'}): {START_ONE}") from error
-    except httpx2.TimeoutException as error:
-        raise ResponseTimeout(f"{url} kept silent for too long; raise the client's timeout") from error
-    except httpx2.TransportError as error:
-        raise ConnectionLost(f"the connection to {url} broke: {error or type(error).__name__}") from error
+class Offloading(Protocol):
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Do blocking file work where it does not stop others."""
+        ...
+
+
+class Transport(Offloading, Protocol):
+    """Connections to one server. No redirect is followed and no proxy asked: the token goes to the server
+    that was named and to nobody else."""
+
+    def send(self, request: Request) -> AbstractAsyncContextManager[Response]:
+        """Raises Unreachable before anything was sent, ConnectionLost and ResponseTimeout after. A response
+        that comes before the body was sent whole ends the sending."""
+        ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def read_all(response: Response, maximum: int = MAX_ANSWER) -> bytes:
+    """The whole body: for JSON, never for blobs. Raises BadReply for one that passes ``maximum`` bytes."""
+    pieces, size = [], 0
+    async for chunk in response.chunks():
+        size += len(chunk)
+        if size > maximum:
+            raise BadReply(f"the server's answer has more than {maximum} bytes: no skillyard server there?")
+        pieces.append(chunk)
+    return b"".join(pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from skillyard.client.transport import HttpxTransport
+from skillyard.client.httpx_transport import HttpxTransport
 
 
 class Damaging:

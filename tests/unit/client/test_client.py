@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from skillyard.client import Client, SyncClient, errors, wire
-from skillyard.client.blocking import BlockingTransport
 from skillyard.client.discovery import ServerUrl
-from skillyard.client.exchange import Request, Response
-from skillyard.client.transport import HttpxTransport
+from skillyard.client.httpx_transport import HttpxTransport
+from skillyard.client.sync import BlockingTransport
+from skillyard.client.transport import Request, Response
 from tests.unit.client.damaging import Damaging
 from tests.unit.client.yardserver import TOKEN, Refusal, YardServer, completed, failed, serving
 
