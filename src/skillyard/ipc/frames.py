@@ -47,8 +47,8 @@ def close_all(sockets: Iterable[socket.socket]) -> None:
 class FrameReader:
     """Takes bytes and descriptors as they come and gives whole frames."""
 
-    def __init__(self, max_header: int = MAX_HEADER) -> None:
-        self._max_header = max_header
+    def __init__(self, max_header: int = MAX_HEADER, max_body: int = MAX_BODY) -> None:
+        self._max_header, self._max_body = max_header, max_body
         self._data = bytearray()
         self._descriptors: deque[int] = deque()
 
@@ -66,7 +66,7 @@ class FrameReader:
         if len(data) < HEAD.size:
             return None
         header_size, body_size = HEAD.unpack_from(data)
-        if header_size > self._max_header or body_size > MAX_BODY:
+        if header_size > self._max_header or body_size > self._max_body:
             raise BadMessage("frame over the limit")
         begin = HEAD.size + header_size
         if len(data) < begin + body_size:

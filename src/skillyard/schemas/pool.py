@@ -15,9 +15,11 @@ from typing import Any
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
+from skillyard.ipc.frames import FrameReader, encode
+from skillyard.ipc.strict import BadMessage
 from skillyard.own_process import start_own
 from skillyard.schemas.turns import Turns
-from skillyard.schemas.wire import HEAD, MOST_ANSWER, REMEMBERED
+from skillyard.schemas.wire import MOST_ANSWER, REMEMBERED
 
 NO_ACCOUNT = 1_899_999_998
 """A user id that nobody has."""
@@ -136,48 +138,39 @@ class _Child:
         self.used = 0.0
         self._process = process
         self._sock = sock
+        self._answers = FrameReader(MOST_ANSWER, MOST_ANSWER)
         self._pidfd = os.pidfd_open(process.pid)
         sock.setblocking(False)
 
     async def ask(self, key: str, schema: Mapping[str, Any], value: bytes) -> dict[str, Any]:
         """Sends one request. Raises _Gone."""
-        name, text = key.encode(), b""
+        text = b""
         if key not in self.known:
             text = json.dumps(schema).encode()
             if len(self.known) >= REMEMBERED:
                 self.known.clear()
             self.known.add(key)
-        head = HEAD.pack(len(name), len(text), len(value))
+        request = encode({"key": key, "schema": len(text)}, text + value)
         try:
-            await asyncio.get_running_loop().sock_sendall(self._sock, head + name + text + value)
+            await asyncio.get_running_loop().sock_sendall(self._sock, request)
         except OSError:
             raise _Gone from None
         return await self.hear()
 
     async def hear(self) -> dict[str, Any]:
         """Returns its next answer. It has read hostile schemas: an answer of another form ends it. Raises _Gone."""
-        length = int.from_bytes(await self._read(4), "big")
-        if length > MOST_ANSWER:
-            raise _Gone
         try:
-            answer = parse_json(await self._read(length))
-        except BadJson:
+            while (frame := self._answers.next()) is None:
+                data = await asyncio.get_running_loop().sock_recv(self._sock, MOST_ANSWER)
+                if not data:
+                    raise _Gone
+                self._answers.feed(data)
+            answer = parse_json(frame[1])
+        except (OSError, BadMessage, BadJson):
             raise _Gone from None
         if not isinstance(answer, dict):
             raise _Gone
         return answer
-
-    async def _read(self, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            try:
-                piece = await asyncio.get_running_loop().sock_recv(self._sock, length - len(data))
-            except OSError:
-                raise _Gone from None
-            if not piece:
-                raise _Gone
-            data += piece
-        return bytes(data)
 
     async def end(self) -> int:
         """Returns its exit code; that of a kill by us when it had not ended by itself."""

@@ -15,13 +15,15 @@ import socket
 from typing import Any
 
 from skillyard.domain.skill.schema import MOST_ERRORS, breaches
+from skillyard.ipc.frames import FrameReader, encode
 from skillyard.sandbox.native.linux import bpf, jail, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from skillyard.schemas import dialect
-from skillyard.schemas.wire import HEAD, REMEMBERED
+from skillyard.schemas.wire import REMEMBERED
 
 _LONGEST = 16 * 1024
 """Characters of a message, and of a path: five of each, escaped, fit into an answer."""
+_READ = 1 << 20
 _RETIRES_AT = 160 * 1024 * 1024
 _CALLS = (
     "read", "pread64", "recvfrom", "recvmsg", "sendto", "sendmsg", "write", "close", "poll", "ppoll",
@@ -44,7 +46,8 @@ def main(config: dict[str, Any]) -> None:
     gc.freeze()
     _say(channel, {"ready": True, "missing": missing})
     known: dict[str, Any] = {}
-    while request := _request(channel):
+    requests = FrameReader()
+    while request := _request(channel, requests):
         signal.setitimer(signal.ITIMER_PROF, config["cpu_s"])
         answer = _answer(known, *request)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -80,31 +83,19 @@ def _confine(config: dict[str, Any]) -> list[str]:
     return missing
 
 
-def _request(channel: socket.socket) -> tuple[str, bytes, bytes] | None:
+def _request(channel: socket.socket, requests: FrameReader) -> tuple[str, bytes, bytes] | None:
     """Returns the next request; None when the server is gone."""
-    head = _read(channel, HEAD.size)
-    if not head:
-        return None
-    parts = [_read(channel, length) for length in HEAD.unpack(head)]
-    return parts[0].decode(), parts[1], parts[2]
-
-
-def _read(channel: socket.socket, length: int) -> bytes:
-    data = bytearray(length)
-    view, got = memoryview(data), 0
-    while got < length:
-        count = channel.recv_into(view[got:])
-        if not count:
-            if got:
-                os._exit(1)
-            return b""
-        got += count
-    return bytes(data)
+    while (frame := requests.next()) is None:
+        data = channel.recv(_READ)
+        if not data:
+            return None
+        requests.feed(data)
+    header, body, _ = frame
+    return header["key"], body[: header["schema"]], body[header["schema"] :]
 
 
 def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
-    data = json.dumps(answer).encode()
-    channel.sendall(len(data).to_bytes(4, "big") + data)
+    channel.sendall(encode({}, json.dumps(answer).encode()))
 
 
 def _answer(known: dict[str, Any], key: str, schema: bytes, value: bytes) -> dict[str, Any]:
