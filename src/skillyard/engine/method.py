@@ -22,11 +22,13 @@ class Locator:
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[S]):
-    """``handler`` gets the ``service`` of its class, the principal, and checked parameters with the defaults filled in.
-    ``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` describes the
-    answer for documentation. ``scope`` or any of ``also`` lets a token call it. ``errors`` are the
-    protocol-level errors besides InvalidInput that a caller must expect. ``runs`` marks the methods that
-    start a run, which ends when its caller goes away.
+    """A method as a row of the table.
+
+    ``handler`` gets the ``service`` of its class, the principal, and checked parameters with the defaults filled in.
+    ``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` an open one that tests hold
+    real answers to; ``example`` has parameters that work. ``scope`` or any of ``also`` lets a token call it. ``errors``
+    are the protocol-level errors besides InvalidInput that a caller must expect. ``runs`` marks the methods that start
+    a run, which ends when its caller goes away.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Method(Generic[S]):
     surface: Surface
     doc: str
     handler: Handler[S]
+    example: Mapping[str, Any] = field(default_factory=dict)
     service: type[S] = Locator  # type: ignore[assignment]
     runs: bool = False
     also: frozenset[Scope] = frozenset()
@@ -108,9 +111,11 @@ def obj(properties: Mapping[str, Schema], *required: str) -> Schema:
     }
 
 
-def answer(properties: Mapping[str, Schema], *required: str) -> Schema:
-    """An open object schema for a result: more fields may come, these stay."""
-    return {"type": "object", "properties": dict(properties), "required": list(required)}
+def answer(properties: Mapping[str, Schema], optional: str = "") -> Schema:
+    """Returns an open object schema: more members may come, these stay. All are there but the ``optional`` ones, whose
+    names are spaced."""
+    required = [name for name in properties if name not in optional.split()]
+    return {"type": "object", "properties": dict(properties), "required": required}
 
 
 def described(schema: Schema, text: str, **more: Any) -> Schema:

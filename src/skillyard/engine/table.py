@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Protocol
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.principal import Principal
+from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
-from skillyard.engine.method import Method, telling_no_secret
+from skillyard.engine.method import OBJECT, STRING, Method, answer, list_of, obj, telling_no_secret
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import methods as execution
@@ -33,6 +34,32 @@ METHODS: dict[str, Method[Any]] = {
     )
     for method in module.TABLE
 }
+
+
+async def _discover(_service: object, _principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
+    return openrpc()
+
+
+DISCOVER: Method[Any] = Method(
+    name="rpc.discover",
+    doc="This table as an OpenRPC 1.3 document. Everybody with a token gets the whole of it.",
+    params=obj({}),
+    result=answer({"openrpc": STRING, "info": OBJECT, "methods": list_of(OBJECT, "by name"), "components": OBJECT}),
+    scope=Scope.DISCOVER,
+    also=frozenset(Scope),
+    errors=(),
+    surface="operator",
+    handler=_discover,
+)
+METHODS[DISCOVER.name] = DISCOVER
+
+
+@cache
+def openrpc() -> dict[str, Any]:
+    """Returns the OpenRPC document of the table. It is shared: nobody changes it."""
+    from skillyard.engine.openrpc import document
+
+    return document(METHODS.values())
 
 
 class Services(Protocol):

@@ -17,7 +17,6 @@ from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
     INTEGER,
-    OBJECT,
     STRING,
     Method,
     answer,
@@ -25,6 +24,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.shapes import BLOB, NEXT_CURSOR
 from skillyard.engine.text import cut_head, cut_tail, is_text, show
 from skillyard.ports.blobs import BlobInfo
 
@@ -94,8 +94,6 @@ def _view(info: BlobInfo) -> dict[str, Any]:
     return fields
 
 
-_BLOB = answer({"blob_id": STRING, "kind": STRING, "size_bytes": INTEGER, "sha256": STRING}, "blob_id")
-
 TABLE = (
     Method(
         name="create_blob",
@@ -114,7 +112,8 @@ TABLE = (
             "content",
             "kind",
         ),
-        result=answer({"blob_id": STRING, "size_bytes": INTEGER}, "blob_id", "size_bytes"),
+        example={"content": "region,amount\nnorth,5\n", "kind": "text/csv"},
+        result=answer({"blob_id": STRING, "size_bytes": INTEGER}),
         scope=Scope.BLOBS,
         errors=(QuotaExceeded,),
         surface="protocol",
@@ -143,6 +142,7 @@ TABLE = (
             },
             "blob_id",
         ),
+        example={"blob_id": "blob:EXAMPLE", "mode": "sample_head"},
         result=answer(
             {
                 "blob_id": STRING,
@@ -151,13 +151,7 @@ TABLE = (
                 "size_bytes": INTEGER,
                 "truncated": BOOLEAN,
                 "encoding": {"type": "string", "enum": ["utf-8", "base64"]},
-            },
-            "blob_id",
-            "kind",
-            "preview",
-            "size_bytes",
-            "truncated",
-            "encoding",
+            }
         ),
         scope=Scope.BLOBS,
         errors=(BlobNotFound,),
@@ -175,7 +169,8 @@ TABLE = (
                 "all": described(BOOLEAN, "every principal's blobs; needs the scope 'admin'", default=False),
             }
         ),
-        result=answer({"blobs": list_of(_BLOB, "newest first"), "next_cursor": STRING}, "blobs"),
+        example={"limit": 20},
+        result=answer({"blobs": list_of(BLOB, "newest first"), "next_cursor": NEXT_CURSOR}),
         scope=Scope.BLOBS,
         errors=(),
         surface="operator",
@@ -186,7 +181,8 @@ TABLE = (
         name="blobs.stat",
         doc="What is known of a blob.",
         params=obj({"blob_id": BLOB_ID}, "blob_id"),
-        result=answer({"blob": OBJECT}, "blob"),
+        example={"blob_id": "blob:EXAMPLE"},
+        result=answer({"blob": BLOB}),
         scope=Scope.BLOBS,
         errors=(BlobNotFound,),
         surface="operator",
@@ -197,7 +193,8 @@ TABLE = (
         name="blobs.delete",
         doc="Remove a blob.",
         params=obj({"blob_id": BLOB_ID}, "blob_id"),
-        result=answer({"deleted": BOOLEAN}, "deleted"),
+        example={"blob_id": "blob:EXAMPLE"},
+        result=answer({"deleted": BOOLEAN}),
         scope=Scope.BLOBS,
         errors=(BlobNotFound,),
         surface="operator",

@@ -13,9 +13,8 @@ from skillyard.domain.network.rule import Rule
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.method import (
-    ARRAY,
     BOOLEAN,
-    OBJECT,
+    NUMBER,
     SKILL_NAME,
     STRING,
     VERSION,
@@ -29,6 +28,7 @@ from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer
 from skillyard.engine.network.resolve import is_own, resolve
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.methods import NETWORK
+from skillyard.engine.shapes import DECISION, LAYER, STRINGS, shape, table_of
 
 if TYPE_CHECKING:
     from skillyard.engine.backends import Offer
@@ -127,6 +127,17 @@ def _ability(offer: Offer, has_gate: bool) -> dict[str, Any]:
     return {"isolation": offer.name, EGRESS: able.level.value, "by": able.by, "why": able.why, "mend": able.mend}
 
 
+_EXPLAINED = shape(
+    "ExplainedTarget",
+    "what decides about one target",
+    {
+        "target": STRING,
+        **DECISION,
+        "layers": list_of(answer({"name": STRING, "says": STRING, **DECISION}), "what each layer says"),
+        "addresses": list_of(answer({"address": STRING, **DECISION}), "that its name has, when they were looked up"),
+    },
+)
+
 TABLE = (
     Method(
         name="policy.explain",
@@ -151,15 +162,15 @@ TABLE = (
             },
             "targets",
         ),
+        example={"targets": ["api.example.com:443"], "code": True},
         result=answer(
             {
-                "layers": ARRAY,
-                "targets": ARRAY,
+                "layers": list_of(LAYER, "each of them must allow a connection"),
+                "targets": list_of(_EXPLAINED, "in the order of the request"),
                 "least": described(STRING, "why such a run gets nothing that its skills declare"),
                 "refused": described(STRING, "why such a run would not start"),
             },
-            "layers",
-            "targets",
+            optional="least refused",
         ),
         errors=(SkillNotFound,),
         handler=explain_policy,
@@ -173,16 +184,21 @@ TABLE = (
         params=obj({}),
         result=answer(
             {
-                "rules": ARRAY,
+                "rules": STRINGS,
                 "open": BOOLEAN,
                 "run_code": described({"type": ["string", "array"]}, "'mounted', or the list of rules"),
-                "hosts": OBJECT,
-                "nat64": list_of(STRING, "prefixes of translators"),
-                "limits": OBJECT,
-                "trust": described(OBJECT, "which skills are approved without a word for each version"),
-                "isolations": ARRAY,
-            },
-            "rules",
+                "hosts": table_of(STRINGS, "addresses by name"),
+                "nat64": described(STRINGS, "prefixes of translators"),
+                "limits": table_of(NUMBER, "of one run's network"),
+                "trust": described(
+                    answer({"directories": BOOLEAN, "approve": STRINGS}),
+                    "which skills are approved without a word for each version",
+                ),
+                "isolations": list_of(
+                    answer({"isolation": STRING, EGRESS: STRING, "by": STRING, "why": STRING, "mend": STRING}),
+                    "whether each can give a network",
+                ),
+            }
         ),
         errors=(),
         handler=show_policy,

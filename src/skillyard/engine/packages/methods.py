@@ -12,8 +12,6 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.method import (
     BOOLEAN,
     INTEGER,
-    NUMBER,
-    OBJECT,
     SKILL_NAME,
     STRING,
     VERSION,
@@ -27,6 +25,7 @@ from skillyard.engine.packages.build_log import BuildLog
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.targets import Target, find_target
 from skillyard.engine.schema import Schema
+from skillyard.engine.shapes import ENVIRONMENT
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -153,26 +152,7 @@ def _built(built: BuiltEnvironment) -> dict[str, Any]:
 
 
 _STATE: Schema = {"type": "string", "enum": [ABSENT, *(state.value for state in BuildState)]}
-_ENVIRONMENT: Schema = answer(
-    {
-        "name": STRING,
-        "state": _STATE,
-        "digest": STRING,
-        "requirements": list_of(STRING, "what was asked for"),
-        "distributions": OBJECT,
-        "modules": list_of(STRING, "what can be imported"),
-        "lock": described(STRING, "exact versions and SHA-256, as a requirements file"),
-        "line": described(STRING, "what the build said last"),
-        "error": STRING,
-        "log": described(STRING, "the blob with the whole log of the build"),
-        "size_bytes": INTEGER,
-        "build_ms": NUMBER,
-        "built_at": NUMBER,
-        "used_at": NUMBER,
-    },
-    "state",
-    "requirements",
-)
+_ENVIRONMENT: Schema = {**ENVIRONMENT, "properties": {**ENVIRONMENT["properties"], "state": _STATE}}
 _TARGET: dict[str, Schema] = {
     "environment": described(
         STRING, "a name of the settings, a digest, or its first 16 digits", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -192,13 +172,10 @@ TABLE = (
         params=obj({}),
         result=answer(
             {
-                "named": list_of(OBJECT, f"those of the settings, built or not: {', '.join(_BRIEF)}"),
-                "environments": list_of(OBJECT, "built ones, as environments.show gives them, without name and lock"),
-                "builds": list_of(OBJECT, "likewise"),
-            },
-            "named",
-            "environments",
-            "builds",
+                "named": list_of(_ENVIRONMENT, f"those of the settings, built or not: {', '.join(_BRIEF)}"),
+                "environments": list_of(_ENVIRONMENT, "built ones, without name and lock"),
+                "builds": list_of(_ENVIRONMENT, "likewise"),
+            }
         ),
         scope=Scope.ADMIN,
         errors=(),
@@ -209,7 +186,8 @@ TABLE = (
         name="environments.show",
         doc="One environment: what is in it, or how far its build is.",
         params=obj(_TARGET),
-        result=answer({"environment": _ENVIRONMENT}, "environment"),
+        example={"environment": "tables"},
+        result=answer({"environment": _ENVIRONMENT}),
         scope=Scope.EXECUTE,
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound),
@@ -228,7 +206,8 @@ TABLE = (
                 "wait": described(BOOLEAN, "return when the build has ended", default=True),
             }
         ),
-        result=answer({"environment": _ENVIRONMENT}, "environment"),
+        example={"environment": "tables"},
+        result=answer({"environment": _ENVIRONMENT}),
         scope=Scope.EXECUTE,
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
@@ -244,7 +223,8 @@ TABLE = (
                 "forget": described(BOOLEAN, "its locks too: the next build resolves anew", default=False),
             }
         ),
-        result=answer({"removed": STRING}, "removed"),
+        example={"environment": "tables"},
+        result=answer({"removed": described(STRING, "its digest")}),
         scope=Scope.ADMIN,
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
         surface="operator",
@@ -254,8 +234,9 @@ TABLE = (
         name="environments.wheels",
         doc="The wheels of an environment's lock, as a tar archive in a blob: what an offline server installs from.",
         params=obj(_TARGET),
+        example={"environment": "tables"},
         result=answer(
-            {"digest": STRING, "lock": STRING, "archive": STRING, "size_bytes": INTEGER}, "digest", "archive"
+            {"digest": STRING, "lock": STRING, "archive": described(STRING, "the blob"), "size_bytes": INTEGER}
         ),
         scope=Scope.EXECUTE,
         also=_EITHER,

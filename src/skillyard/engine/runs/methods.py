@@ -31,49 +31,19 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
-    answer,
     described,
     list_of,
     obj,
 )
 from skillyard.engine.runs.history import RunHistory, line, view
+from skillyard.engine.runs.record import in_detail
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.schema import Schema
+from skillyard.engine.shapes import BRIEF_OR_NOT, NEXT_CURSOR, RECORD_OR_BRIEF, RUN, RUN_LINE, RUN_RECORD
 
 Params = Mapping[str, Any]
 MAX_CODE = 1024 * 1024
-
-RUN_OBJECT: Schema = answer(
-    {
-        "status": {"type": "string", "enum": ["completed", "failed"]},
-        "run_id": STRING,
-        "summary": STRING,
-        "output": OBJECT,
-        "output_blobs": list_of(STRING, "ids of the blobs that the run made"),
-        "files": list_of(
-            answer({"path": STRING, "blob_id": STRING, "size": INTEGER, "mime": STRING}),
-            "the files left in /workspace/out; their ids are in output_blobs too",
-        ),
-        "notes": list_of(STRING, "further sentences, such as about files that were not kept"),
-        "logs_preview": STRING,
-        "logs_blob": described(STRING, "the whole log, when there is one"),
-        "error": answer({"type": STRING, "message": STRING, "traceback": STRING}, "type", "message"),
-        "skill": described(STRING, "what was executed, with its version"),
-        "version": STRING,
-        "environment": described(STRING, "a name of the settings, with + and a digest when more was asked for"),
-        "outcome": STRING,
-        "isolation": STRING,
-        "network": OBJECT,
-        "usage": OBJECT,
-        "limits": OBJECT,
-        "least": described(STRING, "why it got the least policy: no network and no secrets that its skills declare"),
-        "enforced": OBJECT,
-    },
-    "status",
-    "run_id",
-    "summary",
-)
 
 LIMITS: Schema = obj(
     {
@@ -110,17 +80,18 @@ COMMON: dict[str, Schema] = {
     "isolation": described(STRING, "the boundary to run behind; one that policy offers"),
     "network": NETWORK,
     "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
+    "detail": BRIEF_OR_NOT,
 }
 
 _ERRORS = (SkillNotFound, BlobNotFound, ProtectionMissing, Busy, IdempotencyConflict)
 
 
 async def execute_skill(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
-    return await service.run(principal, from_params(RunKind.SKILL, params))
+    return in_detail(await service.run(principal, from_params(RunKind.SKILL, params)), params["detail"])
 
 
 async def run_code(service: RunService, principal: Principal, params: Params) -> dict[str, Any]:
-    return await service.run(principal, from_params(RunKind.CODE, params))
+    return in_detail(await service.run(principal, from_params(RunKind.CODE, params)), params["detail"])
 
 
 async def list_runs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
@@ -136,7 +107,7 @@ async def list_runs(service: RunHistory, principal: Principal, params: Params) -
 
 
 async def show_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
-    return {"run": await service.show(principal, params["run_id"])}
+    return {"run": in_detail(await service.show(principal, params["run_id"]), params["detail"])}
 
 
 async def run_logs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
@@ -145,7 +116,8 @@ async def run_logs(service: RunHistory, principal: Principal, params: Params) ->
 
 async def cancel_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
     cancelled = await service.cancel(principal, params["run_id"], params.get("reason"))
-    return {"cancelled": cancelled, "run": view(await service.owned(principal, params["run_id"]))}
+    run = view(await service.owned(principal, params["run_id"]))
+    return {"cancelled": cancelled, "run": in_detail(run, params["detail"])}
 
 
 async def set_run_network(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
@@ -165,7 +137,12 @@ TABLE = (
             },
             "name",
         ),
-        result=RUN_OBJECT,
+        example={
+            "name": "examples.csv.summarize",
+            "args": {"blob": "blob:EXAMPLE"},
+            "input_blobs": ["blob:EXAMPLE"],
+        },
+        result=RUN,
         scope=Scope.EXECUTE,
         errors=(*_ERRORS, NotExecutable),
         surface="protocol",
@@ -192,7 +169,12 @@ TABLE = (
             "language",
             "code",
         ),
-        result=RUN_OBJECT,
+        example={
+            "language": "python",
+            "code": "def main(args):\n    return {'sum': sum(args['xs'])}\n",
+            "args": {"xs": [1, 2, 3]},
+        },
+        result=RUN,
         scope=Scope.RUN_CODE,
         errors=(*_ERRORS, UnsupportedLanguage),
         surface="protocol",
@@ -211,7 +193,8 @@ TABLE = (
                 "all": described(BOOLEAN, "every principal's runs; needs the scope 'admin'", default=False),
             }
         ),
-        result=answer({"runs": list_of(OBJECT, "run records"), "next_cursor": STRING}, "runs"),
+        example={"status": "failed", "limit": 20},
+        result=answer({"runs": list_of(RUN_LINE, "newest first"), "next_cursor": NEXT_CURSOR}),
         errors=(),
         service=RunHistory,
         handler=list_runs,
@@ -222,8 +205,9 @@ TABLE = (
     Method(
         name="runs.show",
         doc="The record of one run.",
-        params=obj({"run_id": RUN_ID}, "run_id"),
-        result=answer({"run": OBJECT}, "run"),
+        params=obj({"run_id": RUN_ID, "detail": BRIEF_OR_NOT}, "run_id"),
+        example={"run_id": "run_EXAMPLE"},
+        result=answer({"run": RECORD_OR_BRIEF}),
         errors=(RunNotFound,),
         service=RunHistory,
         handler=show_run,
@@ -242,21 +226,17 @@ TABLE = (
             },
             "run_id",
         ),
+        example={"run_id": "run_EXAMPLE"},
         result=answer(
             {
                 "run_id": STRING,
                 "content": STRING,
+                "encoding": described(STRING, "'utf-8': what is not text is replaced"),
                 "offset": INTEGER,
                 "next_offset": INTEGER,
                 "running": BOOLEAN,
                 "complete": described(BOOLEAN, "the run ended and this is the end of its log"),
-            },
-            "run_id",
-            "content",
-            "offset",
-            "next_offset",
-            "running",
-            "complete",
+            }
         ),
         errors=(RunNotFound,),
         service=RunHistory,
@@ -268,8 +248,16 @@ TABLE = (
     Method(
         name="runs.cancel",
         doc="End a run and everything it started; returns when nothing of it is left.",
-        params=obj({"run_id": RUN_ID, "reason": described(STRING, "kept in the record", maxLength=200)}, "run_id"),
-        result=answer({"cancelled": BOOLEAN, "run": OBJECT}, "cancelled", "run"),
+        params=obj(
+            {
+                "run_id": RUN_ID,
+                "reason": described(STRING, "kept in the record", maxLength=200),
+                "detail": BRIEF_OR_NOT,
+            },
+            "run_id",
+        ),
+        example={"run_id": "run_EXAMPLE", "reason": "not needed any more"},
+        result=answer({"cancelled": described(BOOLEAN, "false when it had ended before"), "run": RECORD_OR_BRIEF}),
         errors=(RunNotFound,),
         service=RunHistory,
         handler=cancel_run,
@@ -284,7 +272,8 @@ TABLE = (
             " those of an admin take its place below the operator's rules."
         ),
         params=obj({"run_id": RUN_ID, "network": NETWORK}, "run_id", "network"),
-        result=answer({"run": OBJECT}, "run"),
+        example={"run_id": "run_EXAMPLE", "network": ["api.example.com:443"]},
+        result=answer({"run": RUN_RECORD}),
         errors=(RunNotFound, GateFault),
         service=RunHistory,
         handler=set_run_network,

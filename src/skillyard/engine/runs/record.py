@@ -282,6 +282,16 @@ def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
     )
 
 
+_BRIEF = ("run_id", "status", "outcome", "summary", "output", "error", "logs_preview", "output_blobs", "files")
+
+
+def in_detail(run: dict[str, Any], detail: str) -> dict[str, Any]:
+    """Returns a run object or a record's view, or what a model needs of it."""
+    if detail != "brief":
+        return run
+    return {name: run[name] for name in _BRIEF if run.get(name) not in (None, "", [], ())}
+
+
 def run_object(record: RunRecord) -> dict[str, Any]:
     """What ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
     completed = record.status is RunStatus.COMPLETED

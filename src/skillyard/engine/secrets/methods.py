@@ -11,7 +11,6 @@ from skillyard.domain.secret import MAX_HOSTS, Delivery, SecretAct, SecretEntry,
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
-    OBJECT,
     STRING,
     Handler,
     Method,
@@ -23,6 +22,7 @@ from skillyard.engine.method import (
 )
 from skillyard.engine.schema import Schema
 from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.shapes import NEXT_CURSOR, SECRET, SECRET_EVENT
 
 if TYPE_CHECKING:
     from skillyard.engine.engine import Engine
@@ -176,7 +176,7 @@ _WHOSE: Mapping[str, Schema] = {
 }
 _DELIVERIES = [delivery.value for delivery in Delivery]
 _HOST: Schema = {"type": "string", "maxLength": 512}
-_SECRET = answer({"secret": described(OBJECT, "what is known of it, without its value")}, "secret")
+_SECRET = answer({"secret": SECRET})
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 500, "default": 50}
 
 _HANDLERS: dict[str, BookHandler] = {
@@ -196,12 +196,13 @@ def _over_engine(name: str) -> Handler[Engine]:
     return handler
 
 
-def _method(name: str, doc: str, params: Schema, result: Schema, *errors: type[Any]) -> Method[Any]:
+def _method(name: str, doc: str, params: Schema, result: Schema, example: Params, *errors: type[Any]) -> Method[Any]:
     return Method(
         name=name,
         doc=doc,
         params=params,
         result=result,
+        example=example,
         errors=(*errors, StoreFault),
         handler=_over_engine(name),
         scope=Scope.ADMIN,
@@ -214,7 +215,8 @@ TABLE = (
         "secrets.list",
         "What secrets there are, for whom and how they are delivered. Values are never told.",
         obj({"limit": _LIMIT, "cursor": CURSOR}),
-        answer({"secrets": list_of(OBJECT, "without values"), "next_cursor": STRING}, "secrets"),
+        answer({"secrets": list_of(SECRET, "by name"), "next_cursor": NEXT_CURSOR}),
+        {"limit": 20},
     ),
     _method(
         "secrets.set",
@@ -240,6 +242,7 @@ TABLE = (
             "value",
         ),
         _SECRET,
+        {"name": "CRM_TOKEN", "value": "tok-1234567890abcdef"},
         QuotaExceeded,
     ),
     _method(
@@ -256,6 +259,7 @@ TABLE = (
             "delivery",
         ),
         _SECRET,
+        {"name": "CRM_TOKEN", "delivery": "gate", "hosts": ["crm.example.com"]},
         SecretNotFound,
     ),
     _method(
@@ -265,18 +269,21 @@ TABLE = (
             {"name": _NAME, "version": {"type": "integer", "minimum": 1, "maximum": 2**53}, **_WHOSE}, "name", "version"
         ),
         _SECRET,
+        {"name": "CRM_TOKEN", "version": 1},
         SecretNotFound,
     ),
     _method(
         "secrets.delete",
         "Remove a secret with all its versions.",
         obj({"name": _NAME, **_WHOSE}, "name"),
-        answer({"deleted": BOOLEAN}, "deleted"),
+        answer({"deleted": BOOLEAN}),
+        {"name": "CRM_TOKEN"},
     ),
     _method(
         "secrets.audit",
         "Who used, was denied or changed which secret, newest first.",
         obj({"limit": _LIMIT, "cursor": CURSOR, "name": {**_NAME, "type": ["string", "null"], "default": None}}),
-        answer({"events": list_of(OBJECT, "events"), "next_cursor": STRING}, "events"),
+        answer({"events": list_of(SECRET_EVENT, "newest first"), "next_cursor": NEXT_CURSOR}),
+        {"name": "CRM_TOKEN", "limit": 20},
     ),
 )

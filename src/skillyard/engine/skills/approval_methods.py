@@ -15,12 +15,9 @@ from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import Approval, Standing
 from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
-    ARRAY,
     BOOLEAN,
     CURSOR,
     INTEGER,
-    NUMBER,
-    OBJECT,
     SKILL_NAME,
     STRING,
     VERSION,
@@ -32,6 +29,7 @@ from skillyard.engine.method import (
 )
 from skillyard.engine.observer import ApprovalChanged, Observer
 from skillyard.engine.runs.plan import capped
+from skillyard.engine.shapes import APPROVAL, NEED, NEXT_CURSOR, STRINGS, TEXT_OR_NULL, or_null, shape
 from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
 from skillyard.engine.skills.publishing import Publisher
@@ -196,7 +194,7 @@ _NEEDS = {
     "approved": BOOLEAN,
     "by": described(STRING, "'operator', 'rule', 'directory', 'built-in' or 'nobody'"),
     "because": described(STRING, "who approved it, or the rule"),
-    "needs": described(ARRAY, "rows of need, asked, granted (once it is approved) and why not more"),
+    "needs": list_of(NEED, "with what is granted once it is approved"),
 }
 
 TABLE = (
@@ -204,7 +202,8 @@ TABLE = (
         name="catalogue.needs",
         doc="What a skill declares that it needs, what policy leaves of it, and whether it is approved.",
         params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
-        result=answer(_NEEDS, *_NEEDS),
+        example={"name": "acme.words.say"},
+        result=answer(_NEEDS),
         errors=(SkillNotFound,),
         handler=show_needs,
         service=Approvals,
@@ -224,7 +223,8 @@ TABLE = (
             },
             "name",
         ),
-        result=answer({**_NEEDS, "approval": OBJECT}, *_NEEDS, "approval"),
+        example={"name": "acme.words.say", "version": "1.0.0", "note": "read it"},
+        result=answer({**_NEEDS, "approval": shape("Approval", "an operator's consent", APPROVAL)}),
         errors=(SkillNotFound,),
         handler=approve,
         service=Approvals,
@@ -235,19 +235,17 @@ TABLE = (
         name="catalogue.revoke",
         doc="Take approvals back: of one version, or of every one. Runs at work go on as they are.",
         params=obj({"name": SKILL_NAME, "version": described(VERSION, "every version when omitted")}, "name"),
+        example={"name": "acme.words.say", "version": "1.0.0"},
         result=answer(
             {
                 "name": STRING,
-                "version": described({"type": ["string", "null"]}, "null for every one"),
+                "version": described(TEXT_OR_NULL, "null for every one"),
                 "revoked": described(INTEGER, "how many approvals went"),
                 "still": described(
-                    {"type": ["object", "null"]}, "what approves it all the same: 'version', 'by' and 'because'"
+                    or_null(answer({"version": STRING, "by": STRING, "because": STRING})),
+                    "what approves it all the same",
                 ),
-            },
-            "name",
-            "version",
-            "revoked",
-            "still",
+            }
         ),
         errors=(SkillNotFound,),
         handler=revoke,
@@ -265,29 +263,23 @@ TABLE = (
                 "cursor": CURSOR,
             }
         ),
+        example={"limit": 20},
         result=answer(
             {
                 "approvals": list_of(
                     answer(
                         {
-                            "name": STRING,
-                            "version": STRING,
-                            "digest": STRING,
-                            "approved_at": NUMBER,
-                            "approved_by": STRING,
-                            "note": STRING,
+                            **APPROVAL,
                             "locks": described(
-                                ARRAY, "environments whose packages it is bound to; none before a run had some"
+                                STRINGS, "environments whose packages it is bound to; none before a run had some"
                             ),
                             "served": described(BOOLEAN, "the catalogue has these very bytes under the version"),
                         }
                     ),
                     "rows",
                 ),
-                "next_cursor": {"type": ["string", "null"]},
-            },
-            "approvals",
-            "next_cursor",
+                "next_cursor": NEXT_CURSOR,
+            }
         ),
         errors=(),
         handler=list_approvals,

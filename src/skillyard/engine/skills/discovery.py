@@ -20,7 +20,6 @@ from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
     INTEGER,
-    OBJECT,
     SKILL_NAME,
     STRING,
     VERSION,
@@ -30,6 +29,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.shapes import NEXT_CURSOR, SKILL, SKILL_ROW
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.text import clean, cut_head, show
 
@@ -204,11 +204,8 @@ TABLE = (
                 "cursor": CURSOR,
             }
         ),
-        result=answer(
-            {"skills": list_of(OBJECT, "rows"), "next_cursor": {"type": ["string", "null"]}},
-            "skills",
-            "next_cursor",
-        ),
+        example={"detail": "summary", "limit": 20},
+        result=answer({"skills": list_of(SKILL_ROW, "rows"), "next_cursor": NEXT_CURSOR}),
         scope=Scope.DISCOVER,
         errors=(),
         surface="protocol",
@@ -231,7 +228,8 @@ TABLE = (
             },
             "name",
         ),
-        result=answer({"skill": OBJECT}, "skill"),
+        example={"name": "examples.csv.summarize"},
+        result=answer({"skill": SKILL}),
         scope=Scope.DISCOVER,
         errors=(SkillNotFound,),
         surface="protocol",
@@ -252,23 +250,19 @@ TABLE = (
             "name",
             "path",
         ),
+        example={"name": "examples.csv.summarize", "path": "SKILL.md"},
         result=answer(
             {
                 "name": STRING,
                 "version": STRING,
                 "path": STRING,
                 "content": STRING,
-                "encoding": STRING,
+                "encoding": {"type": "string", "enum": ["utf-8", "base64"]},
                 "mime_type": STRING,
                 "size_bytes": INTEGER,
                 "truncated": BOOLEAN,
-                "next_offset": {"type": ["integer", "null"]},
-            },
-            "name",
-            "version",
-            "path",
-            "content",
-            "encoding",
+                "next_offset": described({"type": ["integer", "null"]}, "null at the end"),
+            }
         ),
         scope=Scope.DISCOVER,
         errors=(SkillNotFound, FileNotFound),
@@ -280,7 +274,7 @@ TABLE = (
         name="load_skills_protocol_guide",
         doc="The guide that tells a model how to use these tools.",
         params=obj({}),
-        result=answer({"content": STRING}, "content"),
+        result=answer({"content": STRING}),
         scope=Scope.DISCOVER,
         errors=(),
         surface="protocol",

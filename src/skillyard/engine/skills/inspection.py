@@ -16,6 +16,7 @@ from skillyard.domain.review import File, Review, review
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.method import (
     BOOLEAN,
+    INTEGER,
     OBJECT,
     SKILL_NAME,
     STRING,
@@ -26,6 +27,8 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
+from skillyard.engine.schema import Schema
+from skillyard.engine.shapes import FINDING, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.threads import to_its_end
 
@@ -130,11 +133,31 @@ def _diff_side(skill: Skill) -> Side:
     return Side(skill, files)
 
 
+_SIDE = answer({"version": STRING, "digest": STRING})
+_SIZE: Schema = {"type": ["integer", "null"]}
+_EXECUTABLE: Schema = {"type": ["boolean", "null"]}
+_FILE_CHANGE = shape(
+    "FileChange",
+    "a file that differs",
+    {
+        "path": STRING,
+        "change": STRING,
+        "old_size": _SIZE,
+        "new_size": _SIZE,
+        "old_executable": _EXECUTABLE,
+        "new_executable": _EXECUTABLE,
+        "diff": described(STRING, "unified, bounded"),
+        "cut": BOOLEAN,
+        "reason": described(STRING, "why there is no diff, or nothing"),
+    },
+)
+
 TABLE = (
     Method(
         name="catalogue.review",
         doc="What a reader should know of a skill before trusting it, from its files alone; nothing of it is executed.",
         params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
+        example={"name": "acme.words.say", "version": "1.0.0"},
         result=answer(
             {
                 "name": STRING,
@@ -142,13 +165,12 @@ TABLE = (
                 "digest": STRING,
                 "source": STRING,
                 "needs": described(OBJECT, "what it declares: network, secrets, dependencies, requires, limits"),
-                "imports": described(OBJECT, "of its Python code: standard, declared, own, skills, undeclared"),
-                "hosts": list_of(STRING, "that its URLs name"),
-                "counts": described(OBJECT, "findings by level: danger, warning, note"),
-                "findings": list_of(OBJECT, "the gravest first: level, file, line, rule, message, mend"),
-                "validation": list_of(OBJECT, "what validation had to say of it, in the same form"),
-            },
-            *("name", "version", "digest", "needs", "imports", "hosts", "counts", "findings", "validation"),
+                "imports": table_of(STRINGS, "of its Python code: standard, declared, own, skills, undeclared"),
+                "hosts": described(STRINGS, "that its URLs name"),
+                "counts": table_of(INTEGER, "findings by level: danger, warning, note"),
+                "findings": list_of(FINDING, "the gravest first"),
+                "validation": list_of(FINDING, "of validation"),
+            }
         ),
         errors=(SkillNotFound,),
         handler=review_skill,
@@ -168,22 +190,24 @@ TABLE = (
             "name",
             "from",
         ),
+        example={"name": "acme.words.say", "from": "1.0.0", "to": "1.1.0"},
         result=answer(
             {
                 "name": STRING,
-                "from": described(OBJECT, "version and digest"),
-                "to": described(OBJECT, "version and digest"),
+                "from": _SIDE,
+                "to": _SIDE,
                 "same": described(BOOLEAN, "nothing changed but, perhaps, the version"),
                 "widens": described(BOOLEAN, "it asks for something that the other version did not ask for"),
-                "needs": list_of(OBJECT, "need, name, change, before, after, widens; what widens comes first"),
-                "facts": list_of(OBJECT, "field, before, after: kind, entrypoint, description, schemas and the like"),
-                "files": list_of(
-                    OBJECT,
-                    "path, change, old_size, new_size, old_executable, new_executable, diff (unified, bounded), cut,"
-                    " and the reason when there is no diff",
+                "needs": list_of(
+                    answer({**dict.fromkeys(("need", "name", "change", "before", "after"), STRING), "widens": BOOLEAN}),
+                    "what widens comes first",
                 ),
-            },
-            *("name", "from", "to", "same", "widens", "needs", "facts", "files"),
+                "facts": list_of(
+                    answer({"field": STRING, "before": STRING, "after": STRING}),
+                    "kind, entrypoint, description, schemas and the like",
+                ),
+                "files": list_of(_FILE_CHANGE, "by path"),
+            }
         ),
         errors=(SkillNotFound,),
         handler=compare,

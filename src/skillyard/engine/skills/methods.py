@@ -10,7 +10,6 @@ from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.publication import MAX_REASON
 from skillyard.engine.method import (
-    ARRAY,
     BOOLEAN,
     INTEGER,
     NUMBER,
@@ -25,6 +24,7 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.schema import Schema
+from skillyard.engine.shapes import TEXT_OR_NULL, or_null
 from skillyard.engine.skills.publishing import Publisher
 
 Params = Mapping[str, Any]
@@ -52,7 +52,6 @@ async def _unpin(publisher: Publisher, principal: Principal, params: Params) -> 
 
 
 _EXACT: Schema = {**VERSION, "description": "the exact version"}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 _PUBLICATION: dict[str, Schema] = {
     "name": STRING,
     "version": STRING,
@@ -70,7 +69,7 @@ _PUBLICATION: dict[str, Schema] = {
 
 
 def _change(
-    name: str, doc: str, params: Schema, result: Schema, handler: Handler[Any], *errors: type[Any]
+    name: str, doc: str, params: Schema, result: Schema, handler: Handler[Any], *errors: type[Any], **example: str
 ) -> Method[Any]:
     return Method(
         name=name,
@@ -82,8 +81,12 @@ def _change(
         service=Publisher,
         scope=Scope.PUBLISH,
         surface="operator",
+        example={"name": "acme.words.say", **example},
     )
 
+
+_EVENT = answer({"at": NUMBER, **dict.fromkeys(("act", "version", "digest", "principal", "reason"), STRING)})
+_OPTIONAL = "project published_at published_by size_bytes files withdrawn_at withdrawn_by reason"
 
 TABLE = (
     Method(
@@ -102,18 +105,16 @@ TABLE = (
             },
             "name",
         ),
+        example={"name": "acme.words.say"},
         result=answer(
             {
                 "name": STRING,
-                "latest": described(_TEXT_OR_NULL, "what the name alone means; null when no version is served"),
-                "pin": described({"type": ["object", "null"]}, "version, at and by"),
-                "project": described(_TEXT_OR_NULL, "which the name belongs to; null for one that nobody published"),
-                "versions": list_of(answer(_PUBLICATION), "newest first"),
-                "history": ARRAY,
-            },
-            "name",
-            "latest",
-            "versions",
+                "latest": described(TEXT_OR_NULL, "what the name alone means; null when no version is served"),
+                "pin": or_null(answer({"version": STRING, "at": NUMBER, "by": STRING})),
+                "project": described(TEXT_OR_NULL, "which the name belongs to; null for one that nobody published"),
+                "versions": list_of(answer({**_PUBLICATION, "latest": BOOLEAN}, optional=_OPTIONAL), "newest first"),
+                "history": list_of(_EVENT, "newest first"),
+            }
         ),
         errors=(SkillNotFound,),
         handler=_versions,
@@ -141,14 +142,11 @@ TABLE = (
                 "changed": described(BOOLEAN, "false when it was withdrawn before"),
                 "unpinned": described(BOOLEAN, "it was pinned, and is no longer"),
             },
-            "name",
-            "version",
-            "digest",
-            "state",
-            "changed",
-            "unpinned",
+            optional=_OPTIONAL,
         ),
         _withdraw,
+        version="1.1.0",
+        reason="a mistake in it",
     ),
     _change(
         "catalogue.restore",
@@ -156,13 +154,10 @@ TABLE = (
         obj({"name": SKILL_NAME, "version": _EXACT}, "name", "version"),
         answer(
             {**_PUBLICATION, "changed": described(BOOLEAN, "false when it was not withdrawn")},
-            "name",
-            "version",
-            "digest",
-            "state",
-            "changed",
+            optional=_OPTIONAL,
         ),
         _restore,
+        version="1.1.0",
     ),
     _change(
         "catalogue.pin",
@@ -176,13 +171,10 @@ TABLE = (
                 "pinned_at": NUMBER,
                 "pinned_by": STRING,
                 "changed": described(BOOLEAN, "false when it was pinned to that version before"),
-            },
-            "name",
-            "version",
-            "digest",
-            "changed",
+            }
         ),
         _pin,
+        version="1.0.0",
     ),
     _change(
         "catalogue.unpin",
@@ -191,13 +183,12 @@ TABLE = (
         answer(
             {
                 "name": STRING,
-                "unpinned": described(_TEXT_OR_NULL, "the version that was pinned; null when none was"),
+                "unpinned": described(TEXT_OR_NULL, "the version that was pinned; null when none was"),
                 "unpinned_at": NUMBER,
                 "unpinned_by": STRING,
-                "latest": _TEXT_OR_NULL,
+                "latest": TEXT_OR_NULL,
             },
-            "name",
-            "unpinned",
+            optional="unpinned_at unpinned_by",
         ),
         _unpin,
     ),

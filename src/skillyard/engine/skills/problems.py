@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from skillyard.domain.principal import Principal, Scope
-from skillyard.engine.method import INTEGER, OBJECT, Method, answer, described, list_of, obj
+from skillyard.engine.method import INTEGER, Method, answer, described, list_of, obj
+from skillyard.engine.shapes import FINDING
 from skillyard.engine.skills.service import SkillService
 
 
@@ -21,13 +22,12 @@ TABLE = (
         name="catalogue.problems",
         doc="Skills in directories that are not served, versions that others hide, and what the search had to say.",
         params=obj({"limit": {"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}}),
+        example={"limit": 20},
         result=answer(
             {
-                "problems": list_of(OBJECT, "level, file, line, rule, message and mend, as validation gives them"),
+                "problems": list_of(FINDING, "as validation gives them"),
                 "total": described(INTEGER, "of all that there are"),
-            },
-            "problems",
-            "total",
+            }
         ),
         scope=Scope.ADMIN,
         errors=(),
