@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeGuard, Union, get_args, get_origin
@@ -13,8 +13,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from skillyard.config.settings import Settings
-from skillyard.engine.method import Method
-from skillyard.engine.table import METHODS
 from skillyard.faces.cli.main import cli
 from skillyard.sandbox.registry import choices
 
@@ -27,13 +25,15 @@ def pages() -> dict[str, str]:
     """File name → text."""
     calls = runpy.run_path(str(HERE / "system_calls.py"))["system_calls_page"]
     archives = runpy.run_path(str(HERE / "archives.py"))["archives_page"]
+    methods = runpy.run_path(str(HERE / "methods_page.py"))
     programs = runpy.run_path(str(HERE / "programs.py"), run_name="programs")["programs_page"]
     rules = runpy.run_path(str(HERE / "rules_page.py"))["rules_page"]
     walls = runpy.run_path(str(HERE / "walls.py"))["walls_page"]
     return {
         "archives.md": archives(NOTE),
         "cli.md": cli_page(),
-        "methods.md": methods_page(),
+        "methods.md": methods["methods_page"](NOTE),
+        "openrpc.json": methods["openrpc_file"](),
         "programs.md": programs(NOTE),
         "rules.md": rules(NOTE),
         "settings.md": settings_page(),
@@ -57,65 +57,6 @@ def _command(command: click.Command, name: str, parent: click.Context | None = N
             found = command.get_command(context, child)
             if found is not None:
                 yield from _command(found, child, context)
-
-
-def methods_page() -> str:
-    head = """# Methods
-
-Called by `POST /rpc` (JSON-RPC 2.0, `params` by name), by `Client.call` and by `Runtime.call`. The first eight are the
-Skills Protocol's; those with a dot are additive, for whoever operates the server. An unknown parameter is refused.
-Every method may answer `-32602` `InvalidParams`, `-32001` `Unauthenticated`, `-32003` `Forbidden` and `-32603`
-`InternalError` besides the errors that it lists. A run that fails is no error: `status` says so.
-"""
-    ordered = sorted(METHODS.values(), key=lambda method: method.surface != "protocol")
-    return "\n".join([NOTE, head, *(_method(method) for method in ordered)])
-
-
-def _method(method: Method) -> str:
-    required = method.params["required"]
-    scopes = " or ".join(f"`{scope}`" for scope in sorted({method.scope, *method.also}))
-    lines = [f"## {method.name}\n", f"{method.doc} Scope: {scopes}.\n"]
-    if method.params["properties"]:
-        lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
-        lines += [_parameter(name, rules, name in required) for name, rules in method.params["properties"].items()]
-        lines.append("")
-    lines.append(f"Result: {', '.join(_field(name, rules) for name, rules in method.result['properties'].items())}.\n")
-    if method.errors:
-        errors = ", ".join(f"`{error.type}` ({error.code})" for error in method.errors)
-        lines.append(f"Errors: {errors}.\n")
-    return "\n".join(lines)
-
-
-def _field(name: str, rules: Mapping[str, Any]) -> str:
-    inner = ", ".join(f"`{field}`" for field in rules.get("properties", ()))
-    return f"`{name}` ({inner})" if inner else f"`{name}`"
-
-
-def _parameter(name: str, rules: Mapping[str, Any], required: bool) -> str:
-    default = "required" if required else f"`{_json(rules['default'])}`" if "default" in rules else ""
-    return f"| `{name}` | {_type(rules)} | {default} | {_cell(_rules(rules))} |"
-
-
-def _type(rules: Mapping[str, Any]) -> str:
-    kind = rules["type"]
-    kinds = kind if isinstance(kind, list) else [kind]
-    if kinds == ["array"]:
-        return f"array of {rules['items']['type']}"
-    if "enum" in rules:
-        return " or ".join(f"`{value}`" for value in rules["enum"])
-    return " or ".join(kinds)
-
-
-def _rules(rules: Mapping[str, Any]) -> str:
-    said = [rules.get("description", "")]
-    if "properties" in rules:
-        said.append("fields: " + ", ".join(f"`{name}`" for name in rules["properties"]))
-    low, high = rules.get("minimum"), rules.get("maximum")
-    if low is not None:
-        said.append(f"{low:,} to {high:,}" if high is not None else f"at least {low:,}")
-    if "maxItems" in rules:
-        said.append(f"at most {rules['maxItems']}")
-    return "; ".join(filter(None, said))
 
 
 def settings_page() -> str:

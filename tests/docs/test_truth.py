@@ -17,6 +17,7 @@ GENERATED = (
     "archives.md",
     "cli.md",
     "methods.md",
+    "openrpc.json",
     "programs.md",
     "rules.md",
     "settings.md",

@@ -23,6 +23,9 @@ from skillyard.client.run import Run
 if TYPE_CHECKING:
     from skillyard.client.sources import Sink
 
+Detail = Literal["full", "brief"]
+"""``brief`` leaves of a run what a model needs."""
+
 
 class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
@@ -78,11 +81,12 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
+        detail: Detail | None = None,
     ) -> Run:
         """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``network``: rules that
         narrow what the skill declares, such as ``api.x.com:443``; an empty list for no network.
         ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on when this caller
-        goes away; else it is cancelled."""
+        goes away; else it is cancelled. ``detail='brief'``: of the run only what a model needs."""
         params = given(
             name=name,
             args=args,
@@ -95,6 +99,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
             network=listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
+            detail=detail,
         )
         return Run.of(await self.call("execute_skill", params))
 
@@ -115,6 +120,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
+        detail: Detail | None = None,
     ) -> Run:
         """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
         the operator gives to code; an empty list for no network. ``packages``: requirements such as ``numpy>=2`` that
@@ -134,6 +140,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
             network=listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
+            detail=detail,
         )
         return Run.of(await self.call("run_code", params))
 
@@ -186,18 +193,18 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         """One page of run records, newest first: ``runs`` and ``next_cursor``. ``all`` needs ``admin``."""
         return await self.call("runs.list", given(status=status, limit=limit, cursor=cursor, all=all))
 
-    async def show_run(self, run_id: str) -> Json:
+    async def show_run(self, run_id: str, *, detail: Detail | None = None) -> Json:
         """``run``: the run record."""
-        return await self.call("runs.show", {"run_id": run_id})
+        return await self.call("runs.show", given(run_id=run_id, detail=detail))
 
     async def run_logs(self, run_id: str, *, offset: int | None = None, max_bytes: int | None = None) -> Json:
         """A piece of the run's log, also while it runs: ``content``, ``next_offset``, ``complete``."""
         return await self.call("runs.logs", given(run_id=run_id, offset=offset, max_bytes=max_bytes))
 
-    async def cancel_run(self, run_id: str, *, reason: str | None = None) -> Json:
+    async def cancel_run(self, run_id: str, *, reason: str | None = None, detail: Detail | None = None) -> Json:
         """End a run: ``cancelled`` (False when it had ended before) and ``run``, its record. Returns when
         nothing of it is left."""
-        return await self.call("runs.cancel", given(run_id=run_id, reason=reason))
+        return await self.call("runs.cancel", given(run_id=run_id, reason=reason, detail=detail))
 
     async def set_run_network(self, run_id: str, network: Sequence[str]) -> Json:
         """Change what a run at work may reach: ``run``, its record. Rules of the run's owner narrow what was granted,

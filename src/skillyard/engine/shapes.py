@@ -100,8 +100,8 @@ BRIEF_OR_NOT: Schema = {
     "type": "string",
     "enum": ["full", "brief"],
     "default": "full",
-    "description": "'brief' leaves of a run what a model needs: run_id, status, outcome, summary, output, error, logs_preview,"
-    " output_blobs and files, as far as there is something in them",
+    "description": "'brief' leaves of a run what a model needs: run_id, status, outcome, summary, output, error,"
+    " logs_preview, output_blobs and files, as far as there is something in them",
 }
 LAYER = shape("Layer", "rules that a connection must be allowed by", {"name": STRING, "rules": STRINGS})
 _CONNECTION = shape(
@@ -194,9 +194,17 @@ _LINE: dict[str, Schema] = {
 }
 RUN_LINE = shape("RunLine", "a run in a list", _LINE)
 RUN_RECORD = shape(
-    "RunRecord", "the record of a run", {**_LINE, "network": or_null(RUN_NETWORK), "needs": or_null(_RUN_NEEDS)}
+    "RunRecord",
+    "the record of a run",
+    {
+        **_LINE,
+        "guarantees": table_of(
+            shape("Guarantee", "what a sandbox guarantees", {"attestor": STRING, "evidence": STRINGS}), "by name"
+        ),
+        "network": or_null(RUN_NETWORK),
+        "needs": or_null(_RUN_NEEDS),
+    },
 )
-
 RECORD_OR_BRIEF: Schema = {
     "anyOf": [
         RUN_RECORD,

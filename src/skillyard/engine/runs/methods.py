@@ -31,6 +31,7 @@ from skillyard.engine.method import (
     STRING,
     VERSION,
     Method,
+    answer,
     described,
     list_of,
     obj,

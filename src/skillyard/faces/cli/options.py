@@ -114,6 +114,12 @@ def skill_argument(*, exactly: bool = False) -> Callable[[F], F]:
     return click.argument("skill", metavar="NAME@VERSION" if exactly else "NAME[@VERSION]", callback=parse)
 
 
+def detail_option(command: F) -> F:
+    """``detail``: how much of a run is given; None for all of it."""
+    help_text = "brief: of the run only what a model needs, for --json.  [default: full]"
+    return click.option("--detail", type=click.Choice(["full", "brief"]), help=help_text)(command)
+
+
 def limit_option(command: F) -> F:
     """``limit``: how many items of a list."""
     return click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)(command)

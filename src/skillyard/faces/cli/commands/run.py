@@ -18,7 +18,14 @@ from skillyard.faces.cli.inputs import (
     parse_network,
     read_text,
 )
-from skillyard.faces.cli.options import chosen, isolation_option, json_option, network_option, server_options
+from skillyard.faces.cli.options import (
+    chosen,
+    detail_option,
+    isolation_option,
+    json_option,
+    network_option,
+    server_options,
+)
 from skillyard.faces.cli.streams import read_stdin
 
 if TYPE_CHECKING:
@@ -57,6 +64,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="DIR",
         help="Write the files and the blobs that the run made into DIR.",
     ),
+    detail_option,
     json_option,
     server_options,
 )
@@ -75,6 +83,7 @@ def perform(
     isolation: str | None,
     network: tuple[str, ...],
     save: Path | None,
+    detail: str | None,
     as_json: bool,
 ) -> None:
     """Upload, run, show. Ends the command with FAILED for a failed run."""
@@ -92,6 +101,8 @@ def perform(
         params["isolation"] = isolation
     if network:
         params["network"] = parse_network(network)
+    if detail is not None:
+        params["detail"] = detail
     with where.open() as target:
         params |= _with_blobs(target, args, inputs, quiet=as_json)
         with running(target, _environment(params), quiet=as_json):

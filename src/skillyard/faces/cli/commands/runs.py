@@ -11,7 +11,7 @@ import click
 from skillyard.client.errors import BadReply
 from skillyard.faces.cli.calls import Call, Given, add_calls
 from skillyard.faces.cli.inputs import parse_network
-from skillyard.faces.cli.options import everyone_option, json_option, limit_option, server_options
+from skillyard.faces.cli.options import detail_option, everyone_option, json_option, limit_option, server_options
 from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, moment
 from skillyard.faces.cli.shown import show_network, show_run_needs
 
@@ -97,7 +97,7 @@ add_calls(
         "show": Call(
             method="runs.show",
             help="The record of one run: how it ended, what was enforced and granted, what it used.",
-            options=(_run_id,),
+            options=(_run_id, detail_option),
             key="run",
             show=_show,
         ),
