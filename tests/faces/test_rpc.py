@@ -185,7 +185,7 @@ async def test_an_envelope_error_keeps_a_good_id(rpc: Rpc) -> None:
 # Methods and errors
 
 
-@pytest.mark.parametrize("method", ["", "nope", "rpc.discover", "List_skills", "__init__", "\0"])
+@pytest.mark.parametrize("method", ["", "nope", "rpc.nothing", "List_skills", "__init__", "\0"])
 async def test_an_unknown_method(rpc: Rpc, method: str) -> None:
     assert await rpc.code(request(method)) == -32601
     assert rpc.metered == [("unknown", "MethodNotFound")]
