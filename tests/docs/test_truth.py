@@ -93,6 +93,18 @@ def test_security_names_every_wall_and_limit() -> None:
     assert [name for name in PROTECTIONS if f"`{name}`" not in security] == []
 
 
+def test_security_and_the_page_name_every_guarantee_with_its_walls() -> None:
+    from skillyard.domain.sandbox.guarantees import BOUNDARIES, GUARANTEES
+
+    page = text_of(ROOT / "docs" / "isolation.md")
+    assert [name for name in GUARANTEES if f"`{name}`" not in page] == []
+    assert [name for name in BOUNDARIES if f"`{name}`" not in text_of(ROOT / "SECURITY.md")] == []
+    for name, walls in BOUNDARIES.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        bearing, further = (tuple(re.findall(r"`(\w+)`", cell)) for cell in row.split("|")[3:5])
+        assert (bearing, further) == (walls.bearing, walls.further)
+
+
 def test_readme_gives_the_limits_that_hold() -> None:
     from skillyard.domain.work.limits import LimitFamily
 

@@ -48,7 +48,9 @@ def test_nothing_else_speaks_of_a_backend(name: str) -> None:
 def test_a_backend_is_without_what_has_a_name() -> None:
     natures = [registry.nature(name) for name in registry.BACKENDS]
     assert all(nature.without <= {*GUARANTEES, *WALLS} for nature in natures)
-    assert len({nature.rank for nature in natures}) == len(natures)
+    ranks = [nature.rank for nature in natures if nature.rank is not None]
+    assert ranks == sorted(set(ranks))
+    assert all(nature.rank is None for nature in natures[len(ranks) :])
 
 
 def test_builds_of_packages_have_a_backend_with_a_network() -> None:
