@@ -11,8 +11,8 @@ import pytest
 from skillyard.bundled import EXAMPLES
 from skillyard.config.settings import load_settings
 from skillyard.runtime import Runtime
-from skillyard.stores.skills.catalogue.forest import walk
-from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.catalogue.directories import ScanLimits
+from skillyard.stores.skills.catalogue.trees import walk
 from skillyard.stores.skills.review import review_source
 from skillyard.stores.skills.validation.validate import validate
 from tests.conformance.wild.conftest import Open

@@ -17,7 +17,7 @@ from skillyard.domain.errors import InvalidInput, SkillNotFound, StoreFault
 from skillyard.domain.skill.skill import SkillFormat
 from skillyard.ports.skills import SkillStore
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.catalogue.directories import ScanLimits
 from skillyard.stores.skills.tree import Caps, read_tree
 from tests.unit.skills.skilldirs import action, action_files, agent_skill, write
 
@@ -276,7 +276,7 @@ async def test_a_root_may_come_later(tmp_path: Path) -> None:
 async def test_only_what_changed_is_read_again(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [action(yard.root, f"acme.s{number}") for number in range(5)]
     settle(yard.root)
-    monkeypatch.setattr("skillyard.stores.skills.stamps.TICK_NS", 0)
+    monkeypatch.setattr("skillyard.stores.skills.catalogue.stamps.TICK_NS", 0)
     read: list[str] = []
 
     def counted(root: Path, caps: Caps) -> Any:

@@ -14,9 +14,8 @@ import pytest
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.skill.publication import Pin, Publication
 from skillyard.domain.skill.skill import SkillSource
-from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.catalogue.index import mark
-from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.catalogue import Catalogue, cache_file
+from skillyard.stores.skills.catalogue.directories import ScanLimits
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, read_tree
 from skillyard.testing.memory_publications import MemoryPublications
@@ -42,7 +41,7 @@ class Yard:
             return read_tree(path, caps)
 
         monkeypatch.setattr("skillyard.stores.skills.catalogue.loading.read_tree", counted)
-        monkeypatch.setattr("skillyard.stores.skills.stamps.TICK_NS", 0)
+        monkeypatch.setattr("skillyard.stores.skills.catalogue.stamps.TICK_NS", 0)
 
     async def again(self, **more: Any) -> Catalogue:
         """As after a restart."""
@@ -98,7 +97,7 @@ async def test_what_was_judged_otherwise_is_read_again(yard: Yard, other: str, m
     agent_skill(yard.roots[0], "pdf-tools").rename(yard.roots[0] / "misnamed")
     assert await names(await yard.again()) == ["pdf-tools", "x.a"]
     if other == "rules":
-        monkeypatch.setattr(mark, "_code", lambda: "rules of another version")
+        monkeypatch.setattr(cache_file, "_code", lambda: "rules of another version")
         assert await names(await yard.again()) == ["pdf-tools", "x.a"]
     elif other == "caps":
         assert await names(await yard.again(caps=Caps(files=2))) == ["pdf-tools"]
@@ -142,7 +141,7 @@ async def test_damage_that_shows_while_it_serves(yard: Yard) -> None:
     assert (await skills.get("x.s5")).name == "x.s5"
     expected = await names(skills)
     other = sqlite3.connect(yard.home / "catalogue.db", isolation_level=None)
-    other.execute("UPDATE names SET line = replace(line, 'A skill', 'Another') WHERE name = 'x.s7'")
+    other.execute("UPDATE bundles SET line = replace(line, 'A skill', 'Another') WHERE name = 'x.s7'")
     lines = await skills.page(None, 1000)
     assert [line.name for line in lines] == expected
     assert {line.description for line in lines} == {"A skill"}
@@ -182,7 +181,7 @@ async def test_a_full_disk_leaves_what_was_served(yard: Yard, caplog: pytest.Log
     action(yard.roots[0], "x.a")
     skills = await yard.again()
     assert skills._upkeep is not None
-    far = skills._upkeep._index._file.far
+    far = skills._upkeep._index.table._connection
     [pages] = far.execute("PRAGMA page_count").fetchone()
     far.execute(f"PRAGMA max_page_count = {pages}")
     for number in range(300):

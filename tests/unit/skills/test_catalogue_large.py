@@ -17,9 +17,9 @@ from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.skill.skill import Skill
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue import upkeep as upkeeping
-from skillyard.stores.skills.catalogue.patrol import Patrol
-from skillyard.stores.skills.layout import look
-from skillyard.stores.skills.stamps import TICK_NS
+from skillyard.stores.skills.catalogue.directories import look
+from skillyard.stores.skills.catalogue.rescans import Rescans
+from skillyard.stores.skills.catalogue.stamps import TICK_NS
 from skillyard.stores.skills.tree import read_tree
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +43,7 @@ class Counts:
             return look(*args, **more)
 
         monkeypatch.setattr("skillyard.stores.skills.catalogue.loading.read_tree", counted_read)
-        monkeypatch.setattr("skillyard.stores.skills.catalogue.forest.look", counted_look)
+        monkeypatch.setattr("skillyard.stores.skills.catalogue.trees.look", counted_look)
 
     def taken(self) -> tuple[int, int]:
         """Since the last time."""
@@ -168,7 +168,7 @@ async def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_what_is_asked_for_is_never_stale(large: Catalogue, tmp_path: Path, monkeypatch: Any) -> None:
     """Although nobody goes round."""
     await large.close()
-    monkeypatch.setattr(Patrol, "wake", lambda self: None)
+    monkeypatch.setattr(Rescans, "wake", lambda self: None)
     skills, root = catalogue(tmp_path, check_every_s=0.0), tmp_path / "skills"
     await skills.start()
     name = name_of(1)
@@ -214,7 +214,7 @@ async def test_lists_follow(large: Catalogue, tmp_path: Path) -> None:
 
 async def test_nobody_goes_round_when_nobody_asks(large: Catalogue) -> None:
     def rounds() -> list[asyncio.Task[Any]]:
-        return [task for task in asyncio.all_tasks() if task.get_name() == "catalogue patrol"]
+        return [task for task in asyncio.all_tasks() if task.get_name() == "catalogue rescan"]
 
     await large.page(None, 10)
     assert rounds()

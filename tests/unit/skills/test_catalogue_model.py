@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.catalogue.directories import ScanLimits
 from tests.unit.skills.skilldirs import action_files, agent_skill, write
 
 FINE_CLOCK = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 13)
@@ -32,7 +32,7 @@ Served = dict[str, Any]
 @pytest.fixture(autouse=True)
 def _settled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     if FINE_CLOCK:
-        monkeypatch.setattr("skillyard.stores.skills.stamps.TICK_NS", 0)
+        monkeypatch.setattr("skillyard.stores.skills.catalogue.stamps.TICK_NS", 0)
 
 
 class Disk:

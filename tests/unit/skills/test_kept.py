@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from skillyard.domain.skill.skill import SkillFile
-from skillyard.stores.skills.catalogue.index.rows import Entry
-from skillyard.stores.skills.catalogue.kept import Kept, KeptSkills, weight
+from skillyard.stores.skills.catalogue.lookup import CachedSkill, SkillCache, weight
+from skillyard.stores.skills.catalogue.rows import Entry
 from tests.unit.engine.fakes import a_skill
 
 ENTRY = Entry(b"/x", 1, b"", b"", "[[],[]]", 0, "x", "1.0.0", "0", "", "")
 
 
-def kept(name: str, size: int = 0) -> Kept:
-    return Kept(a_skill(name, files=(SkillFile("SKILL.md", size, "0"),)), ENTRY, (), 0.0)
+def kept(name: str, size: int = 0) -> CachedSkill:
+    return CachedSkill(a_skill(name, files=(SkillFile("SKILL.md", size, "0"),)), ENTRY, (), 0.0)
 
 
-def names(skills: KeptSkills, *wanted: str) -> list[str]:
+def names(skills: SkillCache, *wanted: str) -> list[str]:
     return [name for name in wanted if skills.get(name, None)]
 
 
 def test_the_last_used_stay() -> None:
-    skills = KeptSkills(max_count=3)
+    skills = SkillCache(max_count=3)
     for name in "abc":
         skills.put(name, None, kept(name))
     assert skills.get("a", None)
@@ -28,7 +28,7 @@ def test_the_last_used_stay() -> None:
 
 
 def test_large_ones_make_room_for_themselves_and_one_always_fits() -> None:
-    skills = KeptSkills(max_bytes=4 * weight(kept("x").skill))
+    skills = SkillCache(max_bytes=4 * weight(kept("x").skill))
     for name in "abc":
         skills.put(name, None, kept(name))
     skills.put("huge", None, kept("huge", size=1 << 20))
@@ -38,7 +38,7 @@ def test_large_ones_make_room_for_themselves_and_one_always_fits() -> None:
 
 
 def test_names_that_changed_go_in_every_version() -> None:
-    skills = KeptSkills()
+    skills = SkillCache()
     for name in "ab":
         skills.put(name, None, kept(name))
         skills.put(name, "1.0.0", kept(name))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.stores.skills.catalogue.forest import Tree, walk
-from skillyard.stores.skills.catalogue.forest_change import difference
-from skillyard.stores.skills.layout import ScanLimits
+from skillyard.stores.skills.catalogue.directories import ScanLimits
+from skillyard.stores.skills.catalogue.trees import Tree, difference, walk
 from tests.unit.skills.skilldirs import action, agent_skill
 
 LIMITS = ScanLimits()

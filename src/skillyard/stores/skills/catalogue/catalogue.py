@@ -19,16 +19,15 @@ from skillyard.bundled import GUIDE
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillLine
 from skillyard.ports.publications import PublicationStore
-from skillyard.stores.skills.catalogue.feed import Feed
-from skillyard.stores.skills.catalogue.finder import Finder
-from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
-from skillyard.stores.skills.catalogue.index.rows import PUBLISHED
+from skillyard.stores.skills.catalogue.cache_file import BROKEN, is_damage
+from skillyard.stores.skills.catalogue.directories import ScanLimits
 from skillyard.stores.skills.catalogue.loading import Loader
-from skillyard.stores.skills.catalogue.missing import missing
-from skillyard.stores.skills.catalogue.patrol import Patrol
+from skillyard.stores.skills.catalogue.lookup import Finder, missing
+from skillyard.stores.skills.catalogue.publications import Publications
+from skillyard.stores.skills.catalogue.rescans import Rescans
+from skillyard.stores.skills.catalogue.rows import PUBLISHED
 from skillyard.stores.skills.catalogue.update import Search
 from skillyard.stores.skills.catalogue.upkeep import Stopped, Upkeep
-from skillyard.stores.skills.layout import ScanLimits
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps
 from skillyard.stores.skills.validation.validate import Profile, is_lenient
@@ -72,12 +71,12 @@ class Catalogue:
         absolute = list(dict.fromkeys(str(root.absolute()) for root in roots))
         self._search = Search(str(guide) if guide else None, absolute, limits or ScanLimits())
         self._loader = Loader(self._snapshots, is_lenient(profile), caps or Caps())
-        self._feed = Feed(publications)
+        self._publications = Publications(publications)
         self._monotonic = monotonic
         self._check_every_s = check_every_s
         self._check_at = 0.0
-        self._finder = Finder(self._loader, self._feed, monotonic, check_every_s)
-        self._patrol = Patrol(self._walk, self._survey)
+        self._finder = Finder(self._loader, self._publications, monotonic, check_every_s)
+        self._rescans = Rescans(self._walk, self._survey)
         self._upkeep: Upkeep | None = None
         self._is_closed = False
         self._lock = asyncio.Lock()
@@ -93,7 +92,7 @@ class Catalogue:
 
         found = await self._steady(unused)
         if found:
-            found -= await self._feed.digests()
+            found -= await self._publications.digests()
         await asyncio.to_thread(self._snapshots.remove, found)
         return len(found)
 
@@ -102,7 +101,7 @@ class Catalogue:
         self._is_closed = True
         if self._upkeep is not None:
             self._upkeep.stop()
-        await self._patrol.close()
+        await self._rescans.close()
         async with self._lock:
             upkeep, self._upkeep = self._upkeep, None
             if upkeep is not None:
@@ -130,23 +129,23 @@ class Catalogue:
         async def ask(upkeep: Upkeep) -> Sequence[str]:
             found = upkeep.near.name(name)
             if found is None:
-                raise missing(upkeep.near, name, None)
-            return tuple(variant.version for variant in found.versions)
+                raise missing(upkeep.near.of_name(name), name, None)
+            return tuple(found.by_version)
 
         return await self._steady(ask)
 
     async def not_published(self, name: str) -> frozenset[str]:
         async def ask(upkeep: Upkeep) -> frozenset[str]:
             found = upkeep.near.name(name)
-            variants = found.versions if found is not None else ()
-            return frozenset(v.version for v in variants if upkeep.near.bundle(v.bundle).rank != PUBLISHED)
+            served = found.by_version if found is not None else {}
+            return frozenset(version for version, entry in served.items() if entry.rank != PUBLISHED)
 
         return await self._steady(ask)
 
     async def pinned(self, name: str) -> str | None:
         async def ask(upkeep: Upkeep) -> str | None:
             found = upkeep.near.name(name)
-            return found.latest if found is not None and found.is_pinned(upkeep.near.pin(name)) else None
+            return found.latest if found is not None and found.is_pinned else None
 
         return await self._steady(ask)
 
@@ -166,7 +165,7 @@ class Catalogue:
         """Whatever else was published since the last time is served too."""
 
         async def ask(upkeep: Upkeep) -> None:
-            await self._feed.refresh(upkeep, name)
+            await self._publications.refresh(upkeep, name)
 
         await self._steady(ask)
 
@@ -189,7 +188,7 @@ class Catalogue:
             if self._monotonic() < self._check_at or self._lock.locked():
                 return upkeep
             if upkeep.is_large:
-                self._patrol.wake()
+                self._rescans.wake()
                 self._check_at = self._monotonic() + self._check_every_s
                 return upkeep
         return await self._checked()
@@ -237,9 +236,9 @@ class Catalogue:
 
     async def _begin(self, upkeep: Upkeep) -> None:
         await asyncio.to_thread(upkeep.begin)
-        await self._feed.begin(upkeep)
+        await self._publications.begin(upkeep)
         if upkeep.is_large:
-            self._patrol.wake()
+            self._rescans.wake()
         else:
             await asyncio.to_thread(upkeep.check)
 
@@ -265,12 +264,12 @@ class Catalogue:
         return StoreFault(f"the catalogue's index {self._path} cannot be used: {error}")
 
     async def _walk(self) -> None:
-        await self._patrolled(Upkeep.walk)
+        await self._rescanned(Upkeep.walk)
 
     async def _survey(self, after: int) -> int | None:
-        return await self._patrolled(lambda upkeep: upkeep.survey(after))
+        return await self._rescanned(lambda upkeep: upkeep.survey(after))
 
-    async def _patrolled(self, work: Callable[[Upkeep], T]) -> T | None:
+    async def _rescanned(self, work: Callable[[Upkeep], T]) -> T | None:
         """None when it failed: the next time may be better."""
         upkeep = self._upkeep
         if upkeep is None:

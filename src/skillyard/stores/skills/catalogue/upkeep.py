@@ -5,23 +5,23 @@ Methods may be called from any thread; one works at a time.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from skillyard.domain.skill.publication import Publication
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.catalogue.arrangement import Arrangement, Tell
-from skillyard.stores.skills.catalogue.forest import Tree
-from skillyard.stores.skills.catalogue.index.file import BROKEN, is_damage
-from skillyard.stores.skills.catalogue.index.index import Index
-from skillyard.stores.skills.catalogue.index.mark import mark_of
-from skillyard.stores.skills.catalogue.index.reads import Reads
+from skillyard.stores.skills.catalogue.cache_file import BROKEN, Index, is_damage, mark_of
 from skillyard.stores.skills.catalogue.loading import Loader
-from skillyard.stores.skills.catalogue.published import Published, Said
-from skillyard.stores.skills.catalogue.update import Search, Updater
-from skillyard.stores.skills.catalogue.work import Place
+from skillyard.stores.skills.catalogue.rows import PIN, WITHDRAWN, Entry, key_of, note_of
+from skillyard.stores.skills.catalogue.serving import Serving, Tell
+from skillyard.stores.skills.catalogue.table import Table
+from skillyard.stores.skills.catalogue.trees import Tree
+from skillyard.stores.skills.catalogue.update import Place, Search, Updater
 
 SLICE = 500
 """Bundles whose stamps are looked at in one go: about 5 ms."""
@@ -30,8 +30,64 @@ AWAITED = 5000
 GENTLE = 20
 """Bundles that are read in one go while others wait for the interpreter: about 20 ms."""
 PROGRESS_S = 5.0
+_NUMBER = "publications"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Everything that the store of publications says of one name."""
+
+    name: str
+    publications: Sequence[Publication]
+    pinned: str | None
+
+
+class Published:
+    """Published versions in the index."""
+
+    def __init__(self, table: Table, loader: Loader, serving: Serving) -> None:
+        self._table = table
+        self._loader = loader
+        self._serving = serving
+
+    @property
+    def number(self) -> int:
+        """The newest line of the histories of publications whose change is served."""
+        return int(self._table.fact(_NUMBER) or "0")
+
+    def serve(self, said: Sequence[Said], number: int | None, *, again: bool = False) -> None:
+        """Serves what was said and remembers ``number`` with it, unless it is None. ``again``: snapshots that were fine
+        are read too."""
+        with self._serving.changed() as names:
+            for one in said:
+                names.add(one.name)
+                self._put(one, again)
+            if number is not None:
+                self._table.put_fact(_NUMBER, str(number))
+
+    def _put(self, said: Said, again: bool) -> None:
+        before = {entry.path: entry for entry in self._table.publications(said.name)}
+        notes = {note.path: note for note in _notes(said)}
+        wanted = {key_of(p.name, p.version): p for p in said.publications if not p.withdrawn}
+        for key in before.keys() - wanted.keys() - notes.keys():
+            self._table.drop(key, before[key].rank)
+        for note in notes.values():
+            self._table.put(note)
+        for key, publication in wanted.items():
+            known = before.get(key)
+            if again or known is None or known.errors or known.digest != publication.digest:
+                self._table.put(self._loader.read_published(publication).entry)
+
+
+def _notes(said: Said) -> Iterator[Entry]:
+    if said.pinned is not None:
+        yield note_of(PIN, said.name, said.pinned)
+    for publication in said.publications:
+        if publication.withdrawn_at is not None:
+            when_and_why = json.dumps([publication.withdrawn_at, publication.reason])
+            yield note_of(WITHDRAWN, said.name, publication.version, when_and_why)
 
 
 class Stopped(Exception):
@@ -39,7 +95,7 @@ class Stopped(Exception):
 
 
 class Upkeep:
-    """``tell`` as for :class:`Arrangement`."""
+    """``tell`` as for :class:`Serving`."""
 
     def __init__(self, path: Path, loader: Loader, search: Search, tell: Tell) -> None:
         """Opens the index. Raises StoreFault, sqlite3.Error."""
@@ -58,23 +114,24 @@ class Upkeep:
             self.renew()
 
     def _prepare(self) -> None:
-        self._arrangement = Arrangement(self._index, self._tell)
-        self._updater = Updater(self._index, self._loader, self._search, self._arrangement)
-        self._published = Published(self._index, self._loader, self._arrangement)
+        table = self._index.table
+        self._serving = Serving(table, self._tell)
+        self._updater = Updater(table, self._loader, self._search, self._serving)
+        self._published = Published(table, self._loader, self._serving)
 
     @property
-    def near(self) -> Reads:
+    def near(self) -> Table:
         """For the event loop's thread."""
         return self._index.near
 
     @property
     def revision(self) -> str:
-        return f"{self._arrangement.revision:032x}"
+        return f"{self._index.table.revision:032x}"
 
     @property
     def paths(self) -> int:
         """How many a full check looks at."""
-        return self._arrangement.paths + sum(len(tree.folders) for tree in self._updater.trees)
+        return self._serving.paths + sum(len(tree.folders) for tree in self._updater.trees)
 
     @property
     def is_large(self) -> bool:
@@ -142,7 +199,7 @@ class Upkeep:
     def survey(self, after: int) -> int | None:
         """Look at the next bundles, and read those that changed; where to go on."""
         with self._one:
-            changed, then = self._updater.survey(self._index.reads, after, SLICE)
+            changed, then = self._updater.survey(self._index.table, after, SLICE)
         for first in range(0, len(changed), GENTLE):
             self._check_stop()
             self.read_again(changed[first : first + GENTLE])
@@ -168,18 +225,18 @@ class Upkeep:
 
     def published_names(self) -> set[str]:
         with self._one:
-            return self._published.names()
+            return self._index.table.published_names()
 
     def broken_names(self) -> set[str]:
         with self._one:
-            return self._published.broken()
+            return self._index.table.published_names(broken=True)
 
     def unused(self, keep: Iterable[str]) -> set[str]:
         """Snapshots of nothing that the index knows, and what a crash left."""
         with self._one:
             found = self._loader.snapshots.names().difference(keep)
             if found:
-                for digest in self._index.reads.digests():
+                for digest in self._index.table.digests():
                     found.discard(digest)
             return found
 

@@ -11,7 +11,7 @@ SHARE = 0.1
 WALK_EVERY_S = 0.5
 
 
-class Patrol:
+class Rescans:
     """``walk`` looks at the directories; ``survey`` at the next bundles, and gives where to go on (None: that was the
     last). Both are called in turns, each followed by a rest of nine times as long, until a whole round found nobody
     who had called :meth:`wake` since it began."""
@@ -27,7 +27,7 @@ class Patrol:
         """Cheap: called with each use of the catalogue."""
         self._is_wanted = True
         if (self._task is None or self._task.done()) and not self._end.is_set():
-            self._task = asyncio.get_running_loop().create_task(self._go_round(), name="catalogue patrol")
+            self._task = asyncio.get_running_loop().create_task(self._go_round(), name="catalogue rescan")
 
     async def close(self) -> None:
         self._end.set()

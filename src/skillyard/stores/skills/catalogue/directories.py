@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skillyard.domain.skill.bundle import is_excluded
 from skillyard.domain.skill.skill import Finding
-from skillyard.stores.skills.stamps import Stamp, is_settled, signature, stamp
+from skillyard.stores.skills.catalogue.stamps import Stamp, is_settled, signature, stamp
 from skillyard.stores.skills.tree import shown
 
 MARKS = ("skill.toml", "SKILL.md")

@@ -1,4 +1,4 @@
-"""The file: opened when it is whole and of the right kind, else made anew. All of it blocks.
+"""The file of the catalogue's index: opened when it is whole and of the right kind, else made anew. All of it blocks.
 
 Two connections: ``near`` answers on the event loop's thread and only reads; ``far`` belongs to whoever changes the
 index, one at a time. Commits survive the death of the process; SQLite's log keeps the file whole whatever happens.
@@ -6,20 +6,27 @@ index, one at a time. Commits survive the death of the process; SQLite's log kee
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
-from dataclasses import dataclass
+import sys
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.files.state_file import give_to_owner
-from skillyard.stores.skills.catalogue.index.schema import SCHEMA, SCHEMA_VERSION
-from skillyard.stores.skills.catalogue.index.seal import Damaged, sealed
+from skillyard.stores.skills import tree
+from skillyard.stores.skills.catalogue.rows import Damaged, sealed
+from skillyard.stores.skills.catalogue.table import SCHEMA, SCHEMA_VERSION, Table
+from skillyard.stores.skills.tree import Caps
 from skillyard.stores.sqlite.faults import as_fault, primary_code
 
 APPLICATION_ID = 0x736B7963
 """``skyc`` in ASCII."""
 
+_RULES = ("domain", "stores/skills")
+_LIBRARIES = ("jsonschema-rs", "pyyaml")
 _OF_THE_HOST = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -34,51 +41,65 @@ _OF_THE_HOST = frozenset(
 
 
 BROKEN = (sqlite3.Error, Damaged, UnicodeDecodeError)
-"""What is raised by an index that is damaged; the last by Python's own module, for names that are no text."""
+"""Errors of a damaged index; Python's own module raises the last for a name that is not text."""
+
+Connections = tuple[sqlite3.Connection, sqlite3.Connection]
+"""Near and far."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a new file may help: the host's faults stay whatever the file is."""
+    """Returns whether a new file may help: the host's faults stay whatever the file is."""
     return not isinstance(error, sqlite3.Error) or primary_code(error) not in _OF_THE_HOST
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFile:
-    near: sqlite3.Connection
-    far: sqlite3.Connection
+class Index:
+    """``near`` answers on the event loop's thread. ``table`` is for one thread at a time, and sees
+    what it has not committed. All methods block and raise StoreFault."""
 
-    @classmethod
-    def open(cls, path: Path, mark: str) -> IndexFile:
-        """The index at ``path``, an empty one when it is damaged or was made with another ``mark``.
-        Raises StoreFault."""
+    def __init__(self, path: Path, mark: str) -> None:
+        """Opens the index at ``path``: an empty one when it is damaged or was made with another ``mark``."""
+        self._path = path
+        self._mark = mark
+        self._open()
+
+    def renew(self) -> None:
+        """Puts an empty one in its place."""
+        self.close()
+        _remove(self._path)
+        self._open()
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def _open(self) -> None:
+        path, mark = self._path, self._mark
         try:
-            if path.exists() and (found := _existing(path, mark)):
-                return found
-            remove(path)
-            return _made(path, mark)
+            connections = _existing(path, mark) if path.exists() else None
+            if connections is None:
+                _remove(path)
+                connections = _made(path, mark)
         except OSError as error:
             raise StoreFault(f"the catalogue's index {path} cannot be made: {error.strerror}") from error
         except sqlite3.Error as error:
             raise as_fault(error, str(path)) from error
-
-    def close(self) -> None:
-        self.near.close()
-        self.far.close()
+        self._connections = connections
+        self.near, self.table = (Table(connection) for connection in connections)
 
 
-def remove(path: Path) -> None:
+def _remove(path: Path) -> None:
     """Raises OSError."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def _existing(path: Path, mark: str) -> IndexFile | None:
-    """None when the file cannot be used."""
+def _existing(path: Path, mark: str) -> Connections | None:
+    """Returns None when the file cannot be used."""
     opened: list[sqlite3.Connection] = []
     try:
         far = _connect(path, opened)
         _check(far, mark)
-        return IndexFile(_connect(path, opened, reads_only=True), far)
+        return _connect(path, opened, reads_only=True), far
     except BROKEN as error:
         for connection in opened:
             connection.close()
@@ -88,7 +109,7 @@ def _existing(path: Path, mark: str) -> IndexFile | None:
 
 
 def _check(connection: sqlite3.Connection, mark: str) -> None:
-    """Raises Damaged for a file of another kind, sqlite3.Error for one that is none."""
+    """Raises Damaged for a file of another kind, sqlite3.Error for one that is not a database."""
     kind = (_pragma(connection, "application_id"), _pragma(connection, "user_version"))
     if kind != (APPLICATION_ID, SCHEMA_VERSION):
         raise Damaged("another kind of file")
@@ -98,7 +119,7 @@ def _check(connection: sqlite3.Connection, mark: str) -> None:
         raise Damaged("its pages do not fit together")
 
 
-def _made(path: Path, mark: str) -> IndexFile:
+def _made(path: Path, mark: str) -> Connections:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -115,7 +136,7 @@ def _made(path: Path, mark: str) -> IndexFile:
         far.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         far.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         far.execute("COMMIT")
-        return IndexFile(_connect(path, opened, reads_only=True), far)
+        return _connect(path, opened, reads_only=True), far
     except BaseException:
         for connection in opened:
             connection.close()
@@ -140,3 +161,20 @@ def _mark_row(mark: str) -> tuple[object, ...]:
 
 def _pragma(connection: sqlite3.Connection, name: str) -> object:
     return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+
+def mark_of(caps: Caps, *, lenient: bool) -> str:
+    """Returns a text that differs when a bundle could be judged otherwise: by other rules, caps
+    or libraries."""
+    return f"{_code()} {caps} {'lenient' if lenient else 'strict'}"
+
+
+@cache
+def _code() -> str:
+    """Returns a digest of the modules that hold the rules, so that nobody has to remember to raise a number."""
+    whole = hashlib.sha256(f"{sys.version_info[:3]}{[version(name) for name in _LIBRARIES]}".encode())
+    home = Path(tree.__file__).parents[2]
+    for file in sorted(file for part in _RULES for file in (home / part).rglob("*.py")):
+        whole.update(f"\n{file.relative_to(home)}\n".encode())
+        whole.update(file.read_bytes())
+    return whole.hexdigest()[:32]

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 
 from skillyard.domain.skill.publication import Publication
 from skillyard.ports.publications import PublicationStore
-from skillyard.stores.skills.catalogue.index.rows import Entry
-from skillyard.stores.skills.catalogue.published import Said
-from skillyard.stores.skills.catalogue.upkeep import Upkeep
+from skillyard.stores.skills.catalogue.rows import Entry
+from skillyard.stores.skills.catalogue.upkeep import Said, Upkeep
 
 NAMES_AT_ONCE = 100
 """Whose publications are served in one transaction."""
 
 
-class Feed:
+class Publications:
     """Without ``publications`` there are none. Raises what an index raises, and StoreFault."""
 
     def __init__(self, publications: PublicationStore | None) -> None:
