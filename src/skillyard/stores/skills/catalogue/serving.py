@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from skillyard.domain.skill.manifest_name import GUIDE
+from skillyard.domain.skill.name import GUIDE
 from skillyard.domain.skill.publication import place_of
 from skillyard.domain.skill.semver import latest, newest_first
 from skillyard.domain.skill.skill import Finding
