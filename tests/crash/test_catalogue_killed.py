@@ -19,17 +19,20 @@ pytestmark = pytest.mark.anyio
 BUNDLES = 150
 READER = """
 import asyncio, sys
+from contextlib import contextmanager
 from pathlib import Path
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.catalogue import arrangement, update
+from skillyard.stores.skills.catalogue import serving, update
 
-committed = arrangement.Arrangement.committed
+changed = serving.Serving.changed
 
-def told(self, names, revision):
-    committed(self, names, revision)
+@contextmanager
+def told(self):
+    with changed(self) as names:
+        yield names
     print(self.bundles, flush=True)
 
-arrangement.Arrangement.committed = told
+serving.Serving.changed = told
 update.Updater.step.__defaults__ = (10,)
 home = Path(sys.argv[1])
 asyncio.run(Catalogue([home / "skills"], home / "snapshots", guide=None).start())
