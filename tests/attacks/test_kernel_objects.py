@@ -13,7 +13,8 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.keeper.request import Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from tests.attacks.programs import program
@@ -210,7 +211,7 @@ def test_looking_at_one_sandbox_keeps_the_keeper_from_no_other() -> None:
     children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(10)]
     try:
         assert [child.stdout.readline() for child in children if child.stdout] == [b"ready\n"] * 10
-        objects, box = Objects(), cast(Box, Lent())
+        objects, box = Objects(), cast(Sandbox, Lent())
         took = []
         for _ in range(11):
             began = time.thread_time()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-KEEPER = "skillyard.sandbox.native.keeper.main"
+KEEPER = "skillyard.sandbox.native.grounds.namespaces.ground"
 _NS_GET_PARENT = 0xB702
 """ioctl_ns(2): the namespace around this one."""
 _CGROUPS = Path("/sys/fs/cgroup")

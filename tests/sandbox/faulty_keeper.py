@@ -9,15 +9,14 @@ from __future__ import annotations
 import ast
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from skillyard.sandbox.native.grounds.namespaces import ground
 from skillyard.sandbox.native.keeper import loop as loops
-from skillyard.sandbox.native.keeper import main as keeper
 
 ARMED, CALLED = "armed", "called"
 KINDS = frozenset({"watch", "after", "when_idle"})
@@ -30,8 +29,12 @@ class Boom(Exception):
 def places() -> list[str]:
     """Of the native keeper's code: ``Class.method:kind`` for each call that registers a callback."""
     found: set[str] = set()
-    native = Path(keeper.__file__).parents[1]
-    for path in (*(native / "keeper").rglob("*.py"), *(native / "grounds/namespaces").glob("*.py")):
+    grounds = Path(loops.__file__).parents[1] / "grounds"
+    for path in (
+        *Path(loops.__file__).parent.rglob("*.py"),
+        *(grounds / "namespaces").glob("*.py"),
+        grounds / "host.py",
+    ):
         if path.name != "loop.py":
             _visit(ast.parse(path.read_text()), "", found)
     return sorted(found)
@@ -90,14 +93,6 @@ def _place(kind: str) -> str:
     return f"{frame.f_code.co_qualname}:{kind}"
 
 
-class FaultyKeeper(keeper.Keeper):
-    def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
-        self._config = config
-        super().__init__(config, listener)
-
-    def make_loop(self) -> loops.Loop:
-        return FaultyLoop(self._config["run_dir"], self._config["fault"], self._config["when"])
-
-
 if __name__ == "__main__":
-    keeper.main(json.loads(sys.argv[1]), FaultyKeeper)
+    config = json.loads(sys.argv[1])
+    ground.main(config, lambda: FaultyLoop(config["run_dir"], config["fault"], config["when"]))

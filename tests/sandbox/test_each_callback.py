@@ -29,29 +29,29 @@ pytestmark = pytest.mark.anyio
 OPTIONS = KeeperOptions(ready=1)
 BOUND_S = 30
 SELDOM = {
-    "Box.kill_program:after": "two seconds after a kill that init did not manage",
+    "Sandbox.kill_program:after": "two seconds after a kill that init did not manage",
     "Connection._flush:watch": "a server that does not read",
-    "Keeper._sweep_again:after": "groups that a killed keeper left",
+    "Host._sweep_again:after": "groups that a killed keeper left",
     "Keeper._until_empty:after": "when it ends",
     "PidSpace.end:watch": "when a zygote with packages is closed",
     "PidSpace.end.<locals>.reap:after": "the same",
     "Program.open_stdin:watch": "a reader that is gone before anything is written",
     "Service.__init__:after": "four seconds after the start",
     "Service.disconnected:after": "four seconds after a server is lost",
-    "WarmHouse._age_later:after": "ten seconds without use",
-    "WarmProcess._give_time:after": "an import that takes too long",
-    "WarmProcess._look:after": "an import that takes a while",
-    "Yard.__init__:when_idle": "when it begins",
-    "Yard._bury:after": "control groups that the kernel still holds",
-    "Yard._refill:after": "a run that is no longer short",
-    "Yard._refill_failed:after": "after a fault",
+    "Zygotes._age_later:after": "ten seconds without use",
+    "ZygoteProcess._give_time:after": "an import that takes too long",
+    "ZygoteProcess._look:after": "an import that takes a while",
+    "Shower.__init__:when_idle": "when it begins",
+    "Host._bury:after": "control groups that the kernel still holds",
+    "Sandboxes._refill:after": "a run that is no longer short",
+    "Sandboxes._refill_failed:after": "after a fault",
     "Zygote._promote:after": "a zygote that is replaced while it is at work",
     "start.<locals>.lent:after": "the first sandbox that is lent",
     "end_orphans:watch": "a zygote that ended before it told of a clone",
     "start.<locals>.again:after": "after a fault",
 }
 if os.geteuid() != 0:
-    SELDOM["Yard._doom:when_idle"] = "control groups, which an ordinary user rarely has"
+    SELDOM["Host.bury:when_idle"] = "control groups, which an ordinary user rarely has"
 """Callbacks that the work below does not lead to. All go through the one loop that the first tests hold to the rule."""
 
 

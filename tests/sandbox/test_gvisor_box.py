@@ -16,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.ipc.strict import read_object
-from skillyard.sandbox.native.grounds.gvisor.place import GvisorBox
 from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
 from skillyard.sandbox.native.inside.protocol import READY
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.keeper.request import Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.linux import kernel
 from skillyard.testing.sandbox_suite.observe import descriptors
+from tests.sandbox.places import gvisor_place
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
 LIES = (
@@ -55,7 +56,7 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def ready() -> list[Box]:
+def ready() -> list[Sandbox]:
     return []
 
 
@@ -69,16 +70,18 @@ def sentry() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def box(
-    loop: Loop, tmp_path: Path, ready: list[Box], sentry: subprocess.Popen[bytes]
-) -> Iterator[tuple[GvisorBox, socket.socket]]:
+    loop: Loop, tmp_path: Path, ready: list[Sandbox], sentry: subprocess.Popen[bytes]
+) -> Iterator[tuple[Sandbox, socket.socket]]:
     """And the other end of its control socket."""
     os.close(new_tree())  # or nothing is begun: a container's root may make no mounts
-    made = GvisorBox(loop, "n1", SHAPE, 0, None, str(tmp_path), ())
+    place = gvisor_place(loop, SHAPE)
+    made = Sandbox(loop, "n1", SHAPE, place, str(tmp_path))
     made.on_ready = ready.append
     theirs = made.inside_control.dup()
-    made.started(sentry.pid, kernel.pidfd_open(sentry.pid), "ptrace", [])
+    place.started(made, sentry.pid, kernel.pidfd_open(sentry.pid), "ptrace", [])
     yield made, theirs
     made.release()
+    place.release()
     theirs.close()
 
 
@@ -88,7 +91,7 @@ def hear(loop: Loop) -> None:
     loop.run()
 
 
-def until_dead(loop: Loop, box: GvisorBox) -> None:
+def until_dead(loop: Loop, box: Sandbox) -> None:
     box.on_dead = lambda *_: setattr(loop, "running", False)
     loop.after(10, lambda: setattr(loop, "running", False))
     loop.running = True
@@ -97,13 +100,13 @@ def until_dead(loop: Loop, box: GvisorBox) -> None:
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie[:30].decode("latin-1"))
-def test_a_lie_ends_the_sandbox_that_tells_it(lie: bytes, box: tuple[GvisorBox, socket.socket], loop: Loop) -> None:
+def test_a_lie_ends_the_sandbox_that_tells_it(lie: bytes, box: tuple[Sandbox, socket.socket], loop: Loop) -> None:
     made, theirs = box
     theirs.send(lie)
     until_dead(loop, made)
 
 
-def test_ready_is_said_once(box: tuple[GvisorBox, socket.socket], loop: Loop, ready: list[Box]) -> None:
+def test_ready_is_said_once(box: tuple[Sandbox, socket.socket], loop: Loop, ready: list[Sandbox]) -> None:
     """A sandbox that were ready twice would be lent twice."""
     made, theirs = box
     for _ in range(2):
@@ -112,7 +115,7 @@ def test_ready_is_said_once(box: tuple[GvisorBox, socket.socket], loop: Loop, re
     assert ready == [made]
 
 
-def test_descriptors_that_are_sent_are_closed(box: tuple[GvisorBox, socket.socket], loop: Loop) -> None:
+def test_descriptors_that_are_sent_are_closed(box: tuple[Sandbox, socket.socket], loop: Loop) -> None:
     _, theirs = box
     before = descriptors()
     with open(os.devnull, "rb") as file:
@@ -122,7 +125,7 @@ def test_descriptors_that_are_sent_are_closed(box: tuple[GvisorBox, socket.socke
     assert descriptors() == before
 
 
-def test_a_talker_does_not_keep_the_keeper_from_others(box: tuple[GvisorBox, socket.socket], loop: Loop) -> None:
+def test_a_talker_does_not_keep_the_keeper_from_others(box: tuple[Sandbox, socket.socket], loop: Loop) -> None:
     _, theirs = box
     theirs.setblocking(False)
     fired: list[bool] = []

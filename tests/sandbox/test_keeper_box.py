@@ -11,8 +11,10 @@ import pytest
 
 from skillyard.sandbox.native.inside.protocol import READY
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.keeper.request import Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.linux import kernel
+from tests.sandbox.places import BarePlace
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
 
@@ -31,13 +33,13 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def ready() -> list[Box]:
+def ready() -> list[Sandbox]:
     return []
 
 
 @pytest.fixture
-def box(loop: Loop, tmp_path: Path, ready: list[Box]) -> Iterator[Box]:
-    made = Box(loop, "n1", SHAPE, 0, None, str(tmp_path))
+def box(loop: Loop, tmp_path: Path, ready: list[Sandbox]) -> Iterator[Sandbox]:
+    made = Sandbox(loop, "n1", SHAPE, BarePlace(), str(tmp_path))
     made.on_ready = ready.append
     yield made
     made.handed_over([])
@@ -52,7 +54,7 @@ def hear(loop: Loop) -> None:
 
 
 def test_ready_waits_for_what_it_can_be_killed_by(
-    box: Box, loop: Loop, ready: list[Box], init: subprocess.Popen[bytes]
+    box: Sandbox, loop: Loop, ready: list[Sandbox], init: subprocess.Popen[bytes]
 ) -> None:
     os.write(box.inside_control.fileno(), READY)
     hear(loop)
@@ -62,7 +64,9 @@ def test_ready_waits_for_what_it_can_be_killed_by(
     assert ready == [box]
 
 
-def test_ready_when_the_zygote_was_first(box: Box, loop: Loop, ready: list[Box], init: subprocess.Popen[bytes]) -> None:
+def test_ready_when_the_zygote_was_first(
+    box: Sandbox, loop: Loop, ready: list[Sandbox], init: subprocess.Popen[bytes]
+) -> None:
     box.cloned(init.pid, kernel.pidfd_open(init.pid))
     hear(loop)
     assert ready == []
@@ -73,7 +77,7 @@ def test_ready_when_the_zygote_was_first(box: Box, loop: Loop, ready: list[Box],
 
 
 def test_words_that_break_the_rules_end_it_even_before_the_zygote_spoke(
-    box: Box, loop: Loop, init: subprocess.Popen[bytes]
+    box: Sandbox, loop: Loop, init: subprocess.Popen[bytes]
 ) -> None:
     os.write(box.inside_control.fileno(), b"5")
     hear(loop)

@@ -25,7 +25,7 @@ from tests.attacks.verify.inside_mutants import (
 )
 from tests.attacks.verify.mutants import Mutant
 
-KEEPER = "sandbox/native/keeper/main.py"
+GROUND = "sandbox/native/grounds/namespaces/ground.py"
 HOST_TMP = """
 _few_sources = sources
 def sources(python, packages, *, memory_counted):
@@ -80,7 +80,7 @@ MUTANTS = (
     ),
     Mutant(
         "host_proc", ("pid_namespace", "private_proc"), "the host's /proc is shown instead of the sandbox's own",
-        ("canaries-processes",), {KEEPER: KEPT_PROC, ROOT: HOST_PROC, WALLS: NO_PROC}, who="root", canary=True,
+        ("canaries-processes",), {GROUND: KEPT_PROC, ROOT: HOST_PROC, WALLS: NO_PROC}, who="root", canary=True,
     ),
     Mutant(
         "host_network", ("net_namespace",), "sandboxes stay in the host's network",

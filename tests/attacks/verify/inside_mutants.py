@@ -10,7 +10,7 @@ WALLS, ROOT, KERNEL, ZYGOTE = (
     "sandbox/native/linux/kernel.py",
     ("sandbox/native/inside/zygote.py"),
 )
-ZYGOTE_PROCESS, YARD = "sandbox/native/grounds/namespaces/zygote.py", "sandbox/native/keeper/sandboxes.py"
+ZYGOTE_PROCESS, HOST = "sandbox/native/grounds/namespaces/zygote.py", "sandbox/native/grounds/host.py"
 LANDLOCK, IDS, RULES = (
     "sandbox/native/linux/landlock.py",
     "sandbox/native/grounds/ids.py",
@@ -215,7 +215,7 @@ def _mount_box(spec):
     Mutant(
         "private_proc", ("private_proc",), "no part of /proc is masked",
         ("proc-dangerous-files", "proc-dangerous-directories"),
-        {YARD: "def masked_proc():\n    return (), ()"},
+        {HOST: "def masked_proc():\n    return (), ()"},
     ),
     Mutant(
         "proc_sys", ("private_proc", "landlock", "own_uid", "non_root"),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.attacks.verify.inside_mutants import RULES, WALLS, YARD
+from tests.attacks.verify.inside_mutants import HOST, RULES, WALLS
 from tests.attacks.verify.mutants import Mutant
 
-CGROUPS, WATCH, BOX = (
+CGROUPS, WATCH, SANDBOX = (
     "sandbox/native/groups/groups.py", "sandbox/native/keeper/watch/memory.py", "sandbox/native/keeper/sandbox.py"
 )  # fmt: skip
 PROGRAM = "sandbox/native/keeper/program.py"
@@ -99,13 +99,13 @@ def _wide(self, name, limits):
     return _plain_make(self, name, replace(limits, cpus=8.0))
 Cgroups.make = _wide
 """,
-            YARD: "Yard._affinity = lambda self, cpus: ()",
+            HOST: "Processors.take = lambda self, cpus: ()",
         },
     ),
     Mutant(
         "timeout", ("timeout",), "no program is ended for its time",
         ("limits-time-loop", "limits-time-sleep", "limits-time-handover", "limits-time-stop"),
-        {BOX: "Box.give_time = lambda self, program, asked_ms: None"},
+        {SANDBOX: "Sandbox.give_time = lambda self, program, asked_ms: None"},
     ),
     Mutant(
         "output", ("output",), "no program is ended for what it writes",

@@ -92,7 +92,7 @@ class _Maker:
             return {}, (socket.socket(asked["family"], asked["kind"]),)  # type: ignore[arg-type]
         streams = asked["streams"]
         assert isinstance(streams, list)
-        wanted = listening.Listen(tuple(streams), (DNS_PORT,))
+        wanted = request.Listen(tuple(streams), (DNS_PORT,))
         return {}, listening._open(wanted).sockets
 
     def _make(self) -> int:
@@ -128,6 +128,7 @@ def _main() -> None:
 if __name__ == "__main__":
     from skillyard.sandbox.native.grounds.namespaces import listening
     from skillyard.sandbox.native.inside import walls
+    from skillyard.sandbox.native.keeper import request
     from skillyard.sandbox.native.linux import kernel, namespaces, rtnetlink
 
     _main()

@@ -29,7 +29,7 @@ class KeeperOptions:
     ``PROGRAM`` is the module whose ``main`` becomes the keeper; it gets all fields.
     """
 
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.keeper.main"
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.namespaces.ground"
     ready: int = 4
     uid_base: int = 1_900_000_000
     uid_count: int = 8192

@@ -6,15 +6,29 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
-from skillyard.sandbox.native.keeper.zygotes.zygotes import Key
+from skillyard.sandbox.native.keeper.request import Key
 from skillyard.sandbox.native.linux import namespaces
 
 _LOCKS = "/run/skillyard-ids"
 _BLOCKS = 64
 _PART, _LEAST_PARTS = 256, 8
 """The most sandboxes of one zygote that imports packages, and the parts of a small block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A block of ids of the keeper's user namespace; ``base``, the zygotes' own, is :attr:`inside` in theirs."""
+
+    base: int
+    count: int
+
+    @property
+    def inside(self) -> int:
+        """A single id is not 0 in there: what the kernel gives to a namespace's root, such as the /proc entries of
+        a process that may not be traced, would belong to the sandboxes' own user."""
+        return 0 if self.count > 1 else 1
 
 
 class Slots:

@@ -1,10 +1,9 @@
-"""How a keeper comes to be: exec'd by a server, it becomes pid 1 of a pid namespace of its own and lets go."""
+"""How a keeper comes to be: exec'd by a server, it settles on a ground of its own and lets go of its starter."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import resource
@@ -16,63 +15,37 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.ipc.peers import peer
-from skillyard.sandbox.native.grounds import ids, interpreter
-from skillyard.sandbox.native.grounds.host import Host, masked_proc
-from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
-from skillyard.sandbox.native.groups import groups, hierarchies, parents
 from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.ground import Start
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.sandbox import Box
-from skillyard.sandbox.native.keeper.sandboxes import Yard
+from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
-from skillyard.sandbox.native.keeper.watch import kernel_memory, memory
+from skillyard.sandbox.native.keeper.watch import rounds
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.process_bound import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.watch.tree import tree_of
-from skillyard.sandbox.native.keeper.zygotes.process import Upkeep
-from skillyard.sandbox.native.linux import kernel, landlock, namespaces
 
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 PROTOCOL = 1
 _BACKLOG = 8
-_SWEEP_AGAIN_S, _SWEEP_SELDOM_S = 0.02, 5.0
 
 
-def main(config: dict[str, Any], make: Callable[[dict[str, Any], socket.socket], Keeper] | None = None) -> None:
-    """Print ``{"pid": …}`` or ``{"error": …}`` on standard output and exit; the keeper goes on in the background.
+def launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop]) -> None:
+    """Prints ``{"pid": …}`` or ``{"error": …}`` on standard output and exits; the keeper goes on in the background.
 
-    ``config``: ``run_dir`` (exists, 0700), ``ready``, ``uid_base``, ``uid_count``, ``retire_runs``, ``retire_s``,
-    ``preload_mb``, ``preload_s``, ``zygotes_mb``.
-    ``make`` makes another keeper than the native backend's.
+    ``config`` has ``run_dir`` (which exists, 0700), all fields of KeeperOptions, and those of the ground.
     """
-    launch(config, make or Keeper, _enter, _settle)
-
-
-def launch(
-    config: dict[str, Any],
-    make: Callable[[dict[str, Any], socket.socket], Keeper],
-    enter: Callable[[], None],
-    settle: Callable[[], None],
-) -> None:
-    """:func:`main` for a keeper that ``make`` makes. ``enter`` is called before the process is forked that becomes
-    it, ``settle`` in there."""
     try:
-        pid = _launch(config, make, enter, settle)
+        pid = _launch(config, start, make_loop)
     except OSError as error:
         print(json.dumps({"error": str(error.strerror if error.errno == 0 else error)}))  # noqa: T201
         sys.exit(1)
     print(json.dumps({"pid": pid}))  # noqa: T201
 
 
-def _launch(
-    config: dict[str, Any],
-    make: Callable[[dict[str, Any], socket.socket], Keeper],
-    enter: Callable[[], None],
-    settle: Callable[[], None],
-) -> int:
+def _launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop]) -> int:
     os.umask(0o077)
     run_dir = config["run_dir"]
     lock = os.open(f"{run_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -81,12 +54,12 @@ def _launch(
     except BlockingIOError:
         raise OSError(0, "another keeper holds this data directory") from None
     listener = _listen(run_dir)
-    enter()
+    start.enter()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _keep(lambda: make(config, listener), settle, config["run_dir"], writing)
+        _keep(lambda: Keeper(config, listener, start, make_loop()), start.settle, run_dir, writing)
     os.close(writing)
     said = os.read(reading, 4096).decode("utf-8", "replace")
     if said != "ok":
@@ -103,21 +76,6 @@ def _listen(run_dir: str) -> socket.socket:
     listener.bind(SOCKET)
     listener.listen(_BACKLOG)
     return listener
-
-
-def _enter() -> None:
-    """Before the pid namespace: in there, nobody could name the server."""
-    hierarchies.make_room()
-    namespaces.enter()
-    kernel_memory.largest_buffer()
-    namespaces.leave_network()
-
-
-def _settle() -> None:
-    """As pid 1 of the new namespaces."""
-    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    hierarchies.mount_own()
 
 
 def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, ready: int) -> None:
@@ -154,57 +112,35 @@ def _detach(run_dir: str) -> None:
 
 
 class Keeper:
-    def __init__(self, config: dict[str, Any], listener: socket.socket) -> None:
-        self._loop = self.make_loop()
+    def __init__(self, config: dict[str, Any], listener: socket.socket, start: Start, loop: Loop) -> None:
+        self._loop = loop
+        self._stopped = False
         self._listener = listener
         run_dir = config["run_dir"]
         self._socket = f"{run_dir}/{SOCKET}"  # by its whole name: entering a mount namespace changes where we are
-        for name in ("root", "spool"):
-            os.makedirs(f"{run_dir}/{name}", 0o700, exist_ok=True)
+        os.makedirs(f"{run_dir}/spool", 0o700, exist_ok=True)
         spool.clear(f"{run_dir}/spool")
-        chosen, self._id_lock = self.choose_ids(config)
-        self._groups = self.find_groups(run_dir)
-        self._sweep_again(self._groups.sweep())
-        self._groups.stand_back()
-        files, directories = masked_proc()
-        host = Host(
-            interpreter.describe(),
-            chosen,
-            self._groups,
-            landlock.abi(),
-            tuple(sorted(os.sched_getaffinity(0))),
-            files,
-            directories,
-            run_dir,
-        )
-        self.objects = Objects()
-        self._loop.watches.on_full = self.objects.hurry
-        self._yard = self.make_yard(self._loop, host, config)
-        self._service = self.make_service(self._loop, self._yard, _facts(host))
-        crowd = Crowd(config["tenant_pids"] or default_crowd(), tree_of)
-        memory.start(self._loop, self._yard, self.check_memory, crowd.look)
-        listener.setblocking(False)
-        listener.listen(_BACKLOG)  # once more: from here on who connects sees our pid (unix(7), SO_PEERCRED)
-        self._loop.watch(listener.fileno(), READ, self._accept)
+        self._ground = ground = start.make(loop, config)
+        try:
+            self._sandboxes = Sandboxes(
+                loop, ground, f"{run_dir}/spool", config["ready"], config["zygotes_mb"], config["retire_s"]
+            )
+            facts = {"protocol": PROTOCOL, "kernel": os.uname().release, **ground.facts}
+            self._service = Service(loop, self._sandboxes, ground, facts)
+            self._watch(config["tenant_pids"])
+            listener.setblocking(False)
+            listener.listen(_BACKLOG)  # once more: from here on who connects sees our pid (unix(7), SO_PEERCRED)
+            loop.watch(listener.fileno(), READ, self._accept)
+        except BaseException:
+            ground.leave()
+            raise
 
-    def make_loop(self) -> Loop:
-        return Loop()
-
-    def choose_ids(self, config: dict[str, Any]) -> tuple[Ids, int]:
-        """And the descriptor whose lock holds them."""
-        return ids.choose(config["uid_base"], config["uid_count"])
-
-    def find_groups(self, run_dir: str) -> groups.Cgroups:
-        return hierarchies.find("skillyard-" + hashlib.sha256(run_dir.encode()).hexdigest()[:12])
-
-    def make_yard(self, loop: Loop, host: Host, config: dict[str, Any]) -> Yard:
-        return Yard(loop, host, config["ready"], upkeep(config))
-
-    def check_memory(self, box: Box) -> None:
-        memory.check(box, self.objects)
-
-    def make_service(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> Service:
-        return Service(loop, yard, facts)
+    def _watch(self, tenant_pids: int) -> None:
+        """Looks at what sandboxes hold, many times a second."""
+        objects = Objects()
+        self._loop.watches.on_full = objects.hurry
+        crowd = rounds.Crowd(tenant_pids or rounds.default_crowd(), tree_of)
+        rounds.start(self._loop, self._sandboxes, lambda sandbox: self._ground.check(sandbox, objects), crowd.look)
 
     def run(self) -> None:
         self._loop.run()
@@ -222,35 +158,39 @@ class Keeper:
         connection = Connection(self._loop, sock, self._service.heard, self._service.disconnected)
         self._service.connected(connection)
 
-    def _sweep_again(self, left: list[str], pause_s: float = _SWEEP_AGAIN_S) -> None:
-        """Groups that a killed keeper left, until the last of its processes has ended."""
-        if left:
-            later = min(2 * pause_s, _SWEEP_SELDOM_S)
-            self._loop.after(pause_s, lambda: self._sweep_again(parents.remove(left), later))
-
     def _end(self) -> None:
-        """Sandboxes first, then their groups: the kernel would end them with us, but not remove the groups."""
+        """Ends sandboxes first, then their traces."""
         self._listener.close()
-        self._yard.close()
-        for box in list(self._yard.boxes.values()):
+        self._sandboxes.close()
+        for box in list(self._sandboxes.boxes.values()):
             box.lease = None
             try:
                 box.kill()
             except Exception as error:  # noqa: BLE001 - the others end too
                 self._loop.report(error)
                 box.fault(error)
-        self._loop.running = True
-        deadline = time.monotonic() + end_bound_s(len(self._yard.boxes))
-        self._until_empty(deadline)
-        self._loop.run()
-        self._groups.sweep()
-        self._groups.close()
+        self._until_empty(time.monotonic() + end_bound_s(len(self._sandboxes.boxes)))
+        self._run_again()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)
+        self._ground.end_strays(self._stop)
+        self._run_again()
+        self._ground.leave()
+
+    def _run_again(self) -> None:
+        """Runs the loop until :meth:`_stop` was called, perhaps before."""
+        while not self._stopped:
+            self._loop.running = True
+            self._loop.run()
+        self._stopped = False
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._loop.running = False
 
     def _until_empty(self, deadline: float) -> None:
-        if self._yard.empty() or time.monotonic() > deadline:
-            self._loop.running = False
+        if self._sandboxes.empty() or time.monotonic() > deadline:
+            self._stop()
         else:
             self._loop.after(0.002, lambda: self._until_empty(deadline))
 
@@ -262,23 +202,3 @@ def _not_a_server(sock: socket.socket) -> str:
     if uid != os.geteuid():
         return f"a process of the user {uid} asked for a connection"
     return f"the process {pid} of a sandbox asked for a connection" if pid and os.getpid() == 1 else ""
-
-
-def upkeep(config: dict[str, Any]) -> Upkeep:
-    return Upkeep(
-        config["retire_runs"], config["retire_s"], config["preload_mb"], config["zygotes_mb"], config["preload_s"]
-    )
-
-
-def _facts(host: Host) -> dict[str, Any]:
-    return {
-        "protocol": PROTOCOL,
-        "landlock": host.landlock,
-        "own_uid": host.ids.count > 1,
-        "uids": [host.ids.base, host.ids.count],
-        "cgroup_version": host.cgroups.version,
-        "cgroups": sorted(host.cgroups.parents),
-        "cgroups_missing": host.cgroups.missing,
-        "python": host.python.executable,
-        "kernel": os.uname().release,
-    }

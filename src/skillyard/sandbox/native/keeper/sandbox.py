@@ -6,19 +6,17 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from skillyard.ipc import packets
 from skillyard.ipc.strict import BadMessage
-from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
 from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.inside.walls import Build
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 
 KILL_GRACE_S = 2.0
@@ -29,58 +27,77 @@ _STAYS_AFTER = ("", "timeout", "output")
 """The limit that ended a program; empty when none did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What makes two sandboxes interchangeable before they are lent."""
+class Place(Protocol):
+    """What one sandbox has on its keeper's ground."""
 
-    environment: str
-    group: str
-    memory_mb: int
-    cpus: float
-    pids: int
-    disk_mb: int
-    listen: Listen | None = None
-    """What is listened on in its network ahead of time."""
+    @property
+    def group(self) -> Group | None: ...
 
+    @property
+    def account(self) -> Account: ...
 
-@dataclass(slots=True)
-class Lease:
-    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own;
-    ``tenant`` is whose share of the host it uses."""
+    @property
+    def order(self) -> bytes:
+        """What a zygote is told to make of its clone."""
+        ...
 
-    key: str
-    owner: str
-    single: bool
-    timeout_ms: int
-    tenant: str = ""
-    at: float = field(default_factory=time.monotonic)
+    @property
+    def stays(self) -> bool:
+        """Whether the sandbox can outlive the one program that it was made for."""
+        ...
+
+    @property
+    def lingers(self) -> bool:
+        """Whether its first process takes its time to end after it told of the program's end."""
+        ...
+
+    def ready(self, sandbox: Sandbox) -> None:
+        """All its walls stand, and its worker waits."""
+        ...
+
+    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
+        """Shows skills and blobs in it, and calls ``then``, perhaps later. Raises OSError."""
+        ...
+
+    def end(self, sandbox: Sandbox) -> None:
+        """Ends all its processes; :meth:`Sandbox.kill` asks for it once and again."""
+        ...
+
+    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
+        """Takes a word of its init that only this ground knows. Returns whether it is one."""
+        ...
+
+    def ending(self, status: int) -> dict[str, Any] | None:
+        """Returns how a program with this wait status ended, where that means something on this ground alone."""
+        ...
+
+    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
+        """Its first process has ended: removes what is left, and calls ``then``, perhaps later."""
+        ...
+
+    def release(self) -> None:
+        """Frees what it holds. No process of it is left."""
+        ...
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
 
 
-class Box:
-    """``on_ready(box)``, ``on_dead(box, reason)`` and ``on_program_end(box, program)`` tell the keeper; ``on_left()``
-    tells its zygote, when no process of it is left."""
+class Sandbox:
+    """``place`` is what it has on the keeper's ground.
 
-    stays = True
-    """Whether the sandbox can outlive the one program that it was made for."""
+    ``on_ready(sandbox)``, ``on_dead(sandbox, reason)`` and ``on_program_end(sandbox, program)`` tell the keeper.
+    ``on_left()`` tells its zygote, when no process of it is left.
+    """
 
-    def __init__(
-        self,
-        loop: Loop,
-        handle: str,
-        shape: Shape,
-        slot: int,
-        group: Group | None,
-        spool_dir: str,
-    ) -> None:
-        self._loop = loop.guarded(self.fault)
+    def __init__(self, loop: Loop, handle: str, shape: Shape, place: Place, spool_dir: str) -> None:
+        self.loop = loop.guarded(self.fault)
         self.handle = handle
         self.shape = shape
-        self.slot = slot
-        self.group = group
+        self.place = place
+        self.group = place.group
+        self.account = place.account
         self._spool_dir = spool_dir
         self.asked_at = time.monotonic()
         self.ready_at: float | None = None
@@ -93,17 +110,15 @@ class Box:
         self.opened: Opened | None = None
         """Those that nobody was given yet."""
         self.dead = False
-        self.account = self.make_account()
         self.forced: tuple[str, str] | None = None
-        self.on_ready: Callable[[Box], None]
-        self.on_dead: Callable[[Box, str], None]
+        self.on_ready: Callable[[Sandbox], None]
+        self.on_dead: Callable[[Sandbox, str], None]
         self.on_left: Callable[[], None] = _nothing
         self.lacks: Callable[[], str] = str
         """Which of its walls is missing, where that is to be asked."""
-        self.on_program_end: Callable[[Box, Program], None]
-        self.build: Build | None = None
-        """The walls that were ordered."""
-        self._broken = ""
+        self.on_program_end: Callable[[Sandbox, Program], None]
+        self.broken = ""
+        """Why it cannot be used, where that is known."""
         self._faulty = False
         self._staying = False
         self._said_ready = False
@@ -115,14 +130,11 @@ class Box:
         self._output, self.inside_output = os.pipe2(os.O_CLOEXEC)
         self.control.setblocking(False)
         try:
-            self._loop.watch(self.control.fileno(), READ, lambda _: self._hear())
+            self.loop.watch(self.control.fileno(), READ, lambda _: self._hear())
         except OSError:
             os.close(self._output)
             os.close(self.inside_output)
             raise
-
-    def make_account(self) -> Account:
-        return Account(self.group, self.shape.memory_mb)
 
     def descriptors(self) -> list[int]:
         """What its init gets: control, the worker's channel, the worker's output, the group's."""
@@ -141,9 +153,9 @@ class Box:
     def cloned(self, pid: int, pidfd: int) -> None:
         self.pid, self.pidfd = pid, pidfd
         try:
-            self._loop.watch(pidfd, READ, lambda _: self._init_gone())
+            self.loop.watch(pidfd, READ, lambda _: self._init_gone())
         except OSError as error:  # nobody would hear of its end: it ends now
-            self._loop.report(error)
+            self.loop.report(error)
             self.fault(error)
             self._init_gone()
             return
@@ -155,7 +167,7 @@ class Box:
     def fault(self, error: Exception) -> None:
         """Ends the sandbox, and nothing else, after a call of ours about it failed."""
         self._faulty = True
-        self._broken = self._broken or f"the keeper had a fault with it: {type(error).__name__}"
+        self.broken = self.broken or f"the keeper had a fault with it: {type(error).__name__}"
         try:
             self.kill()
         finally:
@@ -167,19 +179,19 @@ class Box:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - told of, and ends this sandbox
-            self._loop.report(error)
+            self.loop.report(error)
             self.fault(error)
 
     def give_time(self, program: Program, asked_ms: int | None) -> None:
         """Sets the deadline: the lease's, unless the program has its own."""
         bound_ms = asked_ms if asked_ms is not None else self.lease.timeout_ms if self.lease is not None else 0
         late = f"over the time limit of {bound_ms} ms"
-        program.deadline = self._loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
+        program.deadline = self.loop.after(bound_ms / 1000, lambda: self.kill_program(program, "timeout", late))
 
     def start(self, id: str, message: dict[str, Any], caps: Caps, request: bytes | None) -> Program:
         """Starts a program. Raises OSError when init is gone, ValueError when it has no room for the message."""
         single = self.lease is not None and self.lease.single
-        program = Program(self._loop, id, self._spool_dir, caps, self._over)
+        program = Program(self.loop, id, self._spool_dir, caps, self._over)
         if single:
             program.on_done = self._done
         self.programs[id] = program
@@ -222,11 +234,11 @@ class Box:
         except OSError:
             self.kill()
             return
-        self._loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
+        self.loop.after(KILL_GRACE_S, lambda: self.kill() if program.ending is None else None)
 
     def _can_stay(self, program: Program) -> bool:
         """Returns whether the sandbox outlives its one program, whose files can be collected then."""
-        return self.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
+        return self.place.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
         """Whether its worker waits to be used. One that was killed has let go of its channel, long before the kernel
@@ -258,10 +270,14 @@ class Box:
             self.group.hurry()
 
     def kill(self) -> None:
+        """Ends all its processes, some time soon."""
         if self.pidfd >= 0 and not self.dead:
-            if self._given:
-                self.account.look()
-            kernel.pidfd_kill(self.pidfd)
+            self.place.end(self)
+
+    @property
+    def given(self) -> bool:
+        """Whether the waiting worker was given a program."""
+        return bool(self._given)
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
         ours: list[int] = []
@@ -317,7 +333,7 @@ class Box:
     def _idle_worker_gone(self, status: int) -> None:
         """Init does not know what a single sandbox's worker was given; with it, the sandbox is over."""
         if self.lease is None:
-            self._broken = "the waiting worker ended"
+            self.broken = "the waiting worker ended"
             self.kill()
         elif self.lease.single and self._given:
             program = self.programs[self._given]
@@ -354,30 +370,31 @@ class Box:
             try:
                 said = init_words.hear(self.control)
                 if said is None:
-                    self._loop.forget(self.control.fileno())
+                    self.loop.forget(self.control.fileno())
                     return
                 self._told(said)
             except BlockingIOError:
                 return
             except BadMessage as bad:
-                self._loop.forget(self.control.fileno())
-                self._broken = f"its init cannot be believed: {bad}"
+                self.loop.forget(self.control.fileno())
+                self.broken = f"its init cannot be believed: {bad}"
                 self._faulty = True  # and ends when there is something to kill it by
                 self.kill()
                 return
             except OSError:
-                self._loop.forget(self.control.fileno())
+                self.loop.forget(self.control.fileno())
                 return
 
     def _consider_ready(self) -> None:
         """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
         if self._said_ready and self.pidfd >= 0:
             if why := self.lacks():
-                self._broken = why
+                self.broken = why
                 self.kill()
                 return
             self.ready_at = time.monotonic()
-            self.account.meet(self.pid)
+            self.account.meter.meet(self.pid)
+            self.place.ready(self)
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
@@ -388,9 +405,9 @@ class Box:
             self._said_ready = True
             self._consider_ready()
         elif "broken" in message:
-            self._broken = message["broken"]
+            self.broken = message["broken"]
         elif "idle_worker_gone" in message:
-            self.account.told(message["cpu"], message["rss"])
+            self.account.meter.told(message["cpu"], message["rss"])
             self._idle_worker_gone(message["idle_worker_gone"])
         elif "not_lent" in message:
             if not self._started(message["not_lent"]).request:
@@ -403,9 +420,9 @@ class Box:
             self._started(message["ended"])
             if not any(p.ending is None and p.id != message["ended"] for p in self.programs.values()):
                 self._forget_worker()
-            self.account.told(message["cpu"], message["rss"])
+            self.account.meter.told(message["cpu"], message["rss"])
             self._finish(message["ended"], self._ending(message["ended"], message["status"]))
-        else:
+        elif not self.place.told(self, message):
             raise BadMessage("its message belongs to another kind of sandbox")
 
     def _started(self, id: str) -> Program:
@@ -417,9 +434,14 @@ class Box:
         program = self.programs.get(id)
         if program is not None and program.forced is not None:
             return forced(*program.forced)
-        return self.account.ending(status)
+        return self.place.ending(status) or self.account.ending(status)
 
     def _finish(self, id: str, ending: dict[str, Any]) -> None:
+        self._end_program(id, ending)
+        if self.place.lingers and self.lease is not None and self.lease.single:
+            self.kill()
+
+    def _end_program(self, id: str, ending: dict[str, Any]) -> None:
         program = self.programs.get(id)
         if program is None or program.ending is not None:
             return
@@ -436,15 +458,23 @@ class Box:
         self.on_program_end(self, program)
 
     def _init_gone(self) -> None:
-        """Buries the sandbox once its pid namespace is empty, which the pidfd tells. A step that fails does not keep
-        the others from being made."""
-        for step in (self._hear, lambda: self.account.settle(self.pid), self.on_left):
+        """Its first process has ended, which the pidfd tells."""
+        self.loop.forget(self.pidfd)
+        try:
+            self.place.gone(self, self._bury)
+        except Exception as error:  # noqa: BLE001 - whoever waits for its end hears of it
+            self.loop.report(error)
+            if not self.dead:
+                self._bury()
+
+    def _bury(self) -> None:
+        """Tells everybody of the end. A step that fails does not keep the others from being made."""
+        for step in (self._hear, lambda: self.account.meter.settle(self.pid), self.on_left):
             self._safely(step)
         self.dead = True
-        self._loop.forget(self.pidfd)
         for program in self.programs.values():
             self._safely(functools.partial(self._conclude, program))
-        self.on_dead(self, self._broken or "its init ended")
+        self.on_dead(self, self.broken or "its init ended")
 
     def _conclude(self, program: Program) -> None:
         if program.ending is None:
@@ -454,7 +484,7 @@ class Box:
 
     def _end_of_init(self, program: Program) -> dict[str, Any]:
         known = program.forced or self.forced
-        return forced(*known) if known is not None else self.account.unexplained(self._broken)
+        return forced(*known) if known is not None else self.account.unexplained(self.broken)
 
     def usage(self) -> dict[str, Any]:
         """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.outcome.Usage`."""
@@ -468,7 +498,7 @@ class Box:
         """Close what is still open. Its processes are gone."""
         for program in self.programs.values():
             self._safely(program.drop)
-        self._loop.forget(self.control.fileno())
+        self.loop.forget(self.control.fileno())
         self.control.close()
         if self.inside_output >= 0:
             self.handed_over([])

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.ipc.frames import close_all
-from skillyard.sandbox.native.grounds.namespaces.listening import Listen
-from skillyard.sandbox.native.grounds.namespaces.mounts import Show, allowed
 from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program
-from skillyard.sandbox.native.keeper.sandbox import Box, Lease, Shape
-from skillyard.sandbox.native.keeper.sandboxes import Asked, Yard
+from skillyard.sandbox.native.keeper.request import Lease, Listen, Shape, Show, allowed
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes
 from skillyard.sandbox.native.keeper.spool import IN_MEMORY
-from skillyard.sandbox.native.keeper.zygotes.zygote import Warmth
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""
@@ -37,9 +36,10 @@ class Unknown(Exception):
 
 
 class Service:
-    def __init__(self, loop: Loop, yard: Yard, facts: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, yard: Sandboxes, ground: Ground, facts: dict[str, Any]) -> None:
         self._loop = loop
         self._yard = yard
+        self._ground = ground
         self._facts = facts
         self._server: Connection | None = None
         self._destroys: dict[str, list[Callable[[], None]]] = {}
@@ -138,15 +138,15 @@ class Service:
             return
         self._creating[header["key"]] = [number]
 
-        def answer(box: Box | None, error: str, sockets: Sequence[socket.socket] = ()) -> None:
-            told: dict[str, Any] = {"error": error} if box is None else {"handle": box.handle}
+        def answer(sandbox: Sandbox | None, error: str, sockets: Sequence[socket.socket] = ()) -> None:
+            told: dict[str, Any] = {"error": error} if sandbox is None else {"handle": sandbox.handle}
             askers = self._creating.pop(header["key"], [])
             for asker in askers:
                 self._answer(asker, sockets=sockets, **told)
                 sockets = ()
             close_all(sockets)
-            if box is not None and not askers:
-                self._destroy(box, lambda: None)
+            if sandbox is not None and not askers:
+                self._destroy(sandbox, lambda: None)
 
         try:
             lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
@@ -269,6 +269,9 @@ class Service:
             return
         self._destroy(box, lambda: self._answer(number, usage=box.usage()))
 
+    def _do_outside(self, number: Number, header: Header, body: bytes) -> None:
+        self._answer(number, **self._ground.outside(self._box(header)))
+
     def _do_stats(self, number: Number, header: Header, body: bytes) -> None:
         boxes = self._yard.boxes.values()
         self._answer(
@@ -287,7 +290,7 @@ class Service:
         if not kept:
             self._loop.running = False
 
-    def _destroy(self, box: Box, done: Callable[[], None]) -> None:
+    def _destroy(self, box: Sandbox, done: Callable[[], None]) -> None:
         if box.dead:
             done()
             self._forget(box)
@@ -296,7 +299,7 @@ class Service:
         self._destroys.setdefault(box.handle, []).append(done)
         box.kill()
 
-    def _gone(self, box: Box) -> None:
+    def _gone(self, box: Sandbox) -> None:
         done = self._destroys.pop(box.handle, None)
         if done is not None:
             try:
@@ -307,18 +310,18 @@ class Service:
         elif _told_whole(box) and box.lease is not None and box.lease.owner == "run":
             self._forget(box)
 
-    def _forget(self, box: Box) -> None:
+    def _forget(self, box: Sandbox) -> None:
         self._reads = {key: value for key, value in self._reads.items() if key[0] != box.handle}
         self._yard.discard(box)
         self._yard.refill()
 
-    def _program_ended(self, box: Box, program: Program) -> None:
+    def _program_ended(self, box: Sandbox, program: Program) -> None:
         self._announce(box, program)
         attempts = self._reads.pop((box.handle, program.id), [])
         for attempt in attempts:
             attempt()
 
-    def _announce(self, box: Box, program: Program) -> None:
+    def _announce(self, box: Sandbox, program: Program) -> None:
         """The ending, and the whole output where it is small: most runs need no other message."""
         if self._server is None:
             return
@@ -341,13 +344,13 @@ class Service:
             body,
         )
 
-    def _box(self, header: Header) -> Box:
+    def _box(self, header: Header) -> Sandbox:
         box = self._yard.boxes.get(header["handle"])
         if box is None or box.lease is None:
             raise Unknown(f"no sandbox {header['handle']!r}")
         return box
 
-    def _program(self, header: Header) -> tuple[Box, Program]:
+    def _program(self, header: Header) -> tuple[Sandbox, Program]:
         box = self._box(header)
         program = box.programs.get(header["id"])
         if program is None:
@@ -363,7 +366,7 @@ def _listen(asked: dict[str, Any] | None) -> Listen | None:
     return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]))
 
 
-def _told_whole(box: Box) -> bool:
+def _told_whole(box: Sandbox) -> bool:
     """Whether the ending of a single program carried all there is to know."""
     if not box.dead or box.lease is None or not box.lease.single:
         return False

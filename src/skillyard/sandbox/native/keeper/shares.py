@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 
 _NICE, _NICE_A_LEVEL, _NICEST = 5, 3, 19
 """Below the server. Three steps of niceness halve a process's weight."""
@@ -18,10 +18,10 @@ _NICE, _NICE_A_LEVEL, _NICEST = 5, 3, 19
 
 class Shares:
     def __init__(self) -> None:
-        self._tenants: dict[str, set[Box]] = {}
+        self._tenants: dict[str, set[Sandbox]] = {}
         self._levels: dict[str, int] = {}
 
-    def lent(self, box: Box, tenant: str) -> None:
+    def lent(self, box: Sandbox, tenant: str) -> None:
         """Before it gets its first program."""
         held = self._tenants.setdefault(tenant, set())
         held.add(box)
@@ -31,7 +31,7 @@ class Shares:
         elif box.group is None or level:
             _weigh(box, self._levels.get(tenant, 0))
 
-    def ended(self, box: Box, tenant: str) -> None:
+    def ended(self, box: Sandbox, tenant: str) -> None:
         held = self._tenants.get(tenant)
         if held is None or box not in held:
             return
@@ -42,17 +42,17 @@ class Shares:
         elif len(held) <= 1 << self._levels.get(tenant, 0) >> 2:  # not at once: it may go up again
             self._weigh(tenant, held, (len(held) - 1).bit_length())
 
-    def _weigh(self, tenant: str, held: set[Box], level: int) -> None:
+    def _weigh(self, tenant: str, held: set[Sandbox], level: int) -> None:
         self._levels[tenant] = level
         for box in held:
             _weigh(box, level)
 
 
-def _weigh(box: Box, level: int) -> None:
+def _weigh(box: Sandbox, level: int) -> None:
     """What cannot be weighed has ended."""
     with contextlib.suppress(OSError):
         if box.group is not None and box.group.weigh(level):
             return
-        for pid in (box.pid, box.account.worker):
+        for pid in (box.pid, box.account.meter.worker):
             if pid > 0:
                 os.setpriority(os.PRIO_PROCESS, pid, min(_NICEST, _NICE + _NICE_A_LEVEL * level))

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from skillyard.sandbox.native.grounds.gvisor import jail
-from skillyard.sandbox.native.grounds.gvisor.place import GvisorBox
+from skillyard.sandbox.native.grounds.gvisor.place import GvisorPlace
 from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
-from skillyard.sandbox.native.keeper.zygotes.zygote import Order, Warmth
+from skillyard.sandbox.native.keeper.ground import Warmth
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 
-MakePlan = Callable[[GvisorBox], jail.Plan]
-Failed = Callable[[GvisorBox, str], None]
+MakePlan = Callable[[Sandbox, GvisorPlace], jail.Plan]
+Failed = Callable[[Sandbox, str], None]
 
 
 class Boots:
@@ -20,72 +21,75 @@ class Boots:
     def __init__(self, runsc: Runsc, most: int) -> None:
         self.runsc = runsc
         self._most = most
-        self._waiting: deque[tuple[GvisorBox, MakePlan, Failed]] = deque()
-        self._starting: set[GvisorBox] = set()
+        self._waiting: deque[tuple[Sandbox, GvisorPlace, MakePlan, Failed]] = deque()
+        self._starting: set[GvisorPlace] = set()
 
-    def add(self, box: GvisorBox, plan: MakePlan, failed: Failed) -> None:
-        self._waiting.append((box, plan, failed))
+    def add(self, sandbox: Sandbox, place: GvisorPlace, plan: MakePlan, failed: Failed) -> None:
+        self._waiting.append((sandbox, place, plan, failed))
         self._go_on()
 
-    def is_ready(self, box: GvisorBox) -> None:
+    def is_ready(self, place: GvisorPlace) -> None:
         self.runsc.worked()
-        self._settled(box)
+        self._settled(place)
 
-    def is_dead(self, box: GvisorBox, why: str) -> None:
-        if box.ready_at is None:
-            self.runsc.failed(box.platform, why)
-        self._settled(box)
+    def is_dead(self, place: GvisorPlace, why: str, *, was_ready: bool) -> None:
+        if not was_ready:
+            self.runsc.failed(place.platform, why)
+        self._settled(place)
 
     def close(self) -> None:
-        """What has not begun will not."""
+        """Starts none of those that wait."""
         waiting = list(self._waiting)
         self._waiting.clear()
-        for box, _, failed in waiting:
-            box.not_started([])
-            failed(box, "the keeper ends")
+        for sandbox, place, _, failed in waiting:
+            place.not_started(sandbox, [])
+            failed(sandbox, "the keeper ends")
 
-    def _settled(self, box: GvisorBox) -> None:
-        self._starting.discard(box)
+    def _settled(self, place: GvisorPlace) -> None:
+        self._starting.discard(place)
         self._go_on()
 
     def _go_on(self) -> None:
         while self._waiting and len(self._starting) < self._most:
-            box, plan, failed = self._waiting.popleft()
-            self._starting.add(box)
+            sandbox, place, plan, failed = self._waiting.popleft()
+            self._starting.add(place)
             try:
-                _start(box, plan(box))
+                _start(sandbox, place, plan(sandbox, place))
             except OSError as error:
-                self._starting.discard(box)
-                failed(box, f"runsc cannot be started: {error.strerror or error}")
+                self._starting.discard(place)
+                failed(sandbox, f"runsc cannot be started: {error.strerror or error}")
+            except BaseException:
+                self._starting.discard(place)
+                raise
 
 
-def _start(box: GvisorBox, plan: jail.Plan) -> None:
-    """Raises OSError; the box is then as dead as one that ended."""
-    groups = box.group.join_descriptors() if box.group is not None else []
-    into = groups[0] if box.group is not None and box.group.version == 2 else -1
+def _start(sandbox: Sandbox, place: GvisorPlace, plan: jail.Plan) -> None:
+    """Raises OSError; the sandbox is then as dead as one that ended."""
+    groups = place.group.join_descriptors() if place.group is not None else []
+    into = groups[0] if place.group is not None and place.group.version == 2 else -1
     try:
-        started = jail.start(plan, box.inside_control.fileno(), box.errors, [] if into >= 0 else groups, into)
+        started = jail.start(plan, sandbox.inside_control.fileno(), place.errors, [] if into >= 0 else groups, into)
     except OSError:
-        box.not_started(groups)
+        place.not_started(sandbox, groups)
         raise
-    box.started(*started, plan.runsc.platform, groups)
+    place.started(sandbox, *started, plan.runsc.platform, groups)
 
 
-class Moorings:
-    """Where sandboxes of one environment and group come from."""
+class Runscs:
+    """The source of sandboxes of one environment and group. Each starts with an interpreter of its own."""
 
     def __init__(self, boots: Boots, plan: MakePlan, failed: Failed) -> None:
         self._boots = boots
         self._plan = plan
         self._failed = failed
 
-    def order(self, order: Order) -> None:
-        assert isinstance(order.box, GvisorBox)
-        self._boots.add(order.box, self._plan, self._failed)
+    def order(self, sandbox: Sandbox) -> None:
+        assert isinstance(sandbox.place, GvisorPlace)
+        self._boots.add(sandbox, sandbox.place, self._plan, self._failed)
 
     @property
     def idle(self) -> bool:
-        """There is nothing to close: each sandbox has an interpreter of its own."""
+        """There is nothing to close."""
         return False
 
     @property

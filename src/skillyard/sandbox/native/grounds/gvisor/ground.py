@@ -1,25 +1,29 @@
-"""All gVisor sandboxes of a keeper: the native yard, whose sandboxes come from runsc instead of a zygote."""
+"""The gVisor ground: each sandbox is a runsc in a jail of namespaces, counted by control groups."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from skillyard.sandbox.native.grounds.gvisor import bundle, jail
-from skillyard.sandbox.native.grounds.gvisor.account import GvisorAccount
-from skillyard.sandbox.native.grounds.gvisor.boots import Boots, Moorings
-from skillyard.sandbox.native.grounds.gvisor.place import GvisorBox
-from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
+from skillyard.sandbox.native.grounds.gvisor import bundle, code, jail, runsc
+from skillyard.sandbox.native.grounds.gvisor.boots import Boots, Runscs
+from skillyard.sandbox.native.grounds.gvisor.meter import find_sentry
+from skillyard.sandbox.native.grounds.gvisor.place import GvisorPlace
 from skillyard.sandbox.native.grounds.host import Host
-from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
-from skillyard.sandbox.native.grounds.namespaces.mounts import Show
-from skillyard.sandbox.native.groups.groups import Group, GroupLimits
-from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.grounds.namespaces import ground as namespaces
+from skillyard.sandbox.native.grounds.namespaces.mounts import Shower
+from skillyard.sandbox.native.groups.groups import GroupLimits
+from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
-from skillyard.sandbox.native.keeper.sandboxes import MIB, Asked, Yard
-from skillyard.sandbox.native.keeper.zygotes.process import Upkeep
-from skillyard.sandbox.native.keeper.zygotes.zygotes import Key, Maker
+from skillyard.sandbox.native.keeper.main import launch
+from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.watch.processes import status
+from skillyard.sandbox.native.keeper.watch.tree import tree_of
 
 _HEADROOM = 192 * MIB
 """What runsc, its gofer and its sentry may hold beside the programs' memory and files, page cache included."""
@@ -27,71 +31,96 @@ _TASKS_EACH, _TASKS_MORE = 3, 512
 """Threads of the host for a task of the guest, and for Go's runtime: a second line behind the sentry's own count."""
 
 
-class GvisorYard(Yard):
-    def __init__(self, loop: Loop, host: Host, ready: int, runsc: Runsc) -> None:
-        super().__init__(loop, host, ready, Upkeep())
-        self.boots = Boots(runsc, max(2, os.cpu_count() or 1))
+def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
+    """Becomes the gVisor backend's keeper. ``config`` has ``run_dir`` and all fields of GvisorOptions; ``runsc`` is an
+    absolute path."""
+    launch(config, Start(namespaces.enter, namespaces.settle, GvisorGround), make_loop)
 
-    def _new_zygote(self, key: Key) -> Maker:
-        return Moorings(self.boots, self._jail, self._failed)
 
-    def _build(self, box: Box) -> bytes:
-        """Nothing reads it: runsc is told by its bundle."""
-        return b""
+class GvisorGround:
+    def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
+        self._loop = loop
+        self._host = Host(loop, config)
+        self._runsc = runsc.describe(config["runsc"], config["platform"])
+        code.install(Path(self._host.run_dir) / "code")
+        self._shower = Shower(loop)
+        self._boots = Boots(self._runsc, max(2, os.cpu_count() or 1))
+        self._household: Household
 
-    def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
-        cpus = self._affinity(shape.cpus)
-        return GvisorBox(self._loop, handle, shape, slot, group, f"{self._host.run_dir}/spool", cpus)
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self._host.facts() | {"runsc": self._runsc.path, "runsc_version": self._runsc.version}
 
-    def _group_limits(self, shape: Shape) -> GroupLimits:
-        memory = (shape.memory_mb + shape.disk_mb) * MIB + _HEADROOM
-        return GroupLimits(memory, shape.pids * _TASKS_EACH + _TASKS_MORE, shape.cpus)
+    def begin(self, household: Household) -> None:
+        self._household = household
+        self._host.begin(household.lives)
 
-    def _jail(self, box: GvisorBox) -> jail.Plan:
-        shape, host = box.shape, self._host
-        details = self._environments[shape.environment]
+    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+        def plan(sandbox: Sandbox, place: GvisorPlace) -> jail.Plan:
+            return self._jail(sandbox.handle, place, packages, preload)
+
+        return Runscs(self._boots, plan, self._household.failed)
+
+    def place(self, handle: str, shape: Shape) -> GvisorPlace:
+        memory_bytes = (shape.memory_mb + shape.disk_mb) * MIB + _HEADROOM
+        limits = GroupLimits(memory_bytes, shape.pids * _TASKS_EACH + _TASKS_MORE, shape.cpus)
+        share = self._host.take(handle, shape.key, limits)
+        cpus = self._host.processors.take(shape.cpus)
+        try:
+            return GvisorPlace(self._loop, self._host, share, shape, self._shower, self._boots, cpus)
+        except OSError:
+            self._host.give_back(share)
+            raise
+
+    def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
+        raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")
+
+    def check(self, sandbox: Sandbox, objects: Objects) -> None:
+        assert isinstance(sandbox.place, GvisorPlace)
+        sandbox.place.check_memory(sandbox)
+
+    def outside(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        """Returns ``platform``; of its sentry, ``status`` and ``spaces``; of all its processes ``uids``, as the keeper
+        counts them."""
+        assert isinstance(sandbox.place, GvisorPlace)
+        found = {"platform": sandbox.place.platform, "status": {}, "spaces": {}, "uids": []}
+        if (sentry := find_sentry(sandbox.pid)) is None:
+            return found
+        spaces = f"/proc/{sentry.pid}/ns"
+        return found | {
+            "status": status(sentry.pid),
+            "spaces": {name: os.readlink(f"{spaces}/{name}") for name in os.listdir(spaces)},
+            "uids": sorted({int(status(pid)["Uid"].split()[0]) for pid in tree_of(sandbox.pid)}),
+        }
+
+    def empty(self) -> bool:
+        return self._host.empty()
+
+    def end_strays(self, done: Callable[[], None]) -> None:
+        """Whatever is left ends with the keeper, the first process of a pid namespace."""
+        done()
+
+    def leave(self) -> None:
+        self._host.leave()
+
+    def _jail(self, handle: str, place: GvisorPlace, packages: str, preload: Sequence[str]) -> jail.Plan:
+        shape, host = place.shape, self._host
         contents = bundle.Contents(
             host.python,
-            details["packages"],
-            details["preload"],
+            packages,
+            preload,
             disk_bytes=shape.disk_mb * MIB,
             memory_bytes=shape.memory_mb * MIB,
             processes=shape.pids - 1,  # gVisor counts those that were begun as this user: not the first
         )
         return jail.Plan(
-            name=box.handle,
-            runsc=self.boots.runsc,
+            name=handle,
+            runsc=self._runsc,
             contents=contents,
             mount_on=f"{host.run_dir}/root",
             code=f"{host.run_dir}/code",
-            uid=self._id(box),
+            uid=place.uid,
             own_uid=host.ids.count > 1,
-            cpus=box.cpus,
-            shown=box.shown,
+            cpus=place.cpus,
+            shown=place.shown,
         )
-
-    def _id(self, box: Box) -> int:
-        ids = self._host.ids
-        return ids.base + box.slot if ids.count > 1 else 0
-
-    def _lend(self, box: Box, asked: Asked) -> None:
-        assert isinstance(box.account, GvisorAccount)
-        box.account.begin()
-        super()._lend(box, asked)
-
-    def _show(self, box: Box, shows: tuple[Show, ...]) -> None:
-        assert isinstance(box, GvisorBox)
-        self._shower.show(box.pidfd, shows, {walls.SHOWN[name]: fd for name, fd in box.shown.items()})
-
-    def listen(self, box: Box, wanted: Listen) -> Opened:
-        raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")
-
-    def _is_ready(self, box: Box) -> None:
-        assert isinstance(box, GvisorBox)
-        self.boots.is_ready(box)
-        super()._is_ready(box)
-
-    def _is_dead(self, box: Box, why: str) -> None:
-        assert isinstance(box, GvisorBox)
-        self.boots.is_dead(box, why)
-        super()._is_dead(box, why)

@@ -16,7 +16,7 @@ class GvisorOptions(KeeperOptions):
     """``runsc`` is a path, or empty for the one on PATH; ``platform`` one of PLATFORMS or ``auto``; ``ready``
     sandboxes are made ahead for each of the shapes used last: each holds some 35 MiB."""
 
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.gvisor.main"
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.gvisor.ground"
 
     ready: int = 1
     runsc: str = ""

@@ -1,20 +1,23 @@
-"""One gVisor sandbox, as its keeper sees it."""
+"""What a gVisor sandbox has: an id, a control group, what is shown in it, and a runsc that is heard and bounded."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from skillyard.ipc import packets
-from skillyard.sandbox.native.grounds.gvisor.account import MIB, GvisorAccount
-from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
-from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.grounds.gvisor.meter import SentryMeter
+from skillyard.sandbox.native.grounds.host import Host, Share
+from skillyard.sandbox.native.grounds.namespaces.mounts import Shower, new_tree
 from skillyard.sandbox.native.inside import walls
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.account import Account
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
+from skillyard.sandbox.native.keeper.request import MIB, Shape, Show
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.linux import kernel
 
 BOOT_BOUND_S = 20.0
 _TEXT_KEPT = 4096
@@ -24,107 +27,122 @@ _LOOKS = 2
 later than it was freed."""
 
 
-class GvisorBox(Box):
-    """``platform`` is what it was started on; ``cpus`` what it is held to where no controller counts."""
+class Starts(Protocol):
+    """Hears how the start of a sandbox went."""
+
+    def is_ready(self, place: GvisorPlace) -> None: ...
+
+    def is_dead(self, place: GvisorPlace, why: str, *, was_ready: bool) -> None: ...
+
+
+class GvisorPlace:
+    """``platform`` is what its runsc was started on; ``cpus`` what it is held to where no controller counts."""
 
     stays = False
+    lingers = True
+    order = b""
 
     def __init__(
-        self,
-        loop: Loop,
-        handle: str,
-        shape: Shape,
-        slot: int,
-        group: Group | None,
-        spool_dir: str,
-        cpus: tuple[int, ...],
+        self, loop: Loop, host: Host, share: Share, shape: Shape, shower: Shower, starts: Starts, cpus: tuple[int, ...]
     ) -> None:
-        super().__init__(loop, handle, shape, slot, group, spool_dir)
-        self.platform = ""
+        """Raises OSError."""
+        self._loop = loop
+        self._host = host
+        self._share = share
+        self._shower = shower
+        self._starts = starts
+        self.group = share.group
+        self.shape = shape
         self.cpus = cpus
+        self.platform = ""
+        self.meter = SentryMeter()
+        self.account = Account(self.group, shape.memory_mb, self.meter)
         self.shown = {name: new_tree() for name in walls.SHOWN}
         self._said, self.errors = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._said, False)
         self._text = bytearray()
         self._times_over = 0
         self._files_bytes = 0
         self._asked_files = self._files_known = False
         self._boot_bound: Timer | None = None
-        os.set_blocking(self._said, False)
-        self._loop.watch(self._said, READ, lambda _: self._listen())
 
-    def make_account(self) -> Account:
-        return GvisorAccount(self.group, self.shape.memory_mb)
+    @property
+    def uid(self) -> int:
+        """Returns the id, as the keeper counts them, that is 0 in its jail."""
+        return self._host.ids.base + self._share.slot if self._host.ids.count > 1 else 0
 
-    def started(self, pid: int, pidfd: int, platform: str, groups: list[int]) -> None:
+    def started(self, sandbox: Sandbox, pid: int, pidfd: int, platform: str, groups: list[int]) -> None:
         """runsc runs: its init waits for its descriptors on the control socket."""
         self.platform = platform
-        packets.send(self.control, {"stdio": True}, [self.inside_channel.fileno(), self.inside_output])
-        os.close(self.errors)
-        self.handed_over([-1, -1, -1, *groups])
-        self.cloned(pid, pidfd)
-        self._boot_bound = self._loop.after(BOOT_BOUND_S, self._consider_boot)
+        sandbox.loop.watch(self._said, READ, lambda _: self._listen())
+        packets.send(sandbox.control, {"stdio": True}, [sandbox.inside_channel.fileno(), sandbox.inside_output])
+        self._hand_over(sandbox, groups)
+        sandbox.cloned(pid, pidfd)
+        self._boot_bound = sandbox.loop.after(BOOT_BOUND_S, lambda: _consider_boot(sandbox))
 
-    def not_started(self, groups: list[int]) -> None:
-        os.close(self.errors)
-        self.handed_over([-1, -1, -1, *groups])
+    def not_started(self, sandbox: Sandbox, groups: list[int]) -> None:
+        self._hand_over(sandbox, groups)
 
-    def kill(self) -> None:
-        if not self.dead:
-            self.account.look()
-        super().kill()
+    def ready(self, sandbox: Sandbox) -> None:
+        self._starts.is_ready(self)
 
-    def check_memory(self) -> None:
-        """Memory and files come as one sum; how much of it is files is asked where it matters."""
-        assert isinstance(self.account, GvisorAccount)
-        limit, held = self.shape.memory_mb * MIB, self.account.held()
-        if held > limit and not self._asked_files:
-            self._asked_files = True
-            with contextlib.suppress(OSError):  # it ends, or listens to nobody: both limits together hold all the same
-                packets.send(self.control, {"weigh": True})
-        self.account.saw(max(0, held - self._files_bytes))
-        files = min(self._files_bytes, held)
-        beyond_both = held > limit + self.shape.disk_mb * MIB
-        self._times_over = self._times_over + 1 if beyond_both or (self._files_known and held - files > limit) else 0
-        if self.forced is None and (self._times_over >= _LOOKS or self.account.out_of_memory()):
-            self.end_for("memory", f"over the memory limit of {self.shape.memory_mb} MiB")
+    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
+        self._shower.show(sandbox.pidfd, shows, {walls.SHOWN[name]: fd for name, fd in self.shown.items()})
+        then(None)
+
+    def end(self, sandbox: Sandbox) -> None:
+        self.meter.look()
+        kernel.pidfd_kill(sandbox.pidfd)
+
+    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
+        if "weighed" in message:
+            self._files_bytes, self._asked_files, self._files_known = message["weighed"], False, True
+        return "weighed" in message
+
+    def ending(self, status: int) -> dict[str, Any] | None:
+        return None
+
+    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
+        self._listen()
+        if sandbox.ready_at is None and not sandbox.broken:
+            sandbox.broken = self._complaint()
+        self._starts.is_dead(self, sandbox.broken, was_ready=sandbox.ready_at is not None)
+        then()
 
     def release(self) -> None:
-        super().release()
         if self._boot_bound is not None:
             self._boot_bound.cancel()
         self._loop.forget(self._said)
-        for fd in (self._said, *self.shown.values()):
-            os.close(fd)
+        for fd in (self._said, self.errors, *self.shown.values()):
+            if fd >= 0:
+                os.close(fd)
+        self._host.give_back(self._share)
 
-    def _told(self, message: dict[str, Any]) -> None:
-        if "weighed" in message:
-            self._files_bytes, self._asked_files, self._files_known = message["weighed"], False, True
-        else:
-            super()._told(message)
+    def check_memory(self, sandbox: Sandbox) -> None:
+        """Memory and files come as one sum; how much of it is files is asked where it matters."""
+        limit, held = self.shape.memory_mb * MIB, self.meter.held()
+        if held > limit and not self._asked_files:
+            self._asked_files = True
+            with contextlib.suppress(OSError):  # it ends, or listens to nobody: both limits together hold all the same
+                packets.send(sandbox.control, {"weigh": True})
+        self.meter.used.saw(max(0, held - self._files_bytes))
+        files = min(self._files_bytes, held)
+        beyond_both = held > limit + self.shape.disk_mb * MIB
+        self._times_over = self._times_over + 1 if beyond_both or (self._files_known and held - files > limit) else 0
+        if sandbox.forced is None and (self._times_over >= _LOOKS or self.account.out_of_memory()):
+            sandbox.end_for("memory", f"over the memory limit of {self.shape.memory_mb} MiB")
 
-    def _finish(self, id: str, ending: dict[str, Any]) -> None:
-        """runsc takes its time to end after its init did."""
-        super()._finish(id, ending)
-        if self.lease is not None and self.lease.single:
-            self.kill()
-
-    def _init_gone(self) -> None:
-        self._listen()
-        if self.ready_at is None and not self._broken:
-            self._broken = self._complaint()
-        super()._init_gone()
-
-    def _consider_boot(self) -> None:
-        if self.ready_at is None and not self.dead:
-            self._broken = f"it did not start within {BOOT_BOUND_S:.0f} s"
-            self.kill()
+    def _hand_over(self, sandbox: Sandbox, groups: list[int]) -> None:
+        os.close(self.errors)
+        self.errors = -1
+        sandbox.handed_over([-1, -1, -1, *groups])
 
     def _complaint(self) -> str:
-        """The end of what runsc said."""
+        """Returns the end of what runsc said."""
         return init_words.plain(self._text.decode("utf-8", "replace")) or "runsc ended without a word"
 
     def _listen(self) -> None:
-        """All is taken, so that nobody waits for us; the end of it is kept."""
+        """Takes all, so that nobody waits for us, and keeps the end of it."""
         for _ in range(_PIECES_A_TURN):
             try:
                 data = os.read(self._said, 1 << 16)
@@ -134,3 +152,9 @@ class GvisorBox(Box):
                 self._loop.forget(self._said)
                 return
             self._text = (self._text + data)[-_TEXT_KEPT:]
+
+
+def _consider_boot(sandbox: Sandbox) -> None:
+    if sandbox.ready_at is None and not sandbox.dead:
+        sandbox.broken = f"it did not start within {BOOT_BOUND_S:.0f} s"
+        sandbox.kill()

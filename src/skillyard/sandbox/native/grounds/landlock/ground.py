@@ -1,50 +1,59 @@
-"""The sandboxes of a landlock keeper: made by zygotes as the native ones, each with a directory and, where there are
-any to give, two ids of its own."""
+"""The landlock ground: no namespace can be made, so each sandbox has a directory and, where there are any, two ids."""
 
 from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.sandbox.native.grounds.host import Host
+from skillyard.sandbox.native.grounds import ids, interpreter
+from skillyard.sandbox.native.grounds.host import Processors
 from skillyard.sandbox.native.grounds.landlock import area as areas
-from skillyard.sandbox.native.grounds.landlock.area import Area
+from skillyard.sandbox.native.grounds.landlock import python, support
 from skillyard.sandbox.native.grounds.landlock.inside.places import root_of
 from skillyard.sandbox.native.grounds.landlock.inside.walls import Build
-from skillyard.sandbox.native.grounds.landlock.leftovers import Stragglers
+from skillyard.sandbox.native.grounds.landlock.leftovers import Leftovers
 from skillyard.sandbox.native.grounds.landlock.looks import tree
-from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
-from skillyard.sandbox.native.grounds.landlock.process_count import Crowd
-from skillyard.sandbox.native.grounds.landlock.python import Python
+from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
+from skillyard.sandbox.native.grounds.landlock.process_count import ProcessCount
 from skillyard.sandbox.native.grounds.landlock.tree import removal, work
 from skillyard.sandbox.native.grounds.landlock.watch import Watch
 from skillyard.sandbox.native.grounds.landlock.zygote import Block, ZygotePlan
-from skillyard.sandbox.native.grounds.namespaces import zygote_check
-from skillyard.sandbox.native.grounds.namespaces.listening import Listen, Opened
-from skillyard.sandbox.native.grounds.namespaces.mounts import Show
-from skillyard.sandbox.native.grounds.namespaces.zygote import Ids
+from skillyard.sandbox.native.grounds.namespaces.zygote_check import process_lacks
 from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box, Shape
-from skillyard.sandbox.native.keeper.sandboxes import MIB, Asked, Yard
-from skillyard.sandbox.native.keeper.zygotes.process import Plan, Started, Upkeep, WarmProcess
-from skillyard.sandbox.native.keeper.zygotes.zygote import Warmth
-from skillyard.sandbox.native.keeper.zygotes.zygotes import Key, key_of
+from skillyard.sandbox.native.keeper.main import launch
+from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.zygotes.process import Upkeep, ZygoteProcess
+from skillyard.sandbox.native.keeper.zygotes.zygote import Zygote
+from skillyard.sandbox.native.linux import kernel, landlock
 
 _SLACK = 512
 """By how many more processes and threads the server's user may grow while a sandbox lives, where that is also the
 sandboxes' user."""
-
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _LOOKED_AT = 4
-
 _BLOCK = 512
 """Ids of one zygote: one is its own, each sandbox takes two."""
+_NO_IDS = "all user ids for sandboxes are in use"
+
+
+def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
+    """Becomes the landlock backend's keeper. ``config`` has ``run_dir`` and all fields of LandlockOptions."""
+    launch(config, Start(support.check, settle, LandlockGround), make_loop)
+
+
+def settle() -> None:
+    """Has whatever an init leaves that was killed come to us. Nobody of our own user may look into us."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    os.umask(0o022)
 
 
 @dataclass(slots=True)
@@ -65,163 +74,112 @@ class Pairs:
         return len(self.free) == (_BLOCK - 1) // 2
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What a landlock keeper has beside its :class:`Host`. ``ids`` of count 1 are the server's own."""
-
-    area: Area
-    python: Python
-    ids: Ids
-
-
-class LandlockYard(Yard):
-    def __init__(self, loop: Loop, host: Host, ready: int, upkeep: Upkeep, ground: Ground) -> None:
-        super().__init__(loop, host, ready, upkeep)
-        self._ground = ground
-        self._own_ids = ground.ids.count > 1
-        self._free_blocks = deque(range(ground.ids.base, ground.ids.base + ground.ids.count - _BLOCK + 1, _BLOCK))
-        self._pairs: dict[Key, Pairs] = {}
-        self._made: dict[str, tuple[int, int]] = {}
-        self._removing = 0
-        self._crowd = Crowd()
-        self._homes = os.open(ground.area.homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._stragglers = Stragglers(loop, lambda: {box.pid for box in self.boxes.values()})
-        self.watch = Watch(loop, processes=not self._own_ids)
-
-    def empty(self) -> bool:
-        return super().empty() and not self._removing
-
-    def end_stragglers(self, done: Callable[[], None]) -> None:
-        self._stragglers.end(0, 0, done)
-
-    def discard(self, box: Box) -> None:
-        super().discard(box)
-        assert isinstance(box, LandlockBox)
-        self.watch.forget(box)
-        if not box.removed:
-            self._remove(box, lambda: None)
-        if box.uid:
-            self._pairs[key_of(box.shape)].free.append((box.uid, box.warden))
-
-    def _plan(self, key: Key, details: dict[str, Any]) -> Plan:
-        ground = self._ground
-        block = self._pairs[key].block if self._own_ids else Block()
-        packages, modules = details["packages"], tuple(details["preload"])
-        plan = ZygotePlan(ground.python, packages, modules, block, ground.area, self._host.landlock, self._own_ids)
-        return KnownPlan(plan, self._stragglers)
-
-    def _make(self, shape: Shape) -> None:
-        if self._own_ids and not self._has_ids(key_of(shape)):
-            self._refuse_one(shape, "all user ids for sandboxes are in use")
-        else:
-            super()._make(shape)
-
-    def _lacks(self, box: Box, process: WarmProcess) -> str:
-        """Returns the missing walls of all its processes. The kernel tells nobody about Landlock."""
-        seen = (zygote_check.process_lacks(pid, _SETS) for pid in (box.pid, *tree(box.pid, _LOOKED_AT)))
-        return next(filter(None, seen), "")
-
-    def prepare(self, shape: Shape, then: Callable[[Warmth], None]) -> None:
-        if not self._own_ids or self._has_ids(key_of(shape)):
-            super().prepare(shape, then)
-        else:
-            then(Warmth(error="all user ids for sandboxes are in use"))
-
-    def _has_ids(self, key: Key) -> bool:
-        if key not in self._pairs:
-            self._free_a_block()
-            if self._free_blocks:
-                self._pairs[key] = Pairs.of(self._free_blocks.popleft())
-        return key in self._pairs and bool(self._pairs[key].free)
-
-    def _free_a_block(self) -> None:
-        """When there is none: that of a zygote that was closed and has no sandbox left."""
-        if self._free_blocks:
-            return
-        unused = (key for key, pairs in self._pairs.items() if pairs.whole and key not in self._warm)
-        if (key := next(unused, None)) is not None:
-            self._free_blocks.append(self._pairs.pop(key).block.first)
-
-    def _group(self, name: str, shape: Shape) -> Group | None:
-        """No group; what may fail of a new sandbox is made here."""
-        pair = self._pairs[key_of(shape)].free.popleft() if self._own_ids else (0, 0)
+class LandlockGround:
+    def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
+        """Raises OSError saying what stands in the way."""
+        self._loop = loop
+        self._run_dir: str = config["run_dir"]
+        self._ids, self._id_lock = ids.choose(config["uid_base"], config["uid_count"])
+        self._own_ids = self._ids.count > 1
+        self._landlock, self._executable = landlock.abi(), interpreter.describe().executable
+        support.check_identity(own_ids=self._own_ids, version=self._landlock)
+        self._upkeep = Upkeep.of(config)
+        self._area = areas.make(self._run_dir, own_uids=self._own_ids)
         try:
-            areas.make_home(self._root(name), pair[0])
-        except OSError:
-            if self._own_ids:
-                self._pairs[key_of(shape)].free.appendleft(pair)
+            self._python = python.find(self._area, everybody=self._own_ids)
+            self._homes = os.open(self._area.homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except BaseException:
+            self.leave()
             raise
-        self._made[name] = pair
-        return None
+        first, count = self._ids.base, self._ids.count
+        self._free_blocks = deque(range(first, first + count - _BLOCK + 1, _BLOCK))
+        self._pairs: dict[Key, Pairs] = {}
+        self._removing = 0
+        self._processes = ProcessCount()
+        self._processors = Processors(counted=False)
+        self._watch = Watch(loop, processes=not self._own_ids)
+        self._household: Household
+        self._leftovers: Leftovers
 
-    def _unmade(self, handle: str, shape: Shape) -> None:
-        pair = self._made.pop(handle, None)
-        if pair is None:
-            return
-        if self._own_ids:
-            self._pairs[key_of(shape)].free.append(pair)
-        self._clear(os.path.basename(self._root(handle)), lambda: None)
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "landlock": self._landlock,
+            "own_uid": self._own_ids,
+            "uids": [self._ids.base, self._ids.count],
+            "cgroup_version": 0,
+            "cgroups": [],
+            "cgroups_missing": {},
+            "python": self._executable,
+            "homes": self._area.homes,
+            "secret": self._area.secret,
+            "code": self._area.code,
+            "executable": self._area.executable,
+        }
 
-    def _root(self, handle: str) -> str:
-        return root_of(self._ground.area.homes, self._ground.area.secret, handle)
+    def begin(self, household: Household) -> None:
+        self._household = household
+        self._leftovers = Leftovers(self._loop, household.inits)
 
-    def _new_box(self, handle: str, shape: Shape, slot: int, group: Group | None) -> Box:
-        spool = f"{self._host.run_dir}/spool"
-        box = LandlockBox(self._loop, handle, shape, spool, self._root(handle), *self._made[handle])
-        del self._made[handle]
-        box.on_init_gone = self._init_gone
-        return box
-
-    def _build(self, box: Box) -> bytes:
-        assert isinstance(box, LandlockBox)
-        shape = box.shape
-        build = Build(
-            root=box.root,
-            uid=box.uid,
-            warden=box.warden,
-            disk_bytes=shape.disk_mb * MIB,
-            processes=shape.pids if box.uid else self._crowd.count() + shape.pids + _SLACK,
-            data_bytes=shape.memory_mb * MIB,
-            cpus=list(self._affinity(shape.cpus)),
+    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+        block = self._pairs_of(key).block if self._own_ids else Block()
+        plan = ZygotePlan(
+            self._python,
+            packages,
+            tuple(preload),
+            block,
+            self._area,
+            self._landlock,
+            self._own_ids,
+            self._leftovers.meet_zygote,
         )
-        return build.encode()
+        return Zygote(self._loop, plan, self._upkeep, self._household, _lacks, _no_group)
 
-    def _lend(self, box: Box, asked: Asked) -> None:
-        if not asked.shows:
-            super()._lend(box, asked)
-            return
-        assert isinstance(box, LandlockBox)
+    def place(self, handle: str, shape: Shape) -> LandlockPlace:
+        pair = self._take_pair(shape.key)
+        root = root_of(self._area.homes, self._area.secret, handle)
+        try:
+            areas.make_home(root, pair[0])
+        except OSError:
+            self._give_back(shape.key, pair)
+            raise
+        build = Build(
+            root=root,
+            uid=pair[0],
+            warden=pair[1],
+            disk_bytes=shape.disk_mb * MIB,
+            processes=shape.pids if pair[0] else self._processes.count() + shape.pids + _SLACK,
+            data_bytes=shape.memory_mb * MIB,
+            cpus=list(self._processors.take(shape.cpus)),
+        )
+        return LandlockPlace(self._loop, self, shape, root, pair, build.encode())
 
-        def shown(error: OSError | None) -> None:
-            if error is not None:
-                box.kill()
-                asked.answer(None, f"showing: {error.strerror or error}: {error.filename}")
-            elif box.dead:
-                self._waiting.setdefault(box.shape, deque()).appendleft(asked)
-                self._make(box.shape)
-            else:
-                super(LandlockYard, self)._lend(box, replace(asked, shows=()))
-
-        work(self._loop, _showing(box.root, asked.shows), shown)
-
-    def listen(self, box: Box, wanted: Listen) -> Opened:
+    def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         raise OSError(errno.EOPNOTSUPP, "the sandbox has the host's network, and nothing of it is open to it")
 
-    def _init_gone(self, box: LandlockBox, whole: bool, then: Callable[[], None]) -> None:
-        def alone() -> None:
-            self._remove(box, then)
+    def check(self, sandbox: Sandbox, objects: Objects) -> None:
+        assert isinstance(sandbox.place, LandlockPlace)
+        self._watch.check(sandbox, sandbox.place, objects)
 
-        if whole:
-            alone()
-        else:
-            self._stragglers.end(box.uid, box.warden, alone)
+    def outside(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        return {}
 
-    def _remove(self, box: LandlockBox, then: Callable[[], None]) -> None:
-        box.removed = True
-        self._clear(os.path.basename(box.root), then)
+    def empty(self) -> bool:
+        return not self._removing
 
-    def _clear(self, name: str, then: Callable[[], None]) -> None:
+    def end_strays(self, done: Callable[[], None]) -> None:
+        self._leftovers.end(0, 0, done)
+
+    def leave(self) -> None:
+        areas.discard(self._run_dir, self._area)
+
+    def end_left(self, place: LandlockPlace, then: Callable[[], None]) -> None:
+        self._leftovers.end(place.uid, place.warden, then)
+
+    def remove(self, place: LandlockPlace, then: Callable[[], None]) -> None:
+        place.removed = True
         self._removing += 1
+        name = os.path.basename(place.root)
 
         def done(error: OSError | None) -> None:
             self._removing -= 1
@@ -231,24 +189,48 @@ class LandlockYard(Yard):
 
         work(self._loop, removal(self._homes, name), done)
 
+    def release(self, place: LandlockPlace) -> None:
+        self._watch.forget(place)
+        if not place.removed:
+            self.remove(place, lambda: None)
+        self._give_back(place.shape.key, (place.uid, place.warden))
 
-@dataclass(frozen=True, slots=True)
-class KnownPlan:
-    """A plan whose processes are known not to be left over."""
+    def _take_pair(self, key: Key) -> tuple[int, int]:
+        """Returns the ids of a sandbox. Raises OSError when there are none left."""
+        if not self._own_ids:
+            return 0, 0
+        free = self._pairs_of(key).free
+        if not free:
+            raise OSError(0, _NO_IDS)
+        return free.popleft()
 
-    plan: ZygotePlan
-    stragglers: Stragglers
+    def _give_back(self, key: Key, pair: tuple[int, int]) -> None:
+        if self._own_ids:
+            self._pairs[key].free.append(pair)
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        return self.plan.modules
+    def _pairs_of(self, key: Key) -> Pairs:
+        """Returns the ids of a zygote and its sandboxes. Raises OSError when there is no block for one more zygote."""
+        if key not in self._pairs:
+            self._free_a_block()
+            if not self._free_blocks:
+                raise OSError(0, _NO_IDS)
+            self._pairs[key] = Pairs.of(self._free_blocks.popleft())
+        return self._pairs[key]
 
-    def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
-        started = self.plan.start(sock, errors, modules)
-        self.stragglers.meet_zygote(started.pid)
-        return started
+    def _free_a_block(self) -> None:
+        """Frees that of a zygote that was closed and has no sandbox left, when there is no other."""
+        if self._free_blocks:
+            return
+        unused = (key for key, pairs in self._pairs.items() if pairs.whole and not self._household.lives(key))
+        if (key := next(unused, None)) is not None:
+            self._free_blocks.append(self._pairs.pop(key).block.first)
 
 
-def _showing(root: str, shows: tuple[Show, ...]) -> Iterator[None]:
-    for item in shows:
-        yield from areas.showing(root, item.source, item.target, item.aliases)
+def _lacks(sandbox: Sandbox, _: ZygoteProcess) -> str:
+    """Returns the missing walls of all its processes. The kernel tells nobody about Landlock."""
+    seen = (process_lacks(pid, _SETS) for pid in (sandbox.pid, *tree(sandbox.pid, _LOOKED_AT)))
+    return next(filter(None, seen), "")
+
+
+def _no_group(group: Group) -> None:
+    """Zygotes here have no control group."""

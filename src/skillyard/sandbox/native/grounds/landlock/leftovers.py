@@ -15,7 +15,7 @@ _AGAIN_S = 0.002
 _FAILED_AGAIN_S = 0.1
 
 
-class Stragglers:
+class Leftovers:
     """``inits`` gives the pids of the sandboxes that the keeper knows."""
 
     def __init__(self, loop: Loop, inits: Callable[[], Collection[int]]) -> None:

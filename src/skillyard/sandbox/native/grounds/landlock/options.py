@@ -12,6 +12,6 @@ from skillyard.sandbox.native.launch import KeeperOptions
 class LandlockOptions(KeeperOptions):
     """Ids apart from the native backend's, and more: each sandbox takes two."""
 
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.landlock.main"
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.landlock.ground"
     uid_base: int = 1_901_000_000
     uid_count: int = 16_384

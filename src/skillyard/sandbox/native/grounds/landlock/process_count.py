@@ -14,7 +14,7 @@ _MOST = 1 << 22
 """More than a kernel has pids for."""
 
 
-class Crowd:
+class ProcessCount:
     """Asked again and again: the last answer is where the next search begins."""
 
     def __init__(self) -> None:

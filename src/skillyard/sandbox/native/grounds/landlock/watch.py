@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from skillyard.sandbox.native.grounds.landlock import looks
-from skillyard.sandbox.native.grounds.landlock.place import LandlockBox
+from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
 from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring, work
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandboxes import MIB
+from skillyard.sandbox.native.keeper.request import MIB
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.tree import place_of
@@ -34,10 +35,11 @@ _HIDDEN_IN_A_ROW = 20
 class DiskWatch:
     """Of one sandbox: counts its files, a little at a time."""
 
-    def __init__(self, loop: Loop, box: LandlockBox) -> None:
+    def __init__(self, loop: Loop, box: Sandbox, root: str) -> None:
         self._loop = loop
         self._box = box
-        self.device = os.stat(box.root).st_dev
+        self._root = root
+        self.device = os.stat(root).st_dev
         self._counting = False
         self._next_at = 0.0
         self._torn = 0
@@ -77,7 +79,7 @@ class DiskWatch:
 
     def _all(self, total: Sum) -> Iterator[None]:
         for name in ("workspace", "tmp", "dev/shm"):
-            yield from measuring(f"{self._box.root}/{name}", total)
+            yield from measuring(f"{self._root}/{name}", total)
 
     def _counted(self, began: float, total: Sum, error: OSError | None) -> None:
         self._counting = False
@@ -100,7 +102,7 @@ class DiskWatch:
         if self._turns % _MAPPINGS_EVERY == 0:
             largest = self._box.shape.disk_mb * MIB
             for place in places:
-                for inode in looks.removed_mappings(place, self._box.root):
+                for inode in looks.removed_mappings(place, self._root):
                     held.setdefault(inode, largest)
         return sum(held.values())
 
@@ -113,16 +115,16 @@ class Watch:
         self._processes = processes
         self._disks: dict[str, DiskWatch] = {}
 
-    def check(self, box: LandlockBox, objects: Objects) -> None:
-        if box.forced is not None or box.removed:
+    def check(self, box: Sandbox, place: LandlockPlace, objects: Objects) -> None:
+        if box.forced is not None or place.removed:
             return  # it is ending, and its directory may be gone
         most = box.shape.pids
         tree = looks.tree(box.pid, most)
         if self._processes and (len(tree) > most or sum(len(looks.threads(pid)) for pid in tree) > most):
             box.end_for("processes", f"over the limit of {most} processes and threads")
             return
-        disk = self._disk(box)
-        with looks.eyes_of(box.uid):
+        disk = self._disk(box, place)
+        with looks.eyes_of(place.uid):
             places = [place_of(pid) for pid in tree]
             held = looks.held(places, disk.device)
             self._check_memory(box, places, len(held.sockets))
@@ -130,21 +132,21 @@ class Watch:
             disk.see(places, held)
         disk.count()
 
-    def forget(self, box: LandlockBox) -> None:
-        self._disks.pop(box.handle, None)
+    def forget(self, place: LandlockPlace) -> None:
+        self._disks.pop(place.root, None)
 
-    def _disk(self, box: LandlockBox) -> DiskWatch:
-        if box.handle not in self._disks:
-            self._disks[box.handle] = DiskWatch(self._loop, box)
-        return self._disks[box.handle]
+    def _disk(self, box: Sandbox, place: LandlockPlace) -> DiskWatch:
+        if place.root not in self._disks:
+            self._disks[place.root] = DiskWatch(self._loop, box, place.root)
+        return self._disks[place.root]
 
-    def _check_memory(self, box: LandlockBox, places: Sequence[str], sockets: int) -> None:
+    def _check_memory(self, box: Sandbox, places: Sequence[str], sockets: int) -> None:
         limit = box.shape.memory_mb * MIB
         used = sum(map(looks.resident, places))
         if used > limit:
             used = sum(map(looks.proportional, places))
         used = max(used, sum(map(kernel_memory.of_process, places)) + kernel_memory.of_sockets(sockets))
-        box.account.saw(used)
+        box.account.meter.used.saw(used)
         if used > limit and box.forced is None:
             box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
 

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from skillyard.sandbox.native.grounds.interpreter import Interpreter
@@ -48,6 +48,8 @@ class ZygotePlan:
     area: Area
     landlock: int
     own_ids: bool
+    on_start: Callable[[int], None]
+    """Learns the pid of each zygote."""
 
     def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
         """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError."""
@@ -59,6 +61,7 @@ class ZygotePlan:
                 os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
             finally:
                 os._exit(1)
+        self.on_start(pid)
         return Started(pid)
 
 

@@ -11,41 +11,13 @@ import functools
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from skillyard.ipc.frames import close_all
+from skillyard.sandbox.native.keeper.request import Listen, Opened
 from skillyard.sandbox.native.linux import kernel, rtnetlink
 
-MOST_STREAMS = 260
-MOST_DATAGRAMS = 4
 _BACKLOG = 128
 _FLAGS = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_FREEBIND = 8, 49, 78
-
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """TCP and UDP ports of every address of a sandbox. Raises ValueError for too many and for what is not a port."""
-
-    streams: tuple[int, ...]
-    datagrams: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.streams) > MOST_STREAMS or len(self.datagrams) > MOST_DATAGRAMS:
-            raise ValueError(f"at most {MOST_STREAMS} TCP and {MOST_DATAGRAMS} UDP ports can be listened on")
-        if not all(type(port) is int and 1 <= port <= 65535 for port in (*self.streams, *self.datagrams)):
-            raise ValueError("ports are numbers from 1 to 65535")
-
-
-@dataclass(slots=True)
-class Opened:
-    """``taken`` ports are listened on already, by whoever got them earlier or by the sandbox's own programs."""
-
-    sockets: list[socket.socket] = field(default_factory=list)
-    taken: list[int] = field(default_factory=list)
-
-    def close(self) -> None:
-        close_all(self.sockets)
 
 
 class Home:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 
 from skillyard.sandbox.native.grounds import root
 from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.request import Show
 from skillyard.sandbox.native.linux import kernel, namespaces
 
 _QUIET = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
@@ -25,25 +26,22 @@ _DIRECTORIES = {"size": "1m", "mode": "0755"}
 """Options of a tmpfs that holds directories and links only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Show:
-    """``target`` lies below one of walls.SHOWN, or is walls.TRUST; ``aliases`` beside it."""
-
-    source: str
-    target: str
-    aliases: tuple[str, ...] = ()
-
-
 class Shower:
     """Shows sources of the mount namespace that it is made in: the keeper's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._locked = -1
         self._stock: list[int] = []
         """Trees that were made while nobody waited."""
+        loop.when_idle(self._stock_up)
 
-    def stock_up(self) -> None:
+    def _stock_up(self) -> None:
+        with suppress(OSError):  # the next to show something will hear why
+            self._make_trees()
+
+    def _make_trees(self) -> None:
         """Makes the trees that the next :meth:`show` needs. Raises OSError."""
         if self._locked < 0:
             self._locked = _lock_all()
@@ -56,7 +54,7 @@ class Shower:
 
         Raises OSError naming the source or the step; the sandbox must then be thrown away.
         """
-        self.stock_up()
+        self._make_trees()
         with ExitStack() as opened:
             try:
                 kernel.setns(self._locked, kernel.CLONE_NEWNS)
@@ -66,6 +64,7 @@ class Shower:
                 _attach(items, sources, trees, hung)
             finally:
                 self._return()
+        self._loop.when_idle(self._stock_up)
 
     def _trees(
         self, items: Sequence[Show], sources: Sequence[int], hung: Mapping[str, int], opened: ExitStack
@@ -170,14 +169,3 @@ def _hang(fd: int, path: str, resolve: int, at: int) -> None:
         kernel.hang(fd, place)
     finally:
         os.close(place)
-
-
-def allowed(target: str, aliases: Sequence[str]) -> bool:
-    """Whether something may be shown there: each path is one plain name directly below /skills or /blobs, or it is the
-    file of certificates alone."""
-    return (target == walls.TRUST and not aliases) or all(map(_plain, (target, *aliases)))
-
-
-def _plain(target: str) -> bool:
-    parent, _, name = target.rpartition("/")
-    return parent in walls.SHOWN.values() and name not in ("", ".", "..") and "\0" not in name

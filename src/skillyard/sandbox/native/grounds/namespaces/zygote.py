@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skillyard.sandbox.native.grounds import root
+from skillyard.sandbox.native.grounds.ids import Ids
 from skillyard.sandbox.native.grounds.interpreter import Interpreter
 from skillyard.sandbox.native.grounds.namespaces import zygote_check
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
@@ -28,20 +29,6 @@ _DESCRIPTORS = 2048
 """Of a zygote that imports packages."""
 _UNDER_WAY = 384
 """Descriptors of one message, SCM_MAX_FD, and of those that the keeper itself sends meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """A block of ids of the keeper's user namespace; ``base``, the zygotes' own, is :attr:`inside` in theirs."""
-
-    base: int
-    count: int
-
-    @property
-    def inside(self) -> int:
-        """A single id is not 0 in there: what the kernel gives to a namespace's root, such as the /proc entries of
-        a process that may not be traced, would belong to the sandboxes' own user."""
-        return 0 if self.count > 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

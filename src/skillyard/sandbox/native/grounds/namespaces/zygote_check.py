@@ -17,9 +17,9 @@ from typing import NamedTuple
 from skillyard.sandbox.native.grounds.namespaces.pid_space import SPACES
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.processes import children, status
-from skillyard.sandbox.native.keeper.zygotes.process import WarmProcess
+from skillyard.sandbox.native.keeper.zygotes.process import ZygoteProcess
 
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _FILTERED = "2"
@@ -29,29 +29,40 @@ _FILTERS = 2
 _LOOKS = 3
 
 
-def lacking(box: Box, zygote: WarmProcess, uid: int, proc_files: Sequence[str], proc_directories: Sequence[str]) -> str:
+def lacking(
+    box: Sandbox,
+    build: walls.Build,
+    zygote: ZygoteProcess,
+    uid: int,
+    proc_files: Sequence[str],
+    proc_directories: Sequence[str],
+) -> str:
     """Which wall is missing, for namespaces and all; empty when none is. ``uid`` is who its processes must be."""
     for _ in range(_LOOKS):
         try:
             if zygote.has_strangers(box.pid):
                 return "its zygote runs other processes"
-            return _lacking(box, zygote, uid, proc_files, proc_directories)
+            return _lacking(box, build, zygote, uid, proc_files, proc_directories)
         except OSError:
             continue
     return "its processes change while they are looked at"
 
 
 def _lacking(
-    box: Box, zygote: WarmProcess, uid: int, proc_files: Sequence[str], proc_directories: Sequence[str]
+    box: Sandbox,
+    build: walls.Build,
+    zygote: ZygoteProcess,
+    uid: int,
+    proc_files: Sequence[str],
+    proc_directories: Sequence[str],
 ) -> str:
     """Returns what is missing; its processes must be its init and the waiting worker alone. Raises OSError."""
     init, workers = box.pid, children(box.pid)
     if len(workers) != 1 or children(workers[0]):
         return "it has not the processes that it was made with"
-    assert box.build is not None
     mounts = read_mounts(init)
     for pid in (init, *workers):
-        if missing := _process(pid, uid, box.build):
+        if missing := _process(pid, uid, build):
             return missing
         if read_mounts(pid) != mounts:
             return "its processes see other mounts"
@@ -63,7 +74,7 @@ def _lacking(
         return f"its processes are in different namespaces: {', '.join(wrong)}"
     if not _grouped(box.group, {init, *workers}):
         return "its processes are not those of its control group"
-    return mounts_lacking(mounts, zygote.mounts, box.build, proc_files, proc_directories)
+    return mounts_lacking(mounts, zygote.mounts, build, proc_files, proc_directories)
 
 
 def _process(pid: int, uid: int, build: walls.Build) -> str:

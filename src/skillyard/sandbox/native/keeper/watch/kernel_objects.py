@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 
 LOCKS = 4096
 IN_FLIGHT = 256
@@ -65,14 +65,14 @@ class Objects:
     """Looks at sandboxes and ends those that hold too much."""
 
     def __init__(self) -> None:
-        self._seen: WeakKeyDictionary[Box, dict[str, Seen]] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[Sandbox, dict[str, Seen]] = WeakKeyDictionary()
         self._hurried_at = 0.0
 
     def hurry(self) -> None:
         """Looks at everything at the next turn, after an object that is counted by user ran out."""
         self._hurried_at = time.monotonic()
 
-    def check(self, box: Box, places: Iterable[str], *, counted: bool) -> None:
+    def check(self, box: Sandbox, places: Iterable[str], *, counted: bool) -> None:
         """Ends the sandbox if it holds too much. ``places`` are its processes
         (:func:`skillyard.sandbox.native.keeper.watch.tree.place_of`); ``counted`` says whether a controller counts its
         memory."""

@@ -1,4 +1,4 @@
-"""Look at each sandbox's memory often, and end the one that passes its limit.
+"""The memory of one sandbox: a look at it, and the end of the one that passes its limit.
 
 A memory controller bounds memory and files together, since it charges a tmpfs to those who fill it: what is looked
 for then is memory alone above its own limit, with what the network holds and no controller charges. Without one this
@@ -9,57 +9,18 @@ that time. Each process is also held by RLIMIT_DATA.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box
-from skillyard.sandbox.native.keeper.sandboxes import MIB, Yard
+from skillyard.sandbox.native.keeper.request import MIB
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.tree import place_of, tree_of
 
-_EVERY_S = 0.05
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-def start(
-    loop: Loop, yard: Yard, check: Callable[[Box], None], together: Callable[[Sequence[Box]], None] = lambda _: None
-) -> None:
-    """``check`` each sandbox while anything runs, and all of them ``together``; ``yard.on_lent`` starts it again."""
-    looking = False
-
-    def look() -> None:
-        nonlocal looking
-        begun = time.monotonic()
-        running = [box for box in yard.survey() if not box.dead and box.running()]
-        for box in running:
-            try:
-                check(box)
-            except Exception as error:  # noqa: BLE001 - one that nobody can look at ends
-                loop.report(error)
-                box.fault(error)
-        together(running)
-        looking = bool(yard.survey())
-        if looking:
-            turns.after(max(_EVERY_S, time.monotonic() - begun), look)
-
-    def lent() -> None:
-        nonlocal looking
-        if not looking:
-            looking = True
-            turns.after(_EVERY_S, look)
-
-    turns = loop.guarded(lambda _: again())
-
-    def again() -> None:
-        """Looks again later; one failed look leaves nothing unwatched."""
-        turns.after(_EVERY_S, look)
-
-    yard.on_lent = lent
-
-
-def check(box: Box, objects: Objects) -> None:
+def check(box: Sandbox, objects: Objects) -> None:
     limit = box.shape.memory_mb * MIB
     if box.group is not None and box.group.counts_memory():
         objects.check(box, [place_of(pid) for pid in box.group.leaders()], counted=True)
@@ -68,12 +29,12 @@ def check(box: Box, objects: Objects) -> None:
         places = [place_of(pid) for pid in tree_of(box.pid)]
         objects.check(box, places, counted=False)
         used = _of_tree(box, places, limit)
-    box.account.saw(used)
+    box.account.meter.used.saw(used)
     if used > limit and box.forced is None:
         box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
 
 
-def _of_tree(box: Box, places: Sequence[str], limit: int) -> int:
+def _of_tree(box: Sandbox, places: Sequence[str], limit: int) -> int:
     """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
     used = sum(map(_resident, places))
     if used > limit:

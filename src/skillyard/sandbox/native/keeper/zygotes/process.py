@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from skillyard.ipc import packets
 from skillyard.ipc.strict import BadMessage
-from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
@@ -33,10 +32,28 @@ class Upkeep:
     total_mb: int = 1024
     import_s: float = 30.0
 
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> Upkeep:
+        """Reads the fields of KeeperOptions."""
+        names = ("retire_runs", "retire_s", "preload_mb", "zygotes_mb", "preload_s")
+        return cls(*(config[name] for name in names))
+
     @property
     def most_mb(self) -> int:
         """What one may hold while it imports: more than afterwards, since what is read is parsed."""
         return 2 * self.preload_mb + 64
+
+
+class Space(Protocol):
+    """A pid namespace that a zygote and its sandboxes have for themselves."""
+
+    def has_strangers(self, zygote: int, known: Collection[int], beside: int = -1) -> bool:
+        """Returns whether it has processes that are not ``known``. Raises OSError when they change meanwhile."""
+        ...
+
+    def end(self, loop: Turns, ours: Callable[[], Collection[int]]) -> None:
+        """Ends all that is in it, but for ``ours``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,7 @@ class Started:
     its mountinfo from before packages' code ran in it."""
 
     pid: int
-    space: PidSpace | None = None
+    space: Space | None = None
     group: Group | None = None
     mounts: str = ""
 
@@ -75,14 +92,14 @@ class Hooks:
     serves no more; ``ours`` gives the keeper's children that somebody waits for, ``bury`` takes a group that nobody
     is in."""
 
-    ready: Callable[[WarmProcess], None]
-    cloned: Callable[[WarmProcess, Said], None]
-    ended: Callable[[WarmProcess], None]
+    ready: Callable[[ZygoteProcess], None]
+    cloned: Callable[[ZygoteProcess, Said], None]
+    ended: Callable[[ZygoteProcess], None]
     ours: Callable[[], Collection[int]]
     bury: Callable[[Group], None]
 
 
-class WarmProcess:
+class ZygoteProcess:
     """``modules`` are imported in order; :attr:`fault` says why the one at ``fault_at`` cannot be, once it ended."""
 
     def __init__(self, loop: Loop, plan: Plan, modules: Sequence[str], upkeep: Upkeep, hooks: Hooks) -> None:
@@ -102,7 +119,7 @@ class WarmProcess:
         """Whether a sandbox of it was made, and how many were not since."""
         self.memory_mb = 0
         self.born = time.monotonic()
-        self.replaced_by: WarmProcess | None = None
+        self.replaced_by: ZygoteProcess | None = None
         self._living: set[int] = set()
         """Inits that it cloned and told of."""
         self._text = bytearray()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 from skillyard.ipc import packets
+from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.keeper.ground import Household, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.sandbox import Box
-from skillyard.sandbox.native.keeper.zygotes.process import Hooks, Plan, Upkeep, WarmProcess
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.zygotes.process import Hooks, Plan, Upkeep, ZygoteProcess
 from skillyard.sandbox.native.keeper.zygotes.words import Said, Word
 
 _ASKED_AT_ONCE = 16
@@ -18,49 +18,30 @@ _BAD_LUCK = 2
 """Sandboxes of a zygote with packages that may end one after the other before they were made, once one was."""
 
 
-@dataclass(slots=True)
-class Order:
-    """A sandbox to be cloned: INTO_CGROUP or PLAIN, then the encoded Build of its walls."""
-
-    box: Box
-    message: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Household:
-    """What a zygote needs of its keeper. ``failed(box, why)`` is called for each order that comes to nothing; ``grew``
-    when it may hold more memory than before. ``lacks(box, process)`` says which wall of a sandbox of that zygote is
-    missing."""
-
-    failed: Callable[[Box, str], None]
-    grew: Callable[[], None]
-    lacks: Callable[[Box, WarmProcess], str]
-    ours: Callable[[], Any]
-    bury: Callable[[Any], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Warmth:
-    """What a zygote that serves has: ``modules`` were imported ahead, ``faults`` say why others were not."""
-
-    modules: tuple[str, ...] = ()
-    faults: dict[str, str] = field(default_factory=dict)
-    memory_mb: int = 0
-    error: str = ""
-
-
 class Zygote:
-    def __init__(self, loop: Loop, plan: Plan, upkeep: Upkeep, household: Household) -> None:
+    """``plan`` starts its processes. ``lacks(sandbox, process)`` says which wall of a sandbox is missing, where that
+    process imported packages ahead; ``bury`` takes a control group that nobody is in."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        plan: Plan,
+        upkeep: Upkeep,
+        household: Household,
+        lacks: Callable[[Sandbox, ZygoteProcess], str],
+        bury: Callable[[Group], None],
+    ) -> None:
         self._loop = loop
         self._plan = plan
         self._upkeep = upkeep
         self._household = household
-        self._hooks = Hooks(self._is_ready, self._answered, self._ended, household.ours, household.bury)
+        self._lacking = lacks
+        self._hooks = Hooks(self._is_ready, self._answered, self._ended, household.ours, bury)
         self._faults: dict[str, str] = {}
-        self._waiting: deque[Order] = deque()
-        self._asked: deque[Box] = deque()
+        self._waiting: deque[Sandbox] = deque()
+        self._asked: deque[Sandbox] = deque()
         self._awaited: list[Callable[[Warmth], None]] = []
-        self._current: WarmProcess | None = None
+        self._current: ZygoteProcess | None = None
         self._why = ""
 
     @property
@@ -78,11 +59,11 @@ class Zygote:
                 process.disown(f"its packages hold {process.memory_mb} MiB")
         return sum(process.measured_mb() for process in self._processes())
 
-    def order(self, order: Order) -> None:
+    def order(self, box: Sandbox) -> None:
         if self._ensure() is None:
-            self._household.failed(order.box, f"the zygote cannot start: {self._why}")
+            self._household.failed(box, f"the zygote cannot start: {self._why}")
         else:
-            self._waiting.append(order)
+            self._waiting.append(box)
             self._hand_out()
 
     def warm(self, then: Callable[[Warmth], None]) -> None:
@@ -99,14 +80,14 @@ class Zygote:
         while self._current is not None:
             self._ended(self._current, again=False)
 
-    def _processes(self) -> list[WarmProcess]:
+    def _processes(self) -> list[ZygoteProcess]:
         current = self._current
         return [process for process in (current, current and current.replaced_by) if process is not None]
 
-    def _warmth(self, process: WarmProcess) -> Warmth:
+    def _warmth(self, process: ZygoteProcess) -> Warmth:
         return Warmth(process.modules, dict(self._faults), process.memory_mb)
 
-    def _ensure(self) -> WarmProcess | None:
+    def _ensure(self) -> ZygoteProcess | None:
         current = self._current
         if current is None:
             self._current = self._start()
@@ -114,11 +95,11 @@ class Zygote:
             current.replaced_by = self._start()
         return self._current
 
-    def _start(self) -> WarmProcess | None:
+    def _start(self) -> ZygoteProcess | None:
         """Without what could not be imported before; without any module where such a process cannot be made."""
         modules = [name for name in self._plan.modules if name not in self._faults]
         try:
-            return WarmProcess(self._loop, self._plan, modules, self._upkeep, self._hooks)
+            return ZygoteProcess(self._loop, self._plan, modules, self._upkeep, self._hooks)
         except OSError as error:
             self._why = error.strerror or str(error)
         if not modules:
@@ -134,29 +115,29 @@ class Zygote:
                 return
             self._ask(current, self._waiting.popleft())
 
-    def _ask(self, current: WarmProcess, order: Order) -> None:
+    def _ask(self, current: ZygoteProcess, box: Sandbox) -> None:
         try:
-            fds = order.box.descriptors()
+            fds = box.descriptors()
         except OSError as error:
-            self._household.failed(order.box, f"its control groups: {error.strerror}")
+            self._household.failed(box, f"its control groups: {error.strerror}")
             return
         try:
-            packets.send_raw(current.sock, order.message, fds)
+            packets.send_raw(current.sock, box.place.order, fds)
         except OSError as error:
-            order.box.handed_over(fds)
+            box.handed_over(fds)
             self._ended(current)
-            self._household.failed(order.box, f"the zygote is gone: {error.strerror}")
+            self._household.failed(box, f"the zygote is gone: {error.strerror}")
             return
         except ValueError as error:
-            order.box.handed_over(fds)
-            self._household.failed(order.box, str(error))
+            box.handed_over(fds)
+            self._household.failed(box, str(error))
             return
-        order.box.handed_over(fds)
+        box.handed_over(fds)
         current.runs += 1
         current.asked += 1
-        self._asked.append(order.box)
+        self._asked.append(box)
 
-    def _answered(self, process: WarmProcess, said: Said) -> None:
+    def _answered(self, process: ZygoteProcess, said: Said) -> None:
         box = self._asked.popleft()
         if said.word is Word.CLONED:
             box.on_left = lambda: self._left(box, process)
@@ -167,7 +148,7 @@ class Zygote:
             self._household.failed(box, said.text)
         self._hand_out()
 
-    def _left(self, box: Box, process: WarmProcess) -> None:
+    def _left(self, box: Sandbox, process: ZygoteProcess) -> None:
         process.left(box.pid)
         if not process.modules:
             return
@@ -178,14 +159,14 @@ class Zygote:
         if not process.good or process.bad > _BAD_LUCK:
             process.disown("its sandboxes end before they are made")
 
-    def _lacks(self, box: Box, process: WarmProcess) -> str:
+    def _lacks(self, box: Sandbox, process: ZygoteProcess) -> str:
         """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
-        why = self._household.lacks(box, process)
+        why = self._lacking(box, process)
         if why:
             process.disown(f"its sandboxes have not all walls: {why}")
         return why
 
-    def _is_ready(self, process: WarmProcess) -> None:
+    def _is_ready(self, process: ZygoteProcess) -> None:
         self._promote(process)
         self._told(self._warmth(process))
         self._household.grew()
@@ -195,7 +176,7 @@ class Zygote:
         for then in awaited:
             then(warmth)
 
-    def _promote(self, process: WarmProcess) -> None:
+    def _promote(self, process: ZygoteProcess) -> None:
         """A fresh process serves from now on; the one it replaces ends, its sandboxes go on without it."""
         if self._current is not None and self._current.replaced_by is process:
             if self._asked:
@@ -205,7 +186,7 @@ class Zygote:
             self._current = process
         self._hand_out()
 
-    def _ended(self, process: WarmProcess, *, again: bool = True) -> None:
+    def _ended(self, process: ZygoteProcess, *, again: bool = True) -> None:
         process.close()
         self._blame(process)
         if process is not self._current:
@@ -219,7 +200,7 @@ class Zygote:
                 return
         self._give_up(self._why_of(process))
 
-    def _blame(self, process: WarmProcess) -> None:
+    def _blame(self, process: ZygoteProcess) -> None:
         """The module that was being imported; all of them when the process was spoiled and nobody knows by which."""
         if not process.ready and process.imported < len(process.modules):
             self._faults[process.modules[process.imported]] = self._why_of(process)
@@ -227,14 +208,14 @@ class Zygote:
             self._faults |= dict.fromkeys(process.modules, self._why_of(process))
 
     def _give_up(self, why: str) -> None:
-        failed = [*self._asked, *(order.box for order in self._waiting)]
+        failed = [*self._asked, *self._waiting]
         self._asked.clear()
         self._waiting.clear()
         self._told(Warmth(faults=dict(self._faults), error=why))
         for box in failed:
             self._household.failed(box, why)
 
-    def _why_of(self, process: WarmProcess) -> str:
+    def _why_of(self, process: ZygoteProcess) -> str:
         """Its own last words, where it had any: but for what it was ended for."""
         ended = process.fault in ("", "it ended")
         return (process.complaint() or "the zygote ended") if ended else process.fault

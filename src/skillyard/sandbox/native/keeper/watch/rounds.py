@@ -8,11 +8,15 @@ such a lock waits behind them, whatever it weighs: so their number is bounded, n
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from skillyard.sandbox.native.keeper.sandbox import Box
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
 
+_EVERY_S = 0.05
 _BOMB_LOOKS = 10
 """Looks at which forks had been refused since the look before, after which it is no accident."""
 _LEAST, _EACH_PROCESSOR = 512, 256
@@ -31,11 +35,11 @@ class Crowd:
     def __init__(self, together: int, members: Callable[[int], Sequence[int]]) -> None:
         self._together = together
         self._members = members
-        self._refused: dict[Box, tuple[int, int]] = {}
+        self._refused: dict[Sandbox, tuple[int, int]] = {}
         """Forks that were refused at the last look, and at how many looks there were more."""
 
-    def look(self, boxes: Sequence[Box]) -> None:
-        tenants: dict[str, list[Box]] = defaultdict(list)
+    def look(self, boxes: Sequence[Sandbox]) -> None:
+        tenants: dict[str, list[Sandbox]] = defaultdict(list)
         self._refused = {box: self._refusals(box) for box in boxes if box.group is not None}
         for box in boxes:
             if box.forced is None and box.lease is not None:
@@ -45,16 +49,16 @@ class Crowd:
             if sum(box.shape.pids for box in held) > self._together:
                 self._bound(held)
 
-    def _refusals(self, box: Box) -> tuple[int, int]:
+    def _refusals(self, box: Sandbox) -> tuple[int, int]:
         before, looks = self._refused.get(box, (0, 0))
         refused = box.group.refused_forks() if box.group is not None else 0
         return refused, looks + (refused > before)
 
-    def _end_bomb(self, box: Box) -> None:
+    def _end_bomb(self, box: Sandbox) -> None:
         if self._refused.get(box, (0, 0))[1] >= _BOMB_LOOKS:
             box.end_for("processes", f"it went on forking at its limit of {box.shape.pids} processes")
 
-    def _bound(self, held: Sequence[Box]) -> None:
+    def _bound(self, held: Sequence[Sandbox]) -> None:
         counts = {box: self._count(box) for box in held}
         total = sum(counts.values())
         for box in sorted(held, key=lambda box: counts[box], reverse=True):
@@ -64,7 +68,7 @@ class Crowd:
             if box.forced is None:
                 box.end_for("processes", f"all runs of its principal had more than {self._together} processes together")
 
-    def _count(self, box: Box) -> int:
+    def _count(self, box: Sandbox) -> int:
         if box.group is not None:
             return box.group.processes()
         return sum(map(_threads, self._members(box.pid)))
@@ -75,3 +79,42 @@ def _threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return 0
+
+
+def start(
+    loop: Loop,
+    sandboxes: Sandboxes,
+    check: Callable[[Sandbox], None],
+    together: Callable[[Sequence[Sandbox]], None],
+) -> None:
+    """Calls ``check`` for each sandbox many times a second while anything runs, and ``together`` for all of them."""
+    looking = False
+
+    def look() -> None:
+        nonlocal looking
+        begun = time.monotonic()
+        running = [box for box in sandboxes.survey() if not box.dead and box.running()]
+        for box in running:
+            try:
+                check(box)
+            except Exception as error:  # noqa: BLE001 - one that nobody can look at ends
+                loop.report(error)
+                box.fault(error)
+        together(running)
+        looking = bool(sandboxes.survey())
+        if looking:
+            turns.after(max(_EVERY_S, time.monotonic() - begun), look)
+
+    def lent() -> None:
+        nonlocal looking
+        if not looking:
+            looking = True
+            turns.after(_EVERY_S, look)
+
+    turns = loop.guarded(lambda _: again())
+
+    def again() -> None:
+        """Looks again later; one failed look leaves nothing unwatched."""
+        turns.after(_EVERY_S, look)
+
+    sandboxes.on_lent = lent

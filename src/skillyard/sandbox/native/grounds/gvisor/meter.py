@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import dataclass
 
-from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.keeper.account import Account
+from skillyard.sandbox.native.keeper.account import Used, cpu_seconds
+from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.watch.tree import tree_of
 
-MIB = 1 << 20
 _BLOCK = 512
 _ALLOWANCE = 48 * MIB
-_PROCESS_CLOCK = 2
-_CUTIME = 13
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +45,51 @@ def find_sentry(root: int) -> Sentry | None:
     return None
 
 
-class GvisorAccount(Account):
+class SentryMeter:
     """Counts from :meth:`begin` on: what the sandbox held and used before it was lent is nobody's."""
 
-    def __init__(self, group: Group | None, memory_mb: int) -> None:
-        super().__init__(group, memory_mb)
-        self._root = -1
-        self._sentry: Sentry | None = None
-        self._guest_before = self._own_before = 0
-        self._seconds_before = 0.0
+    worker = 0
 
-    @property
-    def sentry(self) -> Sentry | None:
-        return self._sentry
+    def __init__(self) -> None:
+        self.used = Used()
+        self.sentry: Sentry | None = None
+        self._root = -1
+        self._guest_before = self._own_before = 0
+        self._seconds_before = self._seen_seconds = 0.0
 
     def meet(self, init: int) -> None:
         self._root = init
-        self._sentry = find_sentry(init)
+        self.sentry = find_sentry(init)
 
     def begin(self) -> None:
-        if self._sentry is not None:
-            self._guest_before, self._own_before = self._sentry.guest_bytes(), self._sentry.own_bytes()
+        if self.sentry is not None:
+            self._guest_before, self._own_before = self.sentry.guest_bytes(), self.sentry.own_bytes()
         self._seconds_before = _seconds(self._root)
 
     def held(self) -> int:
-        """Bytes of memory and of files that the programs hold, as far as the host can tell."""
-        if self._sentry is None:
+        """Returns bytes of memory and of files that the programs hold, as far as the host can tell."""
+        if self.sentry is None:
             return 0
-        own = self._sentry.own_bytes() - self._own_before - _ALLOWANCE
-        return max(0, self._sentry.guest_bytes() - self._guest_before) + max(0, own)
-
-    def out_of_memory(self) -> bool:
-        return self._out_of_memory()
+        own = self.sentry.own_bytes() - self._own_before - _ALLOWANCE
+        return max(0, self.sentry.guest_bytes() - self._guest_before) + max(0, own)
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
         """gVisor counts as used what a program wanted to use of processors: the host knows better. The largest that one
         process was, it knows best."""
-        self._peak_rss = max(self._peak_rss, peak_rss)
+        self.used.peak_rss = max(self.used.peak_rss, peak_rss)
         self.look()
 
     def look(self) -> None:
-        """Before the end: afterwards nobody can tell what the sentry and its stubs used."""
+        """Looks before the end: afterwards nobody can tell what the sentry and its stubs used."""
         if self._root >= 0:
-            self.saw(self.held())
+            self.used.saw(self.held())
             self._seen_seconds = max(self._seen_seconds, _seconds(self._root) - self._seconds_before)
-            self._cpu_seconds = self._seen_seconds
+            self.used.cpu_seconds = self._seen_seconds
 
     def settle(self, pid: int) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        self._cpu_seconds = self._seen_seconds or None
+        self.used.cpu_seconds = self._seen_seconds or None
 
 
 def _memory_files(pid: int) -> list[str]:
@@ -129,12 +119,9 @@ def _status_bytes(pid: int, key: str) -> int:
 
 
 def _seconds(root: int) -> float:
-    """Processor time of a whole tree so far, with those of it that have ended."""
+    """Returns the processor time of a whole tree so far, with those of it that have ended."""
     total = 0.0
     for pid in tree_of(root):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            total += time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            total += (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
+            total += cpu_seconds(pid)
     return total

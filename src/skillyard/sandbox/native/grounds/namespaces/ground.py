@@ -1,0 +1,198 @@
+"""The native ground: each sandbox is a clone of a zygote in namespaces of its own, counted by control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from skillyard.sandbox.native.grounds.host import Host, Share
+from skillyard.sandbox.native.grounds.namespaces import listening, zygote_check
+from skillyard.sandbox.native.grounds.namespaces.mounts import Shower
+from skillyard.sandbox.native.grounds.namespaces.zygote import ZygotePlan
+from skillyard.sandbox.native.groups import hierarchies
+from skillyard.sandbox.native.groups.groups import Group, GroupLimits
+from skillyard.sandbox.native.inside import walls
+from skillyard.sandbox.native.inside.protocol import INTO_CGROUP, PLAIN
+from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
+from skillyard.sandbox.native.keeper.ground import Household, Source, Start
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.main import launch
+from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape, Show
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.watch import kernel_memory, memory
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.zygotes.process import Upkeep, ZygoteProcess
+from skillyard.sandbox.native.keeper.zygotes.zygote import Zygote
+from skillyard.sandbox.native.linux import kernel, namespaces
+
+_INODES_PER_MIB = 128
+_SPARE_PIDS = 8
+"""RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
+_ZYGOTE_PIDS = 64
+"""Of one that runs packages' code, clones included until they are in groups of their own."""
+_STACK = 8 * MIB
+"""Bytes of a thread's stack. RLIMIT_DATA counts it whole, however little is touched. Where a controller counts touched
+memory, there is room for the stacks of all threads."""
+_GROUP_HEADROOM = 24 * MIB
+"""What the two interpreters of a sandbox may hold before foreign code starts."""
+
+
+def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
+    """Becomes the native backend's keeper. ``config`` has ``run_dir`` and all fields of KeeperOptions."""
+    launch(config, START, make_loop)
+
+
+def enter() -> None:
+    """Comes before the pid namespace: in there, nobody could name the server."""
+    hierarchies.make_room()
+    namespaces.enter()
+    kernel_memory.largest_buffer()
+    namespaces.leave_network()
+
+
+def settle() -> None:
+    """Runs as pid 1 of the new namespaces."""
+    kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    hierarchies.mount_own()
+
+
+class NamespacesPlace:
+    """An id, a control group, and the walls that were ordered."""
+
+    stays = True
+    lingers = False
+
+    def __init__(self, host: Host, share: Share, build: walls.Build, memory_mb: int, shower: Shower) -> None:
+        self._host = host
+        self._share = share
+        self._shower = shower
+        self.build = build
+        self.group = group = share.group
+        self.account = Account(group, memory_mb, ProcessMeter())
+        self.order = (INTO_CGROUP if group is not None and group.version == 2 else PLAIN) + build.encode()
+
+    @property
+    def uid(self) -> int:
+        """Returns the user of its processes, as the keeper counts ids."""
+        return self._host.ids.base + self._share.slot
+
+    def ready(self, sandbox: Sandbox) -> None:
+        """There is nothing to do."""
+
+    def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
+        self._shower.show(sandbox.pidfd, shows)
+        then(None)
+
+    def end(self, sandbox: Sandbox) -> None:
+        """Ends init, and with it the whole pid namespace."""
+        if sandbox.given:
+            self.account.meter.look()
+        kernel.pidfd_kill(sandbox.pidfd)
+
+    def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
+        return False
+
+    def ending(self, status: int) -> dict[str, Any] | None:
+        return None
+
+    def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
+        """A pid namespace is empty when its first process is gone, and its mounts go with it."""
+        then()
+
+    def release(self) -> None:
+        self._host.give_back(self._share)
+
+
+class NamespacesGround:
+    def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
+        self._loop = loop
+        self._host = Host(loop, config)
+        self._upkeep = Upkeep.of(config)
+        self._shower = Shower(loop)
+        self._home: listening.Home | None = None
+        self._groups_made = 0
+        self._household: Household
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self._host.facts()
+
+    def begin(self, household: Household) -> None:
+        self._household = household
+        self._host.begin(household.lives)
+
+    def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+        """Plans a zygote; one that imports packages gets ids that no other zygote's sandboxes have."""
+        host = self._host
+        slots = host.part(key) if preload and host.ids.count > 1 else range(1, host.ids.count)
+        plan = ZygotePlan(
+            host.python,
+            packages,
+            tuple(preload),
+            host.ids,
+            slots,
+            f"{host.run_dir}/root",
+            host.cgroups.has("memory"),
+            host.cgroups.let_clone(host.ids.base),
+            self._zygote_group,
+        )
+        return Zygote(self._loop, plan, self._upkeep, self._household, self._lacks, host.bury)
+
+    def place(self, handle: str, shape: Shape) -> NamespacesPlace:
+        memory_bytes = (shape.memory_mb + shape.disk_mb) * MIB + _GROUP_HEADROOM
+        share = self._host.take(handle, shape.key, GroupLimits(memory_bytes, shape.pids + 1, shape.cpus))
+        return NamespacesPlace(self._host, share, self._build(shape, share.slot), shape.memory_mb, self._shower)
+
+    def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
+        self._home = self._home or listening.Home()
+        return listening.open_in(self._home, sandbox.pidfd, wanted)
+
+    def check(self, sandbox: Sandbox, objects: Objects) -> None:
+        memory.check(sandbox, objects)
+
+    def outside(self, sandbox: Sandbox) -> Mapping[str, Any]:
+        return {}
+
+    def empty(self) -> bool:
+        return self._host.empty()
+
+    def end_strays(self, done: Callable[[], None]) -> None:
+        """Whatever is left ends with the keeper, the first process of a pid namespace."""
+        done()
+
+    def leave(self) -> None:
+        self._host.leave()
+
+    def _build(self, shape: Shape, slot: int) -> walls.Build:
+        host = self._host
+        counted = host.cgroups.has("memory")
+        return walls.Build(
+            uid=slot or host.ids.inside,
+            own_uid=slot > 0,
+            disk_bytes=shape.disk_mb * MIB,
+            inodes=max(4096, shape.disk_mb * _INODES_PER_MIB),
+            processes=shape.pids + 1 + (_SPARE_PIDS if host.cgroups.has("pids") else 0),
+            data_bytes=shape.memory_mb * MIB + (shape.pids * _STACK if counted else 0),
+            stack_bytes=0 if counted else walls.SMALL_STACK,
+            descriptors=walls.descriptors(),
+            cpus=host.processors.take(shape.cpus),
+            landlock=host.landlock,
+            proc_files=host.proc_files,
+            proc_directories=host.proc_directories,
+        )
+
+    def _zygote_group(self) -> Group | None:
+        """Makes a group for a zygote that runs packages' code."""
+        self._groups_made += 1
+        limits = GroupLimits(self._upkeep.most_mb * MIB, _ZYGOTE_PIDS, len(self._host.processors.all))
+        return self._host.group(f"z{os.urandom(5).hex()}-{self._groups_made}", limits)
+
+    def _lacks(self, sandbox: Sandbox, process: ZygoteProcess) -> str:
+        place, host = sandbox.place, self._host
+        assert isinstance(place, NamespacesPlace)
+        return zygote_check.lacking(sandbox, place.build, process, place.uid, host.proc_files, host.proc_directories)
+
+
+START = Start(enter, settle, NamespacesGround)
