@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,11 @@ from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.engine.backends import Offer
 from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
-from skillyard.engine.shares import Admission
+from skillyard.engine.shares import Admission, Place
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.sandbox import Sandbox
 
+Queued = Callable[[int], None]
 PATIENCE_S = 60.0
 """How long a backend may take to end a sandbox."""
 
@@ -36,20 +37,45 @@ class Order:
 
 
 class Loan:
-    """One sandbox while it is lent. :meth:`begin`, :meth:`open`, any use, :meth:`end`. ``enforced`` are the
-    levels of its walls, as soon as it stands."""
+    """One sandbox while it is lent: within ``async with``, :meth:`begin`, :meth:`open`, any use, :meth:`end`.
 
-    def __init__(self, order: Order, tasks: Tasks, emit: Observer) -> None:
+    The block begins when there is a place. When it was left, also by a caller that goes away, nothing of the sandbox is
+    left, and only then the place is free. ``enforced`` are the levels of its walls, as soon as it stands.
+    """
+
+    def __init__(self, order: Order, admission: Admission, tasks: Tasks, emit: Observer, queued: Queued | None) -> None:
         self.network = None if order.network is None else RunNetwork(order.key, order.network)
         self.sandbox: Sandbox | None = None
         self.enforced: dict[str, str] = {}
-        self.over = False
         self._order = order
         self._spec = order.spec
+        self._admission = admission
         self._tasks = tasks
         self._emit = emit
+        self._queued = queued
+        self._place: Place | None = None
         self._creating = False
+        self._over = False
         self._seen: Mapping[str, Any] | None = None
+
+    async def __aenter__(self) -> Loan:
+        """Raises Busy, InvalidInput for a sandbox that could never fit."""
+        admission, tenant, limits = self._admission, self._order.tenant, self._spec.limits
+        memory_mb = limits.memory_mb + limits.disk_mb
+        if self._order.trimmed:
+            memory_mb = admission.most(memory_mb)
+        if self._queued is not None and admission.would_wait(tenant, memory_mb):
+            self._queued(admission.waiting + 1)
+        self._place = await admission.enter(tenant, memory_mb)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._place is not None, "it was entered"
+        try:
+            if not self._over:
+                await self._tasks.shielded(self._abandon(), f"end of {self._order.key}")
+        finally:
+            self._admission.leave(self._place)
 
     @property
     def spec(self) -> SandboxSpec:
@@ -89,7 +115,7 @@ class Loan:
 
     async def end(self) -> Mapping[str, Any] | None:
         """Returns what the network saw when no process, mount or file of the sandbox is left. Can be repeated."""
-        if self.over:
+        if self._over:
             return self._seen
         if self.sandbox is not None:
             try:
@@ -99,7 +125,7 @@ class Loan:
                 self._emit(Fault("destroy", error, self._order.key))
         if self.network is not None:
             self._seen = await self._end_network(self.network)
-        self.over = True
+        self._over = True
         return self._seen
 
     async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
@@ -110,6 +136,12 @@ class Loan:
             self._emit(Fault("gate", error, self._order.key))
             return await network.so_far()
 
+    async def _abandon(self) -> None:
+        with suppress(SkillyardError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.finish_creating()
+        await self.end()
+
 
 class Lender:
     """Lends sandboxes to whoever got a place for one."""
@@ -119,33 +151,6 @@ class Lender:
         self._tasks = tasks
         self._emit = emit
 
-    @asynccontextmanager
-    async def lend(self, order: Order, queued: Callable[[int], None] | None = None) -> AsyncGenerator[Loan, None]:
-        """Gives the loan when there is a place; ``queued`` is told how many wait before. What is left of the sandbox is
-        gone, and only then the place is free, when the block was left, also by a caller that goes away.
-
-        Raises Busy, InvalidInput for a sandbox that could never fit.
-        """
-        limits = order.spec.limits
-        memory_mb = limits.memory_mb + limits.disk_mb
-        if order.trimmed:
-            memory_mb = self._admission.most(memory_mb)
-        if queued is not None and self._admission.would_wait(order.tenant, memory_mb):
-            queued(self._admission.waiting + 1)
-        place = await self._admission.enter(order.tenant, memory_mb)
-        loan = Loan(order, self._tasks, self._emit)
-        try:
-            yield loan
-        finally:
-            try:
-                if not loan.over:
-                    await self._tasks.shielded(_ended(loan), f"end of {order.key}")
-            finally:
-                self._admission.leave(place)
-
-
-async def _ended(loan: Loan) -> None:
-    with suppress(SkillyardError, TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            await loan.finish_creating()
-    await loan.end()
+    def lend(self, order: Order, queued: Queued | None = None) -> Loan:
+        """Returns the loan, to be entered; ``queued`` is told how many wait where it has to wait for its place."""
+        return Loan(order, self._admission, self._tasks, self._emit, queued)

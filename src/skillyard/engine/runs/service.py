@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, SkillyardError
@@ -17,7 +18,7 @@ from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.execution import Execution, Tools
 from skillyard.engine.runs.failure import Failure, Refused
-from skillyard.engine.runs.grant import Granter
+from skillyard.engine.runs.grant import Grant, Granter
 from skillyard.engine.runs.plan import Plan, Planner, run_facts
 from skillyard.engine.runs.record import ended, run_object
 from skillyard.engine.runs.request import RunRequest
@@ -128,30 +129,41 @@ class RunService:
                 return run_object(record or await self._run(principal, request))
 
     async def _run(self, principal: Principal, request: RunRequest) -> RunRecord:
-        async with AsyncExitStack() as stack:
-            with self._telling_refusals(principal, request):
-                plan = await self._planner.plan(principal, request)
-                try:
-                    grant = await self._granter.grant(plan)
-                except Refused as refusal:
-                    return await self._refuse(plan, refusal)
-                stack.enter_context(self._environments.using(grant.digests["environment"]))
-                order = Order(plan.run_id, principal.name, plan.offer, grant.spec, grant.network)
-                loan = await stack.enter_async_context(self._lender.lend(order, self._queued(plan)))
-            facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
-            return await Execution(self._tools, plan, grant, facts, loan).run()
-
-    @contextmanager
-    def _telling_refusals(self, principal: Principal, request: RunRequest) -> Iterator[None]:
-        """Tells observers of a run that is turned away before it has a record."""
         try:
-            yield
+            plan = await self._planner.plan(principal, request)
+            grant = await self._granted(plan)
+            if isinstance(grant, Refused):
+                return await self._refuse(plan, grant)
         except SkillyardError as error:
-            self._tools.emit(RunRefused(request.kind, principal.name, error.type))
+            self._turned_away(principal, request, error)
+            raise
+        with self._environments.using(grant.digests["environment"]):
+            return await self._lent(plan, grant)
+
+    async def _granted(self, plan: Plan) -> Grant | Refused:
+        try:
+            return await self._granter.grant(plan)
+        except Refused as refusal:
+            return refusal
+
+    async def _lent(self, plan: Plan, grant: Grant) -> RunRecord:
+        order = Order(plan.run_id, plan.principal.name, plan.offer, grant.spec, grant.network)
+        loan = None
+        try:
+            async with self._lender.lend(order, partial(self._queued, plan)) as loan:
+                facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
+                return await Execution(self._tools, plan, grant, facts, loan).run()
+        except SkillyardError as error:
+            if loan is None:
+                self._turned_away(plan.principal, plan.request, error)
             raise
 
-    def _queued(self, plan: Plan) -> Callable[[int], None]:
-        return lambda waiting: self._tools.emit(RunQueued(plan.run_id, plan.principal.name, waiting))
+    def _turned_away(self, principal: Principal, request: RunRequest, error: SkillyardError) -> None:
+        """Tells observers of a run that has no record."""
+        self._tools.emit(RunRefused(request.kind, principal.name, error.type))
+
+    def _queued(self, plan: Plan, waiting: int) -> None:
+        self._tools.emit(RunQueued(plan.run_id, plan.principal.name, waiting))
 
     async def _refuse(self, plan: Plan, refusal: Refused) -> RunRecord:
         """A failed run that never had a sandbox; its record is written all the same."""
