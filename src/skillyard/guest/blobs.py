@@ -1,7 +1,8 @@
 """``runtime.blobs``: large data in and out of a run without passing through its arguments and its result.
 
 Reading is from the files that are mounted below ``/blobs``. Writing sends frames on the channel; the host stores
-them under ids that it can foretell, so nothing has to be answered.
+them under ids that it can foretell, so nothing has to be answered. The channel gives nothing back, so a run reads what
+it wrote itself from copies.
 """
 
 from __future__ import annotations
@@ -14,27 +15,92 @@ from _thread import allocate_lock
 
 from .errors import BlobNotMounted, OutputNotSerializable
 from .frames import PIECE, Channel
-from .own_blobs import OwnBlobs
 from .result import as_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from io import FileIO
     from types import TracebackType
     from typing import Any
 
     from _typeshed import ReadableBuffer
 
+KEPT_BYTES = 64 * 1024 * 1024
+"""All copies together; what is larger is not kept, so that streaming a large blob costs no disk."""
 MAX_BLOBS = 1000
 MAX_BLOB_BYTES = 4 * 1024**3
 MAX_OPEN = 32
-
 TEXT = "text/plain"
 JSON = "application/json"
 BINARY = "application/octet-stream"
-
 _KIND = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,126}/[A-Za-z0-9!#$&^_.+-]{1,126}(?:;[\x20-\x7e]{1,200})?")
 _header = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class OwnBlobs:
+    """Files in a private temporary directory, made when the first is needed. A full disk costs the copy only."""
+
+    def __init__(self) -> None:
+        self._directory = ""
+        self._left = KEPT_BYTES
+        self._paths: dict[str, str | None] = {}
+
+    def path(self, blob_id: str) -> str | None:
+        """None for what is no complete blob of this run, or was not kept."""
+        return self._paths.get(blob_id)
+
+    def wrote(self, blob_id: str) -> bool:
+        return blob_id in self._paths
+
+    def begin(self, blob_id: str) -> Copy:
+        self._paths[blob_id] = None
+        try:
+            return Copy(blob_id, open(os.path.join(self._place(), blob_id.replace("/", "_")), "xb", buffering=0))
+        except OSError:
+            return Copy(blob_id, None)
+
+    def _place(self) -> str:
+        if not self._directory:
+            directory = f"{os.environ.get('TMPDIR') or '/tmp'}/blobs-{os.urandom(8).hex()}"  # noqa: S108
+            os.mkdir(directory, 0o700)
+            self._directory = directory
+        return self._directory
+
+    def append(self, copy: Copy, data: memoryview) -> None:
+        if copy.file is None:
+            return
+        copy.size += len(data)
+        self._left -= len(data)
+        try:
+            if self._left < 0 or copy.file.write(data) != len(data):
+                self.drop(copy)
+        except OSError:
+            self.drop(copy)
+
+    def end(self, copy: Copy) -> None:
+        if copy.file is not None:
+            os.fchmod(copy.file.fileno(), 0o444)
+            copy.file.close()
+            self._paths[copy.blob_id] = os.fsdecode(copy.file.name)
+
+    def drop(self, copy: Copy) -> None:
+        self._paths[copy.blob_id] = None
+        if copy.file is None:
+            return
+        copy.file.close()
+        os.unlink(copy.file.name)
+        copy.file = None
+        self._left += copy.size
+
+
+class Copy:
+    """``file`` is None when nothing is kept; ``size`` is what it takes of KEPT_BYTES."""
+
+    def __init__(self, blob_id: str, file: FileIO | None) -> None:
+        self.blob_id = blob_id
+        self.file = file
+        self.size = 0
 
 
 class Blobs:

@@ -1,14 +1,20 @@
-"""From an exception to the payload of the frame that reports it.
+"""The payload of the frame that reports an exception, and the last stack of a run whose time was up.
 
 The traceback shows the code of the run: our own frames and those of the import system are left out, and frames of
-the standard library and of packages are counted, not shown (skills-protocol §4, row 12).
+the standard library and of packages are counted, not shown (skills-protocol §4, row 12). The interpreter writes the
+last stack within a signal, so that it shows code that never comes back from a loop or a library; a later program reads
+it.
 """
 
 from __future__ import annotations
 
 import errno
+import faulthandler
 import json
 import os
+import re
+import signal
+import sys
 from traceback import FrameSummary, TracebackException
 
 TYPE_CHECKING = False
@@ -23,6 +29,14 @@ _MAX_NAME = 128
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 _OUT_OF_MEMORY = b'{"type":"MemoryError","message":"","traceback":""}'
+_OUTSIDE = {"'return' outside function": "def main(args)", "'await' outside function": "async def main(args)"}
+_PACKAGES = "packages come by packages=[...] or environment=..., not by pip in a run"
+_MOST_STACK = 16 * 1024
+_THREADS = 5
+_FRAMES = 30
+_FRAME = re.compile(r'  File "([^"\n]*)", line (\d+) in (.*)')
+_THREAD = re.compile(r"^(?:Current t|T)hread .*$", re.MULTILINE)
+_CALLER = os.path.join(_OURS, "main.py")
 
 
 def is_success(error: BaseException) -> bool:
@@ -52,10 +66,6 @@ def _spelling(error: SyntaxError, source: str) -> str:
     if 0 < at <= len(lines) and lines[at - 1].lstrip().startswith(("!", "%")):
         return f"line {at} of the code is a command of notebooks: send plain Python; {_PACKAGES}"
     return ""
-
-
-_OUTSIDE = {"'return' outside function": "def main(args)", "'await' outside function": "async def main(args)"}
-_PACKAGES = "packages come by packages=[...] or environment=..., not by pip in a run"
 
 
 def mend(error: BaseException) -> str:
@@ -209,3 +219,42 @@ def _shorten(text: str) -> str:
     head = data[: data.rfind(b"\n", 0, _HEAD) + 1]
     tail = data[len(head) + len(mark) - MAX_TRACEBACK :]
     return (head + mark + tail.partition(b"\n")[2]).decode("utf-8", "replace")
+
+
+def write_when_told(fd: int) -> None:
+    """Makes SIGXCPU write the stacks to ``fd`` before it ends the process."""
+    os.set_inheritable(fd, False)
+    faulthandler.register(signal.SIGXCPU, file=fd, all_threads=True, chain=True)
+
+
+def read_last(fd: int) -> str:
+    """Returns the stacks as a traceback shows them, the main thread first; empty without any. The innermost call is
+    last."""
+    try:
+        text = os.read(fd, _MOST_STACK).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    blocks = [
+        block for part in re.split(r"^(?:Current t|T)hread .*$", text, flags=re.MULTILINE) if (block := _frames(part))
+    ]
+    # The signal goes to the main thread unless code has blocked it there, and the thread that got it comes last.
+    return "".join(f"Stack (most recent call last):\n{block}" for block in reversed(blocks[-_THREADS:]))
+
+
+def _frames(text: str) -> str:
+    """Returns the frames of the run's own code and of its callees."""
+    lines = []
+    for match in filter(None, map(_FRAME.fullmatch, text.splitlines())):
+        path, line, name = match.groups()
+        if path == _CALLER:
+            break
+        if not path.startswith((_OURS, "<frozen ")):
+            lines.append(f'  File "{_short(path)}", line {line}, in {name}\n')
+    return "".join(reversed(lines[:_FRAMES]))
+
+
+def _short(path: str) -> str:
+    """Shortens a path as failure.py does for code that is not the run's."""
+    roots = [f"{root}/" for root in sys.path if root and path.startswith(f"{root}/")]
+    root = max(roots, key=len, default="")
+    return f"<{path[len(root) :]}>" if root else path

@@ -7,15 +7,13 @@ import os
 import select
 import sys
 
-from . import failure, process, randomness, stack
+from . import failure, process, randomness
 from .blobs import Blobs
-from .call import find, finished, forget_code, load_code, load_skill
-from .calling import Call
+from .call import Call, find, finished, forget_code, load_code, load_skill
 from .errors import SandboxError
 from .frames import Channel
-from .imports import SkillFinder
-from .left import make_place, send_left
-from .mounted import show_skills
+from .imports import SkillFinder, show_skills
+from .output_files import make_place, send_left
 from .randomness import reseed
 from .result import encode
 from .runtime import publish
@@ -65,7 +63,7 @@ def serve(request_fd: int, channel_fd: int, stack_fd: int = -1) -> None:
     guest.stack_fd = stack_fd
     try:
         if stack_fd >= 0:
-            stack.write_when_told(stack_fd)
+            failure.write_when_told(stack_fd)
         if _warm and not select.select([request_fd], [], [], 0)[0]:
             guest.rehearse()
         request = _read_all(request_fd)
@@ -165,7 +163,7 @@ class _Guest:
             raise SandboxError(f"the guest cannot use its request: {type(error).__name__}: {error}") from None
         del request_bytes
         if request.get("op") == "collect":
-            if last := stack.read_last(self.stack_fd):
+            if last := failure.read_last(self.stack_fd):
                 self._notes["stack"] = last
             return b"{}"
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)

@@ -7,7 +7,28 @@ from types import ModuleType
 
 from .blobs import Blobs
 from .errors import BlobNotMounted
-from .log import Log
+
+
+class Log:
+    def debug(self, msg: object) -> None:
+        _write("DEBUG", msg)
+
+    def info(self, msg: object) -> None:
+        _write("INFO", msg)
+
+    def warning(self, msg: object) -> None:
+        _write("WARNING", msg)
+
+    def error(self, msg: object) -> None:
+        _write("ERROR", msg)
+
+
+def _write(level: str, msg: object) -> None:
+    """One write for one line, behind what was printed before."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if sys.stderr is not None:
+        sys.stderr.write(f"{level}: {msg}\n")
 
 
 def publish(blobs: Blobs) -> None:

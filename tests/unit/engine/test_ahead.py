@@ -17,7 +17,7 @@ from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages.curated import CURATED, curated, is_read
 from skillyard.gate.client import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
-from skillyard.guest.mounted import SKILL_DIR, SKILLS_DIR
+from skillyard.guest.imports import SKILL_DIR, SKILLS_DIR
 from tests.unit.engine.conftest import Rig, make_app, playing
 from tests.unit.engine.fakes import FakeBackend, a_skill, result
 

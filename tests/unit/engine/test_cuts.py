@@ -18,7 +18,7 @@ from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.log import Log
 from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable
-from skillyard.guest.left import send_left
+from skillyard.guest.output_files import send_left
 from skillyard.guest.result import encode
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import FakeProcess, Script, a_skill, frame, js, raises, result
