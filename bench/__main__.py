@@ -40,7 +40,7 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
 
     if str(output) == "-":
         output, as_json = None, True
-    show(work, output, as_json=as_json)
+    show(work, WholeReport.show, output, as_json=as_json)
 
 
 async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeReport:

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skillyard.faces.http import HttpLimits
-from skillyard.faces.http.body import Pace
 from skillyard.faces.http.guard import HEAD_BYTES
-from skillyard.faces.http.protocol import CLOSE_PATIENCE_S, READ_PATIENCE_S, Connection, abort_overdue
-from skillyard.faces.http.server import KEEP_ALIVE_S
+from skillyard.faces.http.request import Pace
+from skillyard.faces.http.server import CLOSE_PATIENCE_S, KEEP_ALIVE_S, READ_PATIENCE_S, Connection, abort_overdue
 from tests.faces.support import ROOT, Hanging, Serving, call, head, post, serving, until, within
 
 pytestmark = pytest.mark.anyio

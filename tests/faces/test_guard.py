@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from skillyard.faces.http import Hosts, is_loopback
-from skillyard.faces.http.protocol import MAX_CONNECTIONS
+from skillyard.faces.http.server import MAX_CONNECTIONS
 from tests.faces.support import Hanging, Serving, call, head, post, serving, within
 from tests.faces.test_connections import Wire
 
@@ -43,7 +43,7 @@ def test_loopback(host: str, loopback: bool) -> None:
 
 @pytest.mark.anyio
 async def test_beyond_the_limit_the_connection_that_waited_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skillyard.faces.http.protocol.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("skillyard.faces.http.server.MAX_CONNECTIONS", 2)
     async with serving() as server:
         first, second, third = [await _wire(server) for _ in range(3)]
         assert await first.closed()
@@ -56,7 +56,7 @@ async def test_beyond_the_limit_the_connection_that_waited_longest_makes_room(mo
 
 @pytest.mark.anyio
 async def test_beyond_the_limit_of_those_at_work_newcomers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skillyard.faces.http.protocol.MAX_CONNECTIONS", 2)
+    monkeypatch.setattr("skillyard.faces.http.server.MAX_CONNECTIONS", 2)
     async with serving() as server:
         hanging = server.engine.handlers["run_code"] = Hanging()
         working = [await _wire(server) for _ in range(2)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import click
 
@@ -35,11 +35,12 @@ Peers = Callable[[Path, str, Path | None], AbstractContextManager[tuple[list[Sub
 
 
 class Measured(Protocol):
-    """Something measured, for machines and for people."""
+    """A report for machines; ``show`` prints it for people."""
 
     def as_dict(self) -> dict[str, Any]: ...
 
-    def show(self) -> None: ...
+
+M = TypeVar("M", bound=Measured)
 
 
 def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) -> None:
@@ -48,10 +49,18 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     async def work(home: Path, say: Say) -> Report:
         return await measure(home, Plan.of(quick=quick, ready=ready), say, quick=quick)
 
-    show(work, output, as_json=as_json)
+    from skillyard.bench.tables import show as print_tables
+
+    show(work, print_tables, output, as_json=as_json)
 
 
-def show(work: Callable[[Path, Say], Coroutine[Any, Any, Measured]], output: Path | None, *, as_json: bool) -> None:
+def show(
+    work: Callable[[Path, Say], Coroutine[Any, Any, M]],
+    people: Callable[[M], None],
+    output: Path | None,
+    *,
+    as_json: bool,
+) -> None:
     """Does the work in a directory of its own and shows what it measured. Raises Failure."""
     try:
         with tempfile.TemporaryDirectory(prefix="skillyard-bench-") as directory:
@@ -63,7 +72,7 @@ def show(work: Callable[[Path, Say], Coroutine[Any, Any, Measured]], output: Pat
     if as_json:
         emit_json(report.as_dict())
     else:
-        report.show()
+        people(report)
 
 
 async def measure(home: Path, plan: Plan, say: Say, *, quick: bool, peers: Peers | None = None) -> Report:

@@ -75,12 +75,6 @@ class Report:
                 rate = round(median(rounds.samples), 1)
                 yield {**_named(subject), "concurrency": level, "windows": len(rounds.blocks), "runs_per_s": rate}
 
-    def show(self) -> None:
-        """Prints tables for people."""
-        from skillyard.bench.tables import show
-
-        show(self)
-
     def _ratio(self, subject: Subject, base: str) -> float | None:
         """Against the base doing the same job."""
         same = base if subject.job.environment == "base" else f"{base}_data"

@@ -1,4 +1,4 @@
-"""One example from its blobs to what it gave, over a server or a runtime in this process."""
+"""Runs examples of a skill, from their blobs to what they gave, over a server or a runtime in this process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,41 @@ from skillyard.client.client import FetchedBlob, StoredBlob
 from skillyard.domain.skill.example import Difference, Example, Given, GivenBlob, differences
 from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
-from skillyard.skilltest.script import CODE, script_args
 from skillyard.skilltest.subject import Subject
+
+CODE = '''\
+import os
+import subprocess
+import sys
+
+from runtime import blobs
+
+
+def main(args):
+    script = os.path.join(os.environ["SKILLS_DIR"], args["skill"], args["script"])
+    with open(script, "rb") as stream:
+        own = stream.read(2) == b"#!" and os.access(script, os.X_OK) and not script.endswith(".py")
+    argv = [_path(args["blobs"], text) for text in args["argv"]]
+    command = [script] if own else [sys.executable if script.endswith(".py") else "/bin/sh", script]
+    done = subprocess.run([*command, *argv], input=args["stdin"].encode(), capture_output=True)
+    said = {"stdout": done.stdout.decode(errors="replace"), "stderr": done.stderr.decode(errors="replace")}
+    sys.stdout.write(said["stdout"])
+    sys.stderr.write(said["stderr"])
+    return {"exit": done.returncode, **said}
+
+
+def _path(ids, text):
+    """{key} stands for the file of the blob of that key."""
+    for key, blob_id in ids.items():
+        text = text.replace("{" + key + "}", str(blobs.path(blob_id)))
+    return text
+'''
+"""What run_code runs. Python files run under the run's own interpreter, others by their first line, or the shell."""
+
+
+def script_args(skill: str, example: Example, ids: dict[str, str]) -> dict[str, Any]:
+    return {"skill": skill, "script": example.script, "argv": list(example.argv), "stdin": example.stdin, "blobs": ids}
+
 
 MOST_OF_A_BLOB = 16 * 1024 * 1024
 """Bytes of an output blob, or of a log, that are looked at."""
@@ -155,3 +188,18 @@ async def _checked(schema: Mapping[str, Any], value: bytes) -> SchemaVerdict:
         return await pool.check("", "", schema, value)
     finally:
         await pool.close()
+
+
+def why_another(target: Target, subject: Subject) -> str:
+    """Why its examples would try something else there; empty when they would not. Raises what the target raises, as
+    SkillNotFound."""
+    skill = subject.skill
+    about = target.call("describe_skill", {"name": skill.name, "version": skill.version, "detail": "full"})["skill"]
+    there = {file["path"]: file["sha256"] for file in about["files"]}
+    if there != {file.path: file.sha256 for file in skill.files}:
+        return f"the server has other content under {skill.name}@{skill.version}"
+    mounts = any(example.code or example.script for example in subject.examples)
+    latest = target.call("describe_skill", {"name": skill.name, "detail": "manifest"})["skill"]["version"]
+    if mounts and latest != skill.version:
+        return f"code and scripts mount the latest version, which is {latest} there"
+    return ""

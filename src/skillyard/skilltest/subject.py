@@ -1,4 +1,4 @@
-"""The skill under test: its bundle as it lies in a directory, valid, with its examples."""
+"""The skill under test: its bundle in a directory with its examples."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.faces.http.protocol import MAX_CONNECTIONS, READ_PATIENCE_S
-from skillyard.faces.http.server import KEEP_ALIVE_S, SWEEP_S
+from skillyard.faces.http.server import KEEP_ALIVE_S, MAX_CONNECTIONS, READ_PATIENCE_S, SWEEP_S
 from tests.attacks.front_door.conftest import Door, until
 
 BODY = b'{"jsonrpc":"2.0","id":1,"method":"list_skills","params":{}}'

@@ -1,4 +1,4 @@
-"""The ASGI application, put together."""
+"""The ASGI application, put together, and its probes: ``/healthz``, ``/readyz`` and ``/metrics``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,54 @@ from typing import Protocol
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from skillyard.faces.http import body
-from skillyard.faces.http.auth import OPEN_PATHS, Authentication, Authenticator
+from skillyard.domain.principal import Scope as Right
+from skillyard.faces.http import request
+from skillyard.faces.http.auth import OPEN_PATHS, Authentication, Authenticator, principal_of
 from skillyard.faces.http.blobs import BlobAccess, BlobEndpoint
-from skillyard.faces.http.edge import Edge
-from skillyard.faces.http.errors import NotFound
+from skillyard.faces.http.errors import MethodNotAllowed, NotFound
 from skillyard.faces.http.guard import Guard, Hosts
-from skillyard.faces.http.lifecycle import Lifecycle
-from skillyard.faces.http.probes import Probes
+from skillyard.faces.http.lifecycle import Lifecycle, Phase
+from skillyard.faces.http.replies import Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
 from skillyard.faces.http.skills import SkillAccess, SkillEndpoint
 from skillyard.faces.rpc import Dispatcher
+from skillyard.faces.rpc.wire import dumps
+
+METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Probes:
+    """``render`` gives the metrics in Prometheus' text format; ``open_metrics`` shows them to anybody."""
+
+    def __init__(self, lifecycle: Lifecycle, render: Callable[[], bytes], open_metrics: bool = False) -> None:
+        self._lifecycle = lifecycle
+        self._render = render
+        self._open_metrics = open_metrics
+
+    async def healthz(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """The process answers. Nothing more."""
+        _check_get(scope)
+        await reply(send, 200, dumps({"status": "ok"}))
+
+    async def readyz(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answers 200 while the backend's probe holds and all processes live, else 503 with a reason."""
+        _check_get(scope)
+        dead = dict(self._lifecycle.dead())
+        ready = self._lifecycle.phase is Phase.READY and not dead
+        status = "not ready" if dead and self._lifecycle.phase is Phase.READY else str(self._lifecycle.phase)
+        content = {"status": status, **self._lifecycle.facts, **({"dead": dead} if dead else {})}
+        await reply(send, 200 if ready else 503, dumps(content))
+
+    async def metrics(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        _check_get(scope)
+        if not self._open_metrics:
+            principal_of(scope).require(Right.ADMIN)
+        await reply(send, 200, self._render(), kind=METRICS_KIND)
+
+
+def _check_get(scope: Scope) -> None:
+    if scope["method"] not in ("GET", "HEAD"):
+        raise MethodNotAllowed("GET", "HEAD")
 
 
 class HttpMeter(Protocol):
@@ -40,7 +77,7 @@ class HttpLimits:
     rpc_bodies: int = 8 * MAX_BODY
     blob: int = 4 * 1024**3
     bundle: int = 32 * 1024**2
-    pace: body.Pace = field(default_factory=body.Pace)
+    pace: request.Pace = field(default_factory=request.Pace)
 
 
 def create_app(
@@ -59,7 +96,7 @@ def create_app(
     """Serves once ``lifecycle`` is ready. ``more_routes`` are other faces, behind the same guard and auth."""
     limits = limits or HttpLimits()
     probes = Probes(lifecycle, meter.render, open_metrics)
-    rpc = RpcEndpoint(dispatcher, lifecycle, body.ByteBudget(limits.rpc_bodies), limits.rpc_body, limits.pace)
+    rpc = RpcEndpoint(dispatcher, lifecycle, request.ByteBudget(limits.rpc_bodies), limits.rpc_body, limits.pace)
     blob = BlobEndpoint(blobs, meter, lifecycle, limits.blob, limits.pace)
     skill = SkillEndpoint(skills, meter, lifecycle, limits.bundle, limits.pace)
     open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())

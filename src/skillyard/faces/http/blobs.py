@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound
 from skillyard.domain.principal import Principal
-from skillyard.faces.http import body, ranges
+from skillyard.faces.http import request, transfers
 from skillyard.faces.http.auth import principal_of
-from skillyard.faces.http.caller import HttpCaller
 from skillyard.faces.http.errors import MethodNotAllowed
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
-from skillyard.faces.http.uploads import refuse_query, upload_type
+from skillyard.faces.http.request import HttpCaller
+from skillyard.faces.http.transfers import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
 
@@ -56,7 +56,7 @@ class BlobEndpoint:
         traffic: Traffic,
         lifecycle: Lifecycle,
         max_blob: int,
-        pace: body.Pace = body.DEFAULT_PACE,
+        pace: request.Pace = request.DEFAULT_PACE,
     ) -> None:
         self._blobs = blobs
         self._traffic = traffic
@@ -80,7 +80,7 @@ class BlobEndpoint:
         refuse_query(scope)
         headers = Headers(scope=scope)
         kind = upload_type(headers, "content") or DEFAULT_KIND
-        async with aclosing(body.stream(scope, receive, self._max_blob, self._pace)) as chunks:
+        async with aclosing(request.stream(scope, receive, self._max_blob, self._pace)) as chunks:
             info = await self._blobs().put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
         content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
@@ -92,7 +92,7 @@ class BlobEndpoint:
         refuse_query(scope)
         info = await self._find(principal_of(scope), scope["path_params"]["blob_id"])
         headers = Headers(scope=scope)
-        if ranges.matches(headers.get("if-none-match"), ranges.etag(info.sha256)):
+        if transfers.matches(headers.get("if-none-match"), transfers.etag(info.sha256)):
             await start(send, 304, _validators(info))
         elif scope["method"] == "HEAD":
             await start(send, 200, _describe(info, None))
@@ -100,7 +100,7 @@ class BlobEndpoint:
             part = _part(headers, info)
             await start(send, 206 if part else 200, _describe(info, part))
             async with HttpCaller(receive, self._lifecycle) as caller:
-                await caller.wait(self._send_content(send, info, part or ranges.Range(0, info.size)))
+                await caller.wait(self._send_content(send, info, part or transfers.Range(0, info.size)))
         await end(send)
 
     async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
@@ -108,7 +108,7 @@ class BlobEndpoint:
             raise BlobNotFound("blob_id", "no such blob")
         return await self._blobs().stat(principal, blob_id)
 
-    async def _send_content(self, send: Send, info: BlobInfo, part: ranges.Range) -> None:
+    async def _send_content(self, send: Send, info: BlobInfo, part: transfers.Range) -> None:
         if part.length == 0:
             return
         chunks = self._blobs().read(info.blob_id, part.start, part.length)
@@ -119,18 +119,18 @@ class BlobEndpoint:
                 self._traffic.sent(len(chunk))
 
 
-def _part(headers: Headers, info: BlobInfo) -> ranges.Range | None:
-    tag = ranges.etag(info.sha256)
+def _part(headers: Headers, info: BlobInfo) -> transfers.Range | None:
+    tag = transfers.etag(info.sha256)
     if headers.get("if-range", tag) != tag:
         return None
-    return ranges.read_range(headers.get("range"), info.size)
+    return transfers.read_range(headers.get("range"), info.size)
 
 
 def _validators(info: BlobInfo) -> dict[str, str]:
-    return {"etag": ranges.etag(info.sha256), "cache-control": "private, no-cache"}
+    return {"etag": transfers.etag(info.sha256), "cache-control": "private, no-cache"}
 
 
-def _describe(info: BlobInfo, part: ranges.Range | None) -> dict[str, str]:
+def _describe(info: BlobInfo, part: transfers.Range | None) -> dict[str, str]:
     """A kind is whatever its maker said: it is never shown as a page of ours."""
     headers = {
         **_validators(info),

@@ -1,14 +1,17 @@
-"""Sending answers: whole ones, errors, and refusals of a request whose body nobody will read."""
+"""Sends answers: whole ones, errors, and refusals of a request whose body nobody will read.
+
+:class:`Edge` is the outermost layer: it makes an answer of whatever is raised within, and counts every answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skillyard.faces.http.errors import headers_of, status_of
-from skillyard.faces.rpc.errors import error_object
+from skillyard.faces.rpc.errors import CallerGone, error_object
 from skillyard.faces.rpc.wire import dumps
 
 JSON = "application/json"
@@ -80,3 +83,56 @@ async def _read_away(receive: Receive) -> None:
                 left -= len(message["body"])
     except TimeoutError:
         return
+
+
+Count = Callable[[str, int], None]
+"""Told of every response: the path, and its status; 499 when the client did not wait for one."""
+
+CLIENT_GONE = 499
+
+SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+"""Added to every response that does not set them itself."""
+
+
+class BrokenResponse(Exception):
+    """The connection has to be closed: its answer cannot be completed."""
+
+
+class Edge:
+    """ASGI middleware. Raises BrokenResponse when an answer that was begun cannot be completed."""
+
+    def __init__(self, app: ASGIApp, count: Count) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = 0
+
+        async def secured(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_missing(message["headers"])]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, secured)
+        except CallerGone as exc:
+            raise BrokenResponse(str(exc)) from None
+        except Exception as exc:
+            if status:
+                raise
+            await refuse(scope, receive, secured, exc)
+        finally:
+            self._count(scope["path"], status or CLIENT_GONE)
+
+
+def _missing(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    present = {name for name, _ in headers}
+    return [pair for pair in SECURITY_HEADERS if pair[0] not in present]

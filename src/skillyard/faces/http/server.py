@@ -1,17 +1,159 @@
-"""uvicorn, configured in code: what listens, how it stops, and what it does to clients that dawdle."""
+"""uvicorn, configured in code, with the deadlines and bounds that its HTTP/1.1 connection lacks.
+
+uvicorn waits for ever for a request's head, for a peer that does not read the end of an answer, and takes any number of
+connections; and while a pipelined request waits behind a running one it does not notice that the client has gone. It
+answers what is not HTTP as plain text and always with 400, and stumbles when it comes behind an answer that was begun.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import Any, cast
 
+import h11
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
+from skillyard.faces.http.errors import BadRequest, HeadTooLarge, HttpRefusal, NotImplementedHere
 from skillyard.faces.http.guard import HEAD_BYTES
-from skillyard.faces.http.protocol import Connection, abort_overdue
+from skillyard.faces.http.replies import SECURITY_HEADERS, refusal
+
+HEAD_PATIENCE_S = 15.0
+CLOSE_PATIENCE_S = 15.0
+READ_PATIENCE_S = 30.0
+PIPELINE_BYTES = 64 * 1024
+MAX_CONNECTIONS = min(1000, getrlimit(RLIMIT_NOFILE)[0] // 2)
+"""Half of the descriptors that we may have, so that the rest of the server can always open a file."""
+
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Connection(H11Protocol):
+    """``since`` is when it last began to wait for its client to send a head or to take the rest of an answer;
+    ``stalled`` when its client let the answer pile up, None while it reads."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.since = self.loop.time()
+        self.stalled: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS and not _make_room(_all(self.server_state), self):
+            transport.write(_FULL)
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._keep_listening()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def overdue(self, now: float) -> bool:
+        """Whether its client has kept us waiting for too long."""
+        if self.transport.is_closing():
+            return now - self.since > CLOSE_PATIENCE_S
+        if self.stalled is not None and now - self.stalled > READ_PATIENCE_S:
+            return True
+        return self.waits_for_head and now - self.since > max(HEAD_PATIENCE_S, self.timeout_keep_alive)
+
+    @property
+    def waits_for_head(self) -> bool:
+        """Nothing is in work for its client."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; ours says more
+        """Called where h11 could not go on reading. An application that is at work is told that its client is gone:
+        after this the connection takes no other answer."""
+        cycle = None if self.waits_for_head else self.cycle
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or not cycle.response_started:
+            self._refuse(_refusal_of(sys.exception()), with_body=cycle is None or cycle.scope["method"] != "HEAD")
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.stalled = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.stalled = None
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        self.since = self.loop.time()
+        super().shutdown()
+
+    def _refuse(self, exc: HttpRefusal, *, with_body: bool) -> None:
+        status, headers, body = refusal(exc)
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        raw += [*SECURITY_HEADERS, (b"connection", b"close")]
+        reason = HTTPStatus(status).phrase.encode()
+        head = h11.Response(status_code=status, headers=raw, reason=reason)
+        for event in (head, h11.Data(data=body if with_body else b""), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _should_upgrade(self) -> bool:
+        """Never, and not worth a line in the log: the request is answered as if it had not asked (RFC 9110 §7.8)."""
+        return False
+
+    def _keep_listening(self) -> None:
+        """A request that came too early is kept aside; the end of the connection must still be seen."""
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIPELINE_BYTES:
+            self.flow.resume_reading()
+
+
+def abort_overdue(state: ServerState, now: float) -> int:
+    """Cut the connections whose clients are overdue; how many."""
+    late = [c for c in _all(state) if c.overdue(now)]
+    for connection in late:
+        connection.transport.abort()
+    return len(late)
+
+
+def _all(state: ServerState) -> set[Connection]:
+    return cast("set[Connection]", state.connections.copy())
+
+
+def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
+    """Cut the one that has waited longest without asking for anything, so that nobody holds the door by standing in
+    it; False when all are at work."""
+    idle = [c for c in connections if c is not newcomer and c.waits_for_head and not c.transport.is_closing()]
+    if not idle:
+        return False
+    min(idle, key=lambda connection: connection.since).transport.abort()
+    return True
+
+
+def _refusal_of(error: BaseException | None) -> HttpRefusal:
+    """By the status that h11 thinks fit."""
+    match getattr(error, "error_status_hint", 400):
+        case 431:
+            return HeadTooLarge(f"the head of a request has at most {HEAD_BYTES} bytes")
+        case 501:
+            return NotImplementedHere("Transfer-Encoding: only 'chunked' is taken")
+        case _:
+            return BadRequest("this is not HTTP/1.1")
+
 
 KEEP_ALIVE_S = 30
 SWEEP_S = 5

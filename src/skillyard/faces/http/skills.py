@@ -13,14 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Finding, Skill
-from skillyard.faces.http import body, ranges
+from skillyard.faces.http import request, transfers
 from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.blobs import Traffic
-from skillyard.faces.http.caller import HttpCaller
 from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
-from skillyard.faces.http.uploads import refuse_query, upload_type
+from skillyard.faces.http.request import HttpCaller
+from skillyard.faces.http.transfers import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.bundles import ArchiveForm, Exported
 
@@ -76,7 +76,7 @@ class SkillEndpoint:
         traffic: Traffic,
         lifecycle: Lifecycle,
         max_bundle: int,
-        pace: body.Pace = body.DEFAULT_PACE,
+        pace: request.Pace = request.DEFAULT_PACE,
     ) -> None:
         self._skills = skills
         self._traffic = traffic
@@ -99,7 +99,7 @@ class SkillEndpoint:
             raise MethodNotAllowed("PUT")
         refuse_query(scope)
         _check_upload(Headers(scope=scope))
-        stream = body.stream(scope, receive, self._max_bundle, self._pace)
+        stream = request.stream(scope, receive, self._max_bundle, self._pace)
         async with aclosing(stream), aclosing(self._counted(stream)) as chunks:
             outcome = await self._skills().publish(principal_of(scope), chunks)
         facts = outcome.facts()
@@ -121,7 +121,7 @@ class SkillEndpoint:
         asked = scope["path_params"]
         principal = principal_of(scope)
         skill = await self._skills().find(principal, asked["name"], asked["version"])
-        if ranges.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
+        if transfers.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))
         else:
             whole = scope["method"] == "GET"

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
 from skillyard.domain.principal import Principal
 from skillyard.engine.table import UnknownMethod
-from skillyard.faces.rpc import envelope
-from skillyard.faces.rpc.envelope import Request
+from skillyard.faces.rpc import wire
 from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, error_object
-from skillyard.faces.rpc.wire import loads
+from skillyard.faces.rpc.wire import Request, loads
 
 logger = logging.getLogger("skillyard.rpc")
 
@@ -78,7 +77,7 @@ class Dispatcher:
             if isinstance(value, list):
                 _check_batch(value)
                 return await self._batch(value, principal, caller)
-            request = envelope.read_request(value)
+            request = wire.read_request(value)
         except (ParseError, InvalidRequest) as exc:
             return malformed(exc)
         return await self._single(request, principal, caller)
@@ -89,7 +88,7 @@ class Dispatcher:
             return Answer(None)
         try:
             value = await self._measured(request, principal, caller)
-            return _paid(request, envelope.result(request.id, value), caller)
+            return _paid(request, wire.result(request.id, value), caller)
         except CallerGone:
             raise
         except Exception as exc:  # noqa: BLE001 - error_object logs what is our fault
@@ -109,9 +108,9 @@ class Dispatcher:
 
     async def _entry(self, value: Any, principal: Principal, caller: Caller, so_far: int) -> Answer:
         try:
-            request = envelope.read_request(value)
+            request = wire.read_request(value)
         except InvalidRequest as exc:
-            return Answer(envelope.failure(exc.id, error_object(exc)))
+            return Answer(wire.failure(exc.id, error_object(exc)))
         if so_far > MAX_BATCH_ANSWER and not request.notification:
             refusal = Busy(f"the answers of this batch passed {MAX_BATCH_ANSWER} bytes", retry_after_ms=0)
             return Answer(_failure(request, refusal))
@@ -166,7 +165,7 @@ class Dispatcher:
 def malformed(exc: ParseError | InvalidRequest) -> Answer:
     """The answer to a body that is no request and no batch."""
     id = exc.id if isinstance(exc, InvalidRequest) else None
-    return Answer(envelope.failure(id, error_object(exc)), well_formed=False)
+    return Answer(wire.failure(id, error_object(exc)), well_formed=False)
 
 
 def _check_batch(values: list[Any]) -> None:
@@ -191,4 +190,4 @@ def _refused(request: Request, exc: Exception) -> Answer:
 
 
 def _failure(request: Request, exc: Exception) -> bytes:
-    return envelope.failure(request.id, error_object(exc))
+    return wire.failure(request.id, error_object(exc))

@@ -140,7 +140,7 @@ def _runner(
 @contextmanager
 def _server(subject: Subject, url: str, token: str | None) -> Iterator[Target]:
     from skillyard.client.sync import SyncClient
-    from skillyard.skilltest.server_copy import why_another
+    from skillyard.skilltest.runner import why_another
 
     with SyncClient(url, token) as client:
         target = cast("Target", client)

@@ -1,11 +1,32 @@
-"""Byte ranges and entity tags (RFC 9110 §13, §14)."""
+"""Headers of uploads and downloads: content types, byte ranges and entity tags (RFC 9110 §8, §13, §14)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from skillyard.faces.http.errors import RangeNotSatisfiable
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from skillyard.faces.http.errors import BadRequest, RangeNotSatisfiable
+
+
+def refuse_query(scope: Scope) -> None:
+    """Raises BadRequest."""
+    if scope["query_string"]:
+        raise BadRequest("this path takes no query parameters")
+
+
+def upload_type(headers: Headers, what: str) -> str:
+    """The Content-Type of ``what``, empty without one. Raises BadRequest unless all of it comes, as it is."""
+    encodings = set(headers.getlist("content-encoding"))
+    if "content-range" in headers or not encodings <= {"identity"}:
+        raise BadRequest(f"Content-Range and Content-Encoding: send the whole {what} as it is")
+    kinds = headers.getlist("content-type")
+    if len(kinds) > 1:
+        raise BadRequest("Content-Type: came more than once")
+    return next(iter(kinds), "")
+
 
 _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*", re.ASCII | re.IGNORECASE)
 
