@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from skillyard.sandbox.native.grounds.gvisor import runsc
-from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
-from skillyard.sandbox.native.grounds.gvisor.options import GvisorOptions
-from skillyard.sandbox.native.keeper.watch.tree import tree_of
+from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend, GvisorOptions
+from skillyard.sandbox.native.keeper.watch.processes import tree_of
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.observe import processes
 

@@ -12,8 +12,7 @@ from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.outcome import Outcome
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
-from skillyard.sandbox.native.grounds.landlock.options import LandlockOptions
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
 from skillyard.sandbox.registry import nature
 from tests.sandbox.preloading import Yard

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
-from skillyard.sandbox.native.grounds.landlock.options import LandlockOptions
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.registry import nature
 from tests.hosts.landlock import host

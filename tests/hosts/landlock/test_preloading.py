@@ -10,8 +10,7 @@ import anyio
 import pytest
 
 from skillyard.domain.sandbox.spec import Argv
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
-from skillyard.sandbox.native.grounds.landlock.options import LandlockOptions
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.registry import nature
 from tests.hosts.landlock.host import need
 from tests.sandbox.preloading import Yard, write_packages

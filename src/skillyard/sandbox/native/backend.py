@@ -18,9 +18,8 @@ from skillyard.ipc.frames import close_all
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives
 from skillyard.sandbox.native.link import Link
-from skillyard.sandbox.native.plugged import PluggedSandbox, listen
 from skillyard.sandbox.native.probe import probe
-from skillyard.sandbox.native.sandbox import NativeSandbox
+from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, listen
 from skillyard.sandbox.registry import Kind, Place
 
 _CLOSE_BOUND_S = 8.0

@@ -3,26 +3,100 @@
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import Mount, SandboxSpec
 from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.outcome import Usage
+from skillyard.ipc.frames import close_all
 from skillyard.sandbox import inside_look
-from skillyard.sandbox.native import egress_probe
 from skillyard.sandbox.native.host_advice import filter_mend, look, mend
 from skillyard.sandbox.native.host_checks import Surroundings
 from skillyard.sandbox.native.inside.walls import HOSTNAME
 from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.sandbox import NativeSandbox
 
-if TYPE_CHECKING:
-    from skillyard.sandbox.native.backend import NativeBackend
+
+class Prober(Protocol):
+    """The backend whose host is probed."""
+
+    usual_pids: int
+
+    @property
+    def has_gate(self) -> bool: ...
+
+    async def facts(self) -> dict[str, Any]: ...
+
+    async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox: ...
+
+    async def open_sockets(self, handle: str, asked: dict[str, Any]) -> list[socket.socket]: ...
+
+    async def destroy(self, handle: str) -> Usage: ...
+
+
+ADDRESS, PORT = "203.0.113.7", 443
+"""Of documentation (RFC 5737): nobody else has it."""
+
+CODE = f"""
+if sys.argv[1:]:
+    try: socket.create_connection(({ADDRESS!r}, {PORT}), 2)
+    except OSError: pass
+"""
+"""In the sandbox, with an argument when there is somebody to find."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """``why`` there is nothing to find, or empty."""
+
+    why: str = ""
+    sockets: list[socket.socket] = field(default_factory=list)
+
+    def found(self) -> Protection:
+        """What the gate would have seen, once the program in the sandbox has ended."""
+        if self.why:
+            return missing_egress(self.why)
+        meant = [_meant(sock) for sock in self.sockets if sock.type == socket.SOCK_STREAM]
+        if not any(host.removeprefix("::ffff:") == ADDRESS for host in meant):
+            return missing_egress("a connection from a test sandbox did not arrive")
+        return Protection(Level.KERNEL, by="a network namespace in which every address leads to the gate's sockets")
+
+    def close(self) -> None:
+        close_all(self.sockets)
+
+
+async def attempt(backend: Prober, handle: str) -> Attempt:
+    if not backend.has_gate:
+        return Attempt("the server has no gate to plug sandboxes into")
+    try:
+        asked = {"streams": [PORT], "datagrams": [PORT]}
+        return Attempt(sockets=await backend.open_sockets(handle, asked))
+    except SandboxFault as error:
+        return Attempt(f"no sockets can be opened in a sandbox: {error.message}")
+
+
+def missing_egress(why: str) -> Protection:
+    return Protection(Level.MISSING, why=why)
+
+
+def _meant(listener: socket.socket) -> str:
+    """The address that the first connection was made to."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return ""
+    with connection:
+        return str(connection.getsockname()[0])
+
 
 _LOOK = f"""
 import json, os, socket, sys
-{egress_probe.CODE}
+{CODE}
 """
 _LOOK += """
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
@@ -50,7 +124,7 @@ _BOUND_MS = 15_000
 _CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
 
 
-async def probe(backend: NativeBackend) -> Probe:
+async def probe(backend: Prober) -> Probe:
     """Never raises: what stands in the way is in the result."""
     if not kernel.SUPPORTED:
         return _nothing(f"the processor is {kernel.ARCH}; x86_64 and aarch64 are supported", {})
@@ -68,13 +142,13 @@ async def probe(backend: NativeBackend) -> Probe:
     return Probe("native", True, protections, _texts(facts), {"egress": egress})
 
 
-async def _look(backend: NativeBackend) -> tuple[dict[str, Any], Protection]:
+async def _look(backend: Prober) -> tuple[dict[str, Any], Protection]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     shown = Mount(Path(__file__).resolve().parent, "/skills/probe")
     sandbox = await backend.create_unchecked(
         SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), mounts=(shown,)), key
     )
-    tried = await egress_probe.attempt(backend, sandbox.handle)
+    tried = await attempt(backend, sandbox.handle)
     try:
         seen = await inside_look.look(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
         egress = tried.found()

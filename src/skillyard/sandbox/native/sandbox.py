@@ -2,15 +2,120 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, StreamLimits
+from skillyard.domain.errors import GateFault, SandboxGone
+from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, Stream, StreamLimits
+from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.ipc.frames import close_all
+from skillyard.ports.gate import Plug
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
 from skillyard.sandbox.native.link import Link
-from skillyard.sandbox.native.process import NativeProcess
+
+_PIECE = 1 << 18
+_PATIENCE_S = 0.02
+"""How long output waits for a short run's end, which brings all of it in one message."""
+
+LOST = Ending(Outcome.LOST, reason="the sandbox is gone: its keeper ended")
+
+
+class NativeProcess:
+    def __init__(self, link: Link, handle: str, id: str) -> None:
+        self._link = link
+        self._handle = handle
+        self._id = id
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._inline: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
+        self._killed = ""
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        if not self._ending.done():
+            await asyncio.wait([self._ending], timeout=_PATIENCE_S)
+        while stream not in self._inline:
+            if self._sizes and offset >= self._sizes[stream]:
+                return
+            data, end = await self._read(stream, offset)
+            offset += len(data)
+            if data:
+                yield data
+            if end:
+                return
+        rest = self._inline[stream][offset:]
+        if rest:
+            yield rest
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            await self._link.answer(self._about("send"), bytes(view[:_PIECE]))
+            view = view[_PIECE:]
+
+    async def close_stdin(self) -> None:
+        await self._link.answer(self._about("close_stdin"))
+
+    async def wait(self) -> Ending:
+        return await asyncio.shield(self._ending)
+
+    async def kill(self, reason: str = "") -> None:
+        if not self._ending.done():
+            try:
+                await self._link.answer({**self._about("kill"), "reason": reason or "killed"})
+            except SandboxGone:
+                return
+
+    def ended(self, header: dict[str, Any], body: bytes) -> None:
+        """The keeper's announcement, with the output where it is small."""
+        if self._ending.done():
+            return
+        at = 0
+        for name, size in header["inline"].items():
+            self._inline[name] = body[at : at + size]
+            at += size
+        self._sizes = header["sizes"]
+        self._ending.set_result(_ending(header["ending"]))
+
+    def lost(self) -> None:
+        if not self._ending.done():
+            self._ending.set_result(LOST)
+
+    async def _read(self, stream: Stream, offset: int) -> tuple[bytes, bool]:
+        try:
+            got, data = await self._link.answer(
+                {**self._about("read"), "stream": stream.value, "offset": offset, "most": _PIECE}
+            )
+        except SandboxGone:
+            if self._ending.done() and self._ending.result() is not LOST:
+                if stream in self._inline:
+                    return b"", False
+                raise  # it ended in order, and what it said last is not to be had
+            return b"", True
+        return data, bool(got["end"])
+
+    def _about(self, operation: str) -> dict[str, Any]:
+        return {"op": operation, "handle": self._handle, "id": self._id}
+
+
+def _ending(told: dict[str, Any]) -> Ending:
+    return Ending(
+        Outcome(told["outcome"]),
+        told.get("code"),
+        told.get("signal"),
+        told.get("reason", ""),
+        Usage(**told["usage"]),
+        frozenset(told.get("hits", ())),
+    )
+
 
 _FILES_CODE = (
     f"import sys; sys.path.insert(0, {CODE_ROOT!r});"
@@ -109,3 +214,69 @@ def _message(program: Program) -> tuple[dict[str, Any], bytes]:
 def _refused(process: NativeProcess, answer: dict[str, Any]) -> None:
     if "gone" in answer or "error" in answer:
         process.lost()
+
+
+_OLD_GATE_S = 2.0
+"""How long a gate that served this sandbox before may take to end."""
+_LOOK_AGAIN_S = 0.02
+
+
+def listen(egress: Egress) -> dict[str, Any]:
+    """What the keeper is asked to open for it."""
+    return {"streams": sorted({*egress.ports, DNS_PORT, PROXY_PORT}), "datagrams": [DNS_PORT]}
+
+
+class PluggedSandbox(NativeSandbox):
+    def __init__(self, link: Link, handle: str, enforced: dict[str, str], plug: Plug) -> None:
+        super().__init__(link, handle, enforced)
+        self._plug = plug
+        self._plugging = asyncio.Lock()
+        self._served: set[int] = set()
+        """Ports that were handed to the gate."""
+
+    async def plug(self, egress: Egress) -> None:
+        """Listen on what ``egress`` names and hand it to the gate. Ports that are taken already stay as they are: the
+        gate has them, or a program of the sandbox took them before. Raises SandboxGone, GateFault."""
+        async with self._plugging:
+            await self._hand_over(egress, await self._open(egress))
+
+    async def plug_first(self, egress: Egress, sockets: Sequence[socket.socket]) -> None:
+        """Hand over what the keeper opened when it lent the sandbox. Whoever asked for the same sandbox meanwhile got
+        no sockets, and waits here until the gate has them. Raises SandboxGone, GateFault."""
+        async with self._plugging:
+            if sockets:
+                await self._hand_over(egress, sockets)
+            elif not self._served:
+                await self._hand_over(egress, await self._open(egress))
+
+    async def _hand_over(self, egress: Egress, sockets: Sequence[socket.socket]) -> None:
+        try:
+            await self._plug.plug(egress.session, sockets)
+        finally:
+            close_all(sockets)
+        self._served.update(egress.ports, (DNS_PORT, PROXY_PORT))
+
+    async def _open(self, egress: Egress) -> list[socket.socket]:
+        """An earlier server's gate, which nobody here knows, may be about to end: its ports come free then."""
+        clock = asyncio.get_running_loop().time
+        asked = listen(egress)
+        until = clock() + _OLD_GATE_S
+        sockets: list[socket.socket] = []
+        try:
+            while True:
+                answer, _ = await self._link.answer({"op": "plug", "handle": self._handle, "listen": asked})
+                sockets += answer.get("sockets", ())
+                taken = self._strange(answer["taken"], sockets)
+                if not taken or clock() > until:
+                    break
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            if DNS_PORT in taken:
+                raise GateFault("another gate listens in this sandbox")
+        except BaseException:
+            close_all(sockets)
+            raise
+        return sockets
+
+    def _strange(self, taken: Iterable[int], opened: Sequence[socket.socket]) -> set[int]:
+        ours = {sock.getsockname()[1] for sock in opened}
+        return set(taken) - self._served - ours

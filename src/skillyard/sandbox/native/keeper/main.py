@@ -23,7 +23,7 @@ from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.watch import rounds
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.tree import tree_of
+from skillyard.sandbox.native.keeper.watch.processes import tree_of
 
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
@@ -162,14 +162,14 @@ class Keeper:
         """Ends sandboxes first, then their traces."""
         self._listener.close()
         self._sandboxes.close()
-        for box in list(self._sandboxes.boxes.values()):
-            box.lease = None
+        for sandbox in list(self._sandboxes.all.values()):
+            sandbox.lease = None
             try:
-                box.kill()
+                sandbox.kill()
             except Exception as error:  # noqa: BLE001 - the others end too
                 self._loop.report(error)
-                box.fault(error)
-        self._until_empty(time.monotonic() + end_bound_s(len(self._sandboxes.boxes)))
+                sandbox.fault(error)
+        self._until_empty(time.monotonic() + end_bound_s(len(self._sandboxes.all)))
         self._run_again()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)

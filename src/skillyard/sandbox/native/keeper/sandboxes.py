@@ -65,7 +65,7 @@ class Sandboxes:
         self._refilling = False
         self._lent_at = 0.0
         self._shares = Shares()
-        self.boxes: dict[str, Sandbox] = {}
+        self.all: dict[str, Sandbox] = {}
         self.by_key: dict[str, Sandbox] = {}
         self.on_program_end: Callable[[Sandbox, Any], None] = lambda sandbox, program: None
         self.on_gone: Callable[[Sandbox], None] = lambda sandbox: None
@@ -81,9 +81,9 @@ class Sandboxes:
         for kind in (shape,) if shape.listen is None else (shape, replace(shape, listen=None)):
             ready = self._ready.get(kind, ())
             while ready:
-                box = ready.popleft()
-                if box.waits():
-                    self._lend(box, asked)
+                sandbox = ready.popleft()
+                if sandbox.waits():
+                    self._lend(sandbox, asked)
                     return
         self._waiting.setdefault(shape, deque()).append(asked)
         self._make(shape)
@@ -111,7 +111,7 @@ class Sandboxes:
         self._loop.after(_REFILL_AGAIN_S, self._refill)
 
     def survey(self) -> list[Sandbox]:
-        return [box for box in self.boxes.values() if box.lease is not None]
+        return [sandbox for sandbox in self.all.values() if sandbox.lease is not None]
 
     def close(self) -> None:
         self._target = 0  # what ends from here on is not replaced
@@ -122,13 +122,15 @@ class Sandboxes:
         return len(self._zygotes)
 
     def empty(self) -> bool:
-        return not self.boxes and self._ground.empty()
+        return not self.all and self._ground.empty()
 
     def _refill(self) -> None:
         """Short runs are left alone: what is made beside them takes a processor away from them."""
         self._refilling = False
         quiet = time.monotonic() - self._lent_at
-        if quiet < _SHORT_RUN_S and any(box.lease is not None and not box.dead for box in self.boxes.values()):
+        if quiet < _SHORT_RUN_S and any(
+            sandbox.lease is not None and not sandbox.dead for sandbox in self.all.values()
+        ):
             self._loop.after(_SHORT_RUN_S, self.refill)
             return
         while len(self._ready) > _SHAPES_KEPT:
@@ -139,8 +141,8 @@ class Sandboxes:
                 return
 
     def _forget_shape(self, shape: Shape) -> None:
-        for box in self._ready.pop(shape):
-            box.kill()
+        for sandbox in self._ready.pop(shape):
+            sandbox.kill()
 
     def _new_source(self, key: Key) -> Source:
         details = self._environments[key[0]]
@@ -159,7 +161,7 @@ class Sandboxes:
         return key in self._zygotes
 
     def _inits(self) -> set[int]:
-        return {box.pid for box in self.boxes.values()}
+        return {sandbox.pid for sandbox in self.all.values()}
 
     def _ours(self) -> set[int]:
         return self._zygotes.pids() | self._inits()
@@ -173,7 +175,7 @@ class Sandboxes:
         try:
             source = self._zygotes.get(shape.key)
             place = self._ground.place(handle, shape)
-            box = Sandbox(self._loop, handle, shape, place, self._spool_dir)
+            sandbox = Sandbox(self._loop, handle, shape, place, self._spool_dir)
         except Exception as error:  # noqa: BLE001 - whatever it was, nothing of it is left
             if not isinstance(error, OSError):
                 self._loop.report(error)
@@ -182,116 +184,116 @@ class Sandboxes:
             self._making[shape] -= 1
             self._refuse_one(shape, _why(error))
             return
-        box.on_ready, box.on_dead, box.on_program_end = self._is_ready, self._is_dead, self.on_program_end
-        self.boxes[handle] = box
+        sandbox.on_ready, sandbox.on_dead, sandbox.on_program_end = self._is_ready, self._is_dead, self.on_program_end
+        self.all[handle] = sandbox
         try:
-            source.order(box)
+            source.order(sandbox)
         except Exception as error:  # noqa: BLE001 - as above
             self._loop.report(error)
-            if handle in self.boxes:
-                self._is_dead(box, _why(error))
+            if handle in self.all:
+                self._is_dead(sandbox, _why(error))
 
-    def _is_ready(self, box: Sandbox) -> None:
+    def _is_ready(self, sandbox: Sandbox) -> None:
         self._failures = 0
-        self._making[box.shape] -= 1
-        waiting = self._waiting.get(box.shape)
+        self._making[sandbox.shape] -= 1
+        waiting = self._waiting.get(sandbox.shape)
         if waiting:
-            self._lend(box, waiting.popleft())
+            self._lend(sandbox, waiting.popleft())
         else:
-            self._ready.setdefault(box.shape, deque()).append(box)
-            self._listen_ahead(box)
+            self._ready.setdefault(sandbox.shape, deque()).append(sandbox)
+            self._listen_ahead(sandbox)
         self.refill()
 
-    def _lend(self, box: Sandbox, asked: Asked) -> None:
-        box.account.meter.begin()
+    def _lend(self, sandbox: Sandbox, asked: Asked) -> None:
+        sandbox.account.meter.begin()
         if not asked.shows:
-            self._open(box, asked)
+            self._open(sandbox, asked)
             return
-        shown = functools.partial(self._shown, box, asked)
+        shown = functools.partial(self._shown, sandbox, asked)
         try:
-            box.place.show(box, asked.shows, shown)
+            sandbox.place.show(sandbox, asked.shows, shown)
         except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
             shown(error)
 
-    def _shown(self, box: Sandbox, asked: Asked, error: Exception | None) -> None:
+    def _shown(self, sandbox: Sandbox, asked: Asked, error: Exception | None) -> None:
         if error is not None:
-            self._throw_away(box, asked, error)
-        elif box.dead:
-            self._waiting.setdefault(box.shape, deque()).appendleft(asked)
-            self._make(box.shape)
+            self._throw_away(sandbox, asked, error)
+        elif sandbox.dead:
+            self._waiting.setdefault(sandbox.shape, deque()).appendleft(asked)
+            self._make(sandbox.shape)
         else:
-            self._open(box, asked)
+            self._open(sandbox, asked)
 
-    def _open(self, box: Sandbox, asked: Asked) -> None:
+    def _open(self, sandbox: Sandbox, asked: Asked) -> None:
         sockets: Sequence[socket.socket] = ()
         try:
             if asked.listen is not None:
-                sockets = self._listen_first(box, asked.listen)
+                sockets = self._listen_first(sandbox, asked.listen)
         except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
-            self._throw_away(box, asked, error)
+            self._throw_away(sandbox, asked, error)
             return
-        box.lease = asked.lease
-        self._shares.lent(box, asked.lease.tenant)
+        sandbox.lease = asked.lease
+        self._shares.lent(sandbox, asked.lease.tenant)
         self._lent_at = time.monotonic()
-        self.by_key[asked.lease.key] = box
+        self.by_key[asked.lease.key] = sandbox
         self.on_lent()
-        asked.answer(box, "", sockets)
+        asked.answer(sandbox, "", sockets)
 
-    def _throw_away(self, box: Sandbox, asked: Asked, error: Exception) -> None:
+    def _throw_away(self, sandbox: Sandbox, asked: Asked, error: Exception) -> None:
         if not isinstance(error, OSError):
             self._loop.report(error)
-        box.kill()
+        sandbox.kill()
         asked.answer(None, _why(error))
 
-    def listen(self, box: Sandbox, wanted: Listen) -> Opened:
+    def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         """Opens sockets in a sandbox's network. Raises OSError."""
-        opened = self._ground.listen(box, wanted)
-        box.listeners = len(opened.sockets) + len(opened.taken)
+        opened = self._ground.listen(sandbox, wanted)
+        sandbox.listeners = len(opened.sockets) + len(opened.taken)
         return opened
 
-    def _listen_ahead(self, box: Sandbox) -> None:
+    def _listen_ahead(self, sandbox: Sandbox) -> None:
         """While nobody waits: routes are changed under a lock that all of the host's networks share."""
-        wanted = box.shape.listen
+        wanted = sandbox.shape.listen
         if wanted is not None and len(wanted.streams) <= _STREAMS_AHEAD:
             with contextlib.suppress(OSError):  # whoever asks for it will hear why
-                box.opened = self.listen(box, wanted)
+                sandbox.opened = self.listen(sandbox, wanted)
 
-    def _listen_first(self, box: Sandbox, wanted: Listen) -> Sequence[socket.socket]:
-        opened, box.opened = box.opened or self.listen(box, wanted), None
+    def _listen_first(self, sandbox: Sandbox, wanted: Listen) -> Sequence[socket.socket]:
+        opened, sandbox.opened = sandbox.opened or self.listen(sandbox, wanted), None
         if opened.taken:  # nothing foreign has run in there
             opened.close()
             raise OSError(errno.EADDRINUSE, f"ports of a fresh sandbox are taken: {opened.taken}")
         return opened.sockets
 
-    def _failed(self, box: Sandbox, why: str) -> None:
+    def _failed(self, sandbox: Sandbox, why: str) -> None:
         """It was never cloned."""
-        self._is_dead(box, why)
+        self._is_dead(sandbox, why)
 
-    def _is_dead(self, box: Sandbox, why: str) -> None:
+    def _is_dead(self, sandbox: Sandbox, why: str) -> None:
         try:
-            if box in self._ready.get(box.shape, ()):
-                self._ready[box.shape].remove(box)
-            if box.lease is None:
-                self.discard(box)
+            if sandbox in self._ready.get(sandbox.shape, ()):
+                self._ready[sandbox.shape].remove(sandbox)
+            if sandbox.lease is None:
+                self.discard(sandbox)
                 self.refill()
             else:
-                self._shares.ended(box, box.lease.tenant)
-                self.on_gone(box)
+                self._shares.ended(sandbox, sandbox.lease.tenant)
+                self.on_gone(sandbox)
         finally:
-            if box.ready_at is None:
-                self._making[box.shape] -= 1
+            if sandbox.ready_at is None:
+                self._making[sandbox.shape] -= 1
                 self._failures += 1
-                self._try_again(box.shape, why)
+                self._try_again(sandbox.shape, why)
 
-    def discard(self, box: Sandbox) -> None:
+    def discard(self, sandbox: Sandbox) -> None:
         """Forget a dead sandbox and free what it held."""
-        self.boxes.pop(box.handle, None)
-        if box.lease is not None and self.by_key.get(box.lease.key) is box:
-            del self.by_key[box.lease.key]
+        self.all.pop(sandbox.handle, None)
+        if sandbox.lease is not None and self.by_key.get(sandbox.lease.key) is sandbox:
+            del self.by_key[sandbox.lease.key]
         try:
-            box.release()
+            sandbox.release()
         finally:
-            box.place.release()
+            sandbox.place.release()
 
     def _try_again(self, shape: Shape, why: str) -> None:
         """Nobody hears of one failure: a zygote may have been killed, and the next one is not. Nor of one that was made

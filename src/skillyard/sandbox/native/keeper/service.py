@@ -36,9 +36,9 @@ class Unknown(Exception):
 
 
 class Service:
-    def __init__(self, loop: Loop, yard: Sandboxes, ground: Ground, facts: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, sandboxes: Sandboxes, ground: Ground, facts: dict[str, Any]) -> None:
         self._loop = loop
-        self._yard = yard
+        self._sandboxes = sandboxes
         self._ground = ground
         self._facts = facts
         self._server: Connection | None = None
@@ -50,8 +50,8 @@ class Service:
         self._era = 0
         """Counts servers: what one asked is never answered to the next."""
         self._lost_at = time.monotonic()
-        yard.on_program_end = self._program_ended
-        yard.on_gone = self._gone
+        sandboxes.on_program_end = self._program_ended
+        sandboxes.on_gone = self._gone
         loop.on_fault = self._tell_fault
         loop.after(LINGER_S, self._consider_leaving)
 
@@ -72,13 +72,13 @@ class Service:
             return
         self._server = None
         self._lost_at = time.monotonic()
-        for box in self._yard.survey():
-            if box.lease is not None and box.lease.owner == "run":
+        for sandbox in self._sandboxes.survey():
+            if sandbox.lease is not None and sandbox.lease.owner == "run":
                 try:
-                    self._destroy(box, lambda: None)
+                    self._destroy(sandbox, lambda: None)
                 except Exception as error:  # noqa: BLE001 - the others end too
                     self._loop.report(error)
-                    box.fault(error)
+                    sandbox.fault(error)
         self._reads.clear()
         self._creating.clear()
         self._loop.after(LINGER_S, self._consider_leaving)
@@ -110,7 +110,7 @@ class Service:
             close_all(sockets)
 
     def _do_environment(self, number: Number, header: Header, body: bytes) -> None:
-        self._yard.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
+        self._sandboxes.environment(header["name"], {"packages": header["packages"], "preload": header["preload"]})
         self._answer(number)
 
     def _do_prepare(self, number: Number, header: Header, body: bytes) -> None:
@@ -120,10 +120,10 @@ class Service:
                 return
             self._answer(number, modules=warmth.modules, faults=warmth.faults, memory_mb=warmth.memory_mb)
 
-        self._yard.prepare(Shape(**header["shape"], listen=_listen(header["listen"])), there)
+        self._sandboxes.prepare(Shape(**header["shape"], listen=_listen(header["listen"])), there)
 
     def _do_create(self, number: Number, header: Header, body: bytes) -> None:
-        held = self._yard.by_key.get(header["key"])
+        held = self._sandboxes.by_key.get(header["key"])
         if held is not None:
             self._answer(number, handle=held.handle)
             return
@@ -150,7 +150,7 @@ class Service:
 
         try:
             lease = Lease(header["key"], header["owner"], header["single"], header["timeout_ms"], header["tenant"])
-            self._yard.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
+            self._sandboxes.create(Shape(**header["shape"], listen=listen), Asked(lease, shows, answer, listen))
         except Exception:
             self._creating.pop(header["key"], None)
             raise
@@ -158,31 +158,31 @@ class Service:
     def _do_plug(self, number: Number, header: Header, body: bytes) -> None:
         """Listen in a sandbox that is lent: the new sockets, and which ports were ``taken`` already."""
         listen = _listen(header["listen"])
-        box = self._box(header)
-        if listen is None or box.dead:
-            raise Unknown("the sandbox has ended") if box.dead else ValueError("nothing to listen on")
+        sandbox = self._sandbox(header)
+        if listen is None or sandbox.dead:
+            raise Unknown("the sandbox has ended") if sandbox.dead else ValueError("nothing to listen on")
         try:
-            opened = self._yard.listen(box, listen)
+            opened = self._sandboxes.listen(sandbox, listen)
         except ProcessLookupError:
             raise Unknown("the sandbox has ended") from None
         self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:
-        box = self._box(header)
-        if header["id"] in box.programs:
+        sandbox = self._sandbox(header)
+        if header["id"] in sandbox.programs:
             self._answer(number)
             return
-        if box.dead:
+        if sandbox.dead:
             raise Unknown("the sandbox has ended")
         caps = Caps(header["log_bytes"], header["channel_bytes"])
         request = body if header["argv"] is None else None
-        program = box.start(header["id"], header, caps, request)
-        box.give_time(program, header["timeout_ms"])
+        program = sandbox.start(header["id"], header, caps, request)
+        sandbox.give_time(program, header["timeout_ms"])
         self._answer(number)
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:
         """Answered when something worth it is there: much, the end, little for a while, or nothing for long."""
-        box, program = self._program(header)
+        sandbox, program = self._program(header)
         spool = program.spools[header["stream"]]
         offset, most = header["offset"], min(header["most"], MOST_READ)
         program.taken(header["stream"], offset)
@@ -202,7 +202,7 @@ class Service:
             return True
 
         if not attempt():
-            self._reads.setdefault((box.handle, program.id), []).append(attempt)
+            self._reads.setdefault((sandbox.handle, program.id), []).append(attempt)
             self._retry_soon()
 
     def _retry_soon(self) -> None:
@@ -226,9 +226,9 @@ class Service:
         self._retry_soon()
 
     def _do_wait(self, number: Number, header: Header, body: bytes) -> None:
-        box, program = self._program(header)
+        sandbox, program = self._program(header)
         if program.ending is not None and "usage" in program.ending:
-            self._announce(box, program)
+            self._announce(sandbox, program)
         self._answer(number)
 
     def _do_send(self, number: Number, header: Header, body: bytes) -> None:
@@ -245,83 +245,88 @@ class Service:
         self._answer(number)
 
     def _do_kill(self, number: Number, header: Header, body: bytes) -> None:
-        box, program = self._program(header)
-        box.kill_program(program, "cancelled", header["reason"])
+        sandbox, program = self._program(header)
+        sandbox.kill_program(program, "cancelled", header["reason"])
         self._answer(number)
 
     def _do_survey(self, number: Number, header: Header, body: bytes) -> None:
         now = time.monotonic()
         held = [
-            {"handle": box.handle, "key": box.lease.key, "owner": box.lease.owner, "age": now - box.lease.at}
-            for box in self._yard.survey()
-            if box.lease is not None
+            {
+                "handle": sandbox.handle,
+                "key": sandbox.lease.key,
+                "owner": sandbox.lease.owner,
+                "age": now - sandbox.lease.at,
+            }
+            for sandbox in self._sandboxes.survey()
+            if sandbox.lease is not None
         ]
         self._answer(number, held=held)
 
     def _do_attach(self, number: Number, header: Header, body: bytes) -> None:
-        box = self._box(header)
-        self._answer(number, programs=list(box.programs), dead=box.dead)
+        sandbox = self._sandbox(header)
+        self._answer(number, programs=list(sandbox.programs), dead=sandbox.dead)
 
     def _do_destroy(self, number: Number, header: Header, body: bytes) -> None:
-        box = self._yard.boxes.get(header["handle"])
-        if box is None or box.lease is None:
+        sandbox = self._sandboxes.all.get(header["handle"])
+        if sandbox is None or sandbox.lease is None:
             self._answer(number, usage={})
             return
-        self._destroy(box, lambda: self._answer(number, usage=box.usage()))
+        self._destroy(sandbox, lambda: self._answer(number, usage=sandbox.usage()))
 
     def _do_outside(self, number: Number, header: Header, body: bytes) -> None:
-        self._answer(number, **self._ground.outside(self._box(header)))
+        self._answer(number, **self._ground.outside(self._sandbox(header)))
 
     def _do_stats(self, number: Number, header: Header, body: bytes) -> None:
-        boxes = self._yard.boxes.values()
+        sandboxes = self._sandboxes.all.values()
         self._answer(
             number,
             pid=os.getpid(),
-            sandboxes=len(boxes),
-            lent=sum(box.lease is not None for box in boxes),
-            ready=sum(box.lease is None and box.ready_at is not None for box in boxes),
-            zygotes=self._yard.zygotes(),
+            sandboxes=len(sandboxes),
+            lent=sum(sandbox.lease is not None for sandbox in sandboxes),
+            ready=sum(sandbox.lease is None and sandbox.ready_at is not None for sandbox in sandboxes),
+            zygotes=self._sandboxes.zygotes(),
         )
 
     def _do_stop(self, number: Number, header: Header, body: bytes) -> None:
         """End, unless tasks are held: ``kept`` says which, ``bound_s`` how long it may take."""
-        kept = any(box.lease is not None and box.lease.owner == "task" for box in self._yard.survey())
-        self._answer(number, kept=kept, bound_s=end_bound_s(len(self._yard.boxes)))
+        kept = any(sandbox.lease is not None and sandbox.lease.owner == "task" for sandbox in self._sandboxes.survey())
+        self._answer(number, kept=kept, bound_s=end_bound_s(len(self._sandboxes.all)))
         if not kept:
             self._loop.running = False
 
-    def _destroy(self, box: Sandbox, done: Callable[[], None]) -> None:
-        if box.dead:
+    def _destroy(self, sandbox: Sandbox, done: Callable[[], None]) -> None:
+        if sandbox.dead:
             done()
-            self._forget(box)
+            self._forget(sandbox)
             return
-        box.forced = box.forced or ("cancelled", "the sandbox was destroyed")
-        self._destroys.setdefault(box.handle, []).append(done)
-        box.kill()
+        sandbox.forced = sandbox.forced or ("cancelled", "the sandbox was destroyed")
+        self._destroys.setdefault(sandbox.handle, []).append(done)
+        sandbox.kill()
 
-    def _gone(self, box: Sandbox) -> None:
-        done = self._destroys.pop(box.handle, None)
+    def _gone(self, sandbox: Sandbox) -> None:
+        done = self._destroys.pop(sandbox.handle, None)
         if done is not None:
             try:
                 for call in done:
                     call()
             finally:
-                self._forget(box)
-        elif _told_whole(box) and box.lease is not None and box.lease.owner == "run":
-            self._forget(box)
+                self._forget(sandbox)
+        elif _told_whole(sandbox) and sandbox.lease is not None and sandbox.lease.owner == "run":
+            self._forget(sandbox)
 
-    def _forget(self, box: Sandbox) -> None:
-        self._reads = {key: value for key, value in self._reads.items() if key[0] != box.handle}
-        self._yard.discard(box)
-        self._yard.refill()
+    def _forget(self, sandbox: Sandbox) -> None:
+        self._reads = {key: value for key, value in self._reads.items() if key[0] != sandbox.handle}
+        self._sandboxes.discard(sandbox)
+        self._sandboxes.refill()
 
-    def _program_ended(self, box: Sandbox, program: Program) -> None:
-        self._announce(box, program)
-        attempts = self._reads.pop((box.handle, program.id), [])
+    def _program_ended(self, sandbox: Sandbox, program: Program) -> None:
+        self._announce(sandbox, program)
+        attempts = self._reads.pop((sandbox.handle, program.id), [])
         for attempt in attempts:
             attempt()
 
-    def _announce(self, box: Sandbox, program: Program) -> None:
+    def _announce(self, sandbox: Sandbox, program: Program) -> None:
         """The ending, and the whole output where it is small: most runs need no other message."""
         if self._server is None:
             return
@@ -334,31 +339,31 @@ class Service:
         self._server.send(
             {
                 "event": "end",
-                "handle": box.handle,
+                "handle": sandbox.handle,
                 "id": program.id,
                 "ending": program.ending,
                 "sizes": sizes,
                 "inline": inline,
-                "gone": _told_whole(box) and box.lease is not None and box.lease.owner == "run",
+                "gone": _told_whole(sandbox) and sandbox.lease is not None and sandbox.lease.owner == "run",
             },
             body,
         )
 
-    def _box(self, header: Header) -> Sandbox:
-        box = self._yard.boxes.get(header["handle"])
-        if box is None or box.lease is None:
+    def _sandbox(self, header: Header) -> Sandbox:
+        sandbox = self._sandboxes.all.get(header["handle"])
+        if sandbox is None or sandbox.lease is None:
             raise Unknown(f"no sandbox {header['handle']!r}")
-        return box
+        return sandbox
 
     def _program(self, header: Header) -> tuple[Sandbox, Program]:
-        box = self._box(header)
-        program = box.programs.get(header["id"])
+        sandbox = self._sandbox(header)
+        program = sandbox.programs.get(header["id"])
         if program is None:
-            raise Unknown(f"no program {header['id']!r} in sandbox {box.handle!r}")
-        return box, program
+            raise Unknown(f"no program {header['id']!r} in sandbox {sandbox.handle!r}")
+        return sandbox, program
 
     def _consider_leaving(self) -> None:
-        if self._server is None and time.monotonic() - self._lost_at >= LINGER_S and not self._yard.survey():
+        if self._server is None and time.monotonic() - self._lost_at >= LINGER_S and not self._sandboxes.survey():
             self._loop.running = False
 
 
@@ -366,11 +371,11 @@ def _listen(asked: dict[str, Any] | None) -> Listen | None:
     return None if asked is None else Listen(tuple(asked["streams"]), tuple(asked["datagrams"]))
 
 
-def _told_whole(box: Sandbox) -> bool:
+def _told_whole(sandbox: Sandbox) -> bool:
     """Whether the ending of a single program carried all there is to know."""
-    if not box.dead or box.lease is None or not box.lease.single:
+    if not sandbox.dead or sandbox.lease is None or not sandbox.lease.single:
         return False
-    spools = [spool for program in box.programs.values() for spool in program.spools.values()]
+    spools = [spool for program in sandbox.programs.values() for spool in program.spools.values()]
     return all(spool.length <= IN_MEMORY for spool in spools)
 
 

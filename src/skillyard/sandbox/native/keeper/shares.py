@@ -21,21 +21,21 @@ class Shares:
         self._tenants: dict[str, set[Sandbox]] = {}
         self._levels: dict[str, int] = {}
 
-    def lent(self, box: Sandbox, tenant: str) -> None:
+    def lent(self, sandbox: Sandbox, tenant: str) -> None:
         """Before it gets its first program."""
         held = self._tenants.setdefault(tenant, set())
-        held.add(box)
+        held.add(sandbox)
         level = (len(held) - 1).bit_length()
         if level > self._levels.get(tenant, 0):
             self._weigh(tenant, held, level)
-        elif box.group is None or level:
-            _weigh(box, self._levels.get(tenant, 0))
+        elif sandbox.group is None or level:
+            _weigh(sandbox, self._levels.get(tenant, 0))
 
-    def ended(self, box: Sandbox, tenant: str) -> None:
+    def ended(self, sandbox: Sandbox, tenant: str) -> None:
         held = self._tenants.get(tenant)
-        if held is None or box not in held:
+        if held is None or sandbox not in held:
             return
-        held.remove(box)
+        held.remove(sandbox)
         if not held:
             del self._tenants[tenant]
             self._levels.pop(tenant, None)
@@ -44,15 +44,15 @@ class Shares:
 
     def _weigh(self, tenant: str, held: set[Sandbox], level: int) -> None:
         self._levels[tenant] = level
-        for box in held:
-            _weigh(box, level)
+        for sandbox in held:
+            _weigh(sandbox, level)
 
 
-def _weigh(box: Sandbox, level: int) -> None:
+def _weigh(sandbox: Sandbox, level: int) -> None:
     """What cannot be weighed has ended."""
     with contextlib.suppress(OSError):
-        if box.group is not None and box.group.weigh(level):
+        if sandbox.group is not None and sandbox.group.weigh(level):
             return
-        for pid in (box.pid, box.account.meter.worker):
+        for pid in (sandbox.pid, sandbox.account.meter.worker):
             if pid > 0:
                 os.setpriority(os.PRIO_PROCESS, pid, min(_NICEST, _NICE + _NICE_A_LEVEL * level))

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.gvisor import runsc
-from skillyard.sandbox.native.grounds.gvisor.options import GvisorOptions
 from skillyard.sandbox.native.grounds.gvisor.probe import absent, probe
+from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.registry import Kind, Place
+
+
+@dataclass(frozen=True, slots=True)
+class GvisorOptions(KeeperOptions):
+    """``runsc`` is a path, or empty for the one on PATH; ``platform`` one of PLATFORMS or ``auto``; ``ready``
+    sandboxes are made ahead for each of the shapes used last: each holds some 35 MiB."""
+
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.gvisor.ground"
+
+    ready: int = 1
+    runsc: str = ""
+    platform: str = "auto"
+
 
 _DEFAULT_OPTIONS = GvisorOptions()
 

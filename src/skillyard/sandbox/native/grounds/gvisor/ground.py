@@ -22,8 +22,7 @@ from skillyard.sandbox.native.keeper.main import launch
 from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.processes import status
-from skillyard.sandbox.native.keeper.watch.tree import tree_of
+from skillyard.sandbox.native.keeper.watch.processes import status, tree_of
 
 _HEADROOM = 192 * MIB
 """What runsc, its gofer and its sentry may hold beside the programs' memory and files, page cache included."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from skillyard.sandbox.native.keeper.account import Used, cpu_seconds
 from skillyard.sandbox.native.keeper.request import MIB
-from skillyard.sandbox.native.keeper.watch.tree import tree_of
+from skillyard.sandbox.native.keeper.watch.processes import tree_of
 
 _BLOCK = 512
 _ALLOWANCE = 48 * MIB

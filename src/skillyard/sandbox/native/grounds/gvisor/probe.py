@@ -8,7 +8,7 @@ found to stand, and ``by`` says so.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
@@ -16,9 +16,14 @@ from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.native.grounds.gvisor.runsc import MEND
+from skillyard.sandbox.native.probe import Prober
 
-if TYPE_CHECKING:
-    from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
+
+class OutsideProber(Prober, Protocol):
+    """The backend whose host is probed; it tells what its sandboxes are on the host."""
+
+    async def outside(self, handle: str) -> dict[str, Any]: ...
+
 
 _LOOK = """
 import ctypes, json, os, socket
@@ -54,7 +59,7 @@ _SPACES = {
 }
 
 
-async def probe(backend: GvisorBackend) -> Probe:
+async def probe(backend: OutsideProber) -> Probe:
     """Never raises: what stands in the way is in the result."""
     facts: dict[str, Any] = {}
     try:
@@ -72,7 +77,7 @@ def absent(why: str, texts: dict[str, str], *, mend: str) -> Probe:
     return Probe("gvisor", False, dict.fromkeys((*WALLS, *LIMITS), missing), {**texts, "why": why}, _ABILITIES)
 
 
-async def _look(backend: GvisorBackend) -> tuple[dict[str, Any], dict[str, Any]]:
+async def _look(backend: OutsideProber) -> tuple[dict[str, Any], dict[str, Any]]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
     try:

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 
-from skillyard.sandbox.native.grounds.gvisor.options import PLATFORMS
+PLATFORMS = ("systrap", "ptrace")
+"""In the order in which ``auto`` tries them. kvm needs a device that it may share with nobody, and is never tried."""
 
 MEND = (
     "install gVisor: apt install runsc (Debian 12 and later), or set gvisor.runsc to the program from gvisor.dev; "

@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from skillyard.domain.sandbox.guarantees import Nature, Probe
-from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
+from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock.options import LandlockOptions
+from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
 from skillyard.sandbox.native.grounds.landlock.probe import probe
-from skillyard.sandbox.native.grounds.landlock.sandbox import LandlockSandbox
+from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.sandbox import NativeSandbox
 from skillyard.sandbox.registry import Kind, Place
+
+
+class LandlockSandbox(NativeSandbox):
+    def __init__(self, link: Link, handle: str, enforced: dict[str, str]) -> None:
+        super().__init__(link, handle, enforced)
+        self._root = root_of(link.told["homes"], link.told["secret"], handle)
+        self._code = link.told["code"]
+
+    def message(self, program: Program) -> tuple[dict[str, Any], bytes]:
+        return super().message(Guest(self._placed(program)) if isinstance(program, Guest) else program)
+
+    def files_program(self) -> tuple[str, ...]:
+        code = (
+            f"import sys; sys.path.insert(0, {self._code!r});"
+            " from skillyard.sandbox.native.grounds.landlock.inside.files import main; sys.exit(main(sys.argv[1:]))"
+        )
+        return ("python3", "-I", "-S", "-c", code)
+
+    def _placed(self, program: Guest) -> dict[str, Any]:
+        request = program.request
+        skills = {name: {**skill, "root": real(self._root, skill["root"])} for name, skill in request["skills"].items()}
+        places = {name: real(self._root, request.get(name, plain)) for name, plain in _PLACES.items()}
+        return {**request, **places, "skills": skills}
+
+
+_PLACES = {"workspace": "/workspace", "blob_root": "/blobs"}
+
+
+@dataclass(frozen=True, slots=True)
+class LandlockOptions(KeeperOptions):
+    """Ids apart from the native backend's, and more: each sandbox takes two."""
+
+    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.landlock.ground"
+    uid_base: int = 1_901_000_000
+    uid_count: int = 16_384
+
 
 _DEFAULT_OPTIONS = LandlockOptions()
 

@@ -47,7 +47,7 @@ def is_stopped(pid: int) -> bool:
 
 def resident(place: str) -> int:
     """Bytes of private and shared resident memory: an upper bound that is cheap to read. ``place`` is where /proc
-    tells of a process (:func:`skillyard.sandbox.native.keeper.watch.tree.place_of`)."""
+    tells of a process (:func:`skillyard.sandbox.native.keeper.watch.processes.place_of`)."""
     words = read(f"{place}/statm").split()
     return int(words[1]) * _PAGE if len(words) > 1 else 0
 

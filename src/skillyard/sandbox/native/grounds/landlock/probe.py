@@ -7,7 +7,7 @@ import socket
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
@@ -16,9 +16,7 @@ from skillyard.domain.work.limits import Limits
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.native.grounds.landlock import support
 from skillyard.sandbox.native.linux import kernel
-
-if TYPE_CHECKING:
-    from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.probe import Prober
 
 _LOOK = """
 import json, os, socket, sys
@@ -57,7 +55,7 @@ _ABILITIES = {
 }
 
 
-async def probe(backend: LandlockBackend) -> Probe:
+async def probe(backend: Prober) -> Probe:
     """Never raises: what stands in the way is in the result."""
     if not kernel.SUPPORTED:
         return _nothing(f"the processor is {kernel.ARCH}; x86_64 and aarch64 are supported", {})
@@ -73,7 +71,7 @@ async def probe(backend: LandlockBackend) -> Probe:
     return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), _ABILITIES)
 
 
-async def _look(backend: LandlockBackend) -> dict[str, Any]:
+async def _look(backend: Prober) -> dict[str, Any]:
     key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
         Path(canary.name).chmod(0o644)

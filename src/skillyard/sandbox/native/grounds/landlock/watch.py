@@ -17,7 +17,7 @@ from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.tree import place_of
+from skillyard.sandbox.native.keeper.watch.processes import place_of
 
 INODES_PER_MIB = 128
 LEAST_INODES = 4096
@@ -35,9 +35,9 @@ _HIDDEN_IN_A_ROW = 20
 class DiskWatch:
     """Of one sandbox: counts its files, a little at a time."""
 
-    def __init__(self, loop: Loop, box: Sandbox, root: str) -> None:
+    def __init__(self, loop: Loop, sandbox: Sandbox, root: str) -> None:
         self._loop = loop
-        self._box = box
+        self._sandbox = sandbox
         self._root = root
         self.device = os.stat(root).st_dev
         self._counting = False
@@ -52,15 +52,15 @@ class DiskWatch:
         self._nameless = self._removed(places, held.removed)
         self._hiding = self._hiding + 1 if held.hides else 0
         if self._hiding > _HIDDEN_IN_A_ROW:
-            self._box.end_for("disk", "a process that hides what files it holds")
+            self._sandbox.end_for("disk", "a process that hides what files it holds")
 
     def count(self) -> None:
         now = time.monotonic()
         if not self._counting and now >= self._next_at:
             self._counting = True
             if self._torn > _TORN_IN_A_ROW:
-                box = self._box
-                stopped = stop(box.pid, box.shape.pids)
+                sandbox = self._sandbox
+                stopped = stop(sandbox.pid, sandbox.shape.pids)
                 self._loop.after(_HOLD_S, lambda: self._walk(now, stopped))
             else:
                 self._walk(now, set())
@@ -72,8 +72,8 @@ class DiskWatch:
             self._counted(began, total, error)
             if stopped:
                 self._torn = 0
-                if not self._box.dead:
-                    go_on(self._box.pid, self._box.shape.pids, stopped)
+                if not self._sandbox.dead:
+                    go_on(self._sandbox.pid, self._sandbox.shape.pids, stopped)
 
         work(self._loop, self._all(total), done)
 
@@ -85,22 +85,22 @@ class DiskWatch:
         self._counting = False
         now = time.monotonic()
         self._next_at = now + _REST * (now - began)
-        box = self._box
-        if box.dead or box.forced is not None or error is not None:
+        sandbox = self._sandbox
+        if sandbox.dead or sandbox.forced is not None or error is not None:
             return
         self._torn = self._torn + 1 if total.torn else 0
-        limit = box.shape.disk_mb * MIB
+        limit = sandbox.shape.disk_mb * MIB
         if total.bytes + self._nameless > limit:
-            box.end_for("disk", f"over the disk limit of {box.shape.disk_mb} MiB")
-        elif total.names > max(LEAST_INODES, box.shape.disk_mb * INODES_PER_MIB):
-            box.end_for("disk", f"more files than go with a disk limit of {box.shape.disk_mb} MiB")
+            sandbox.end_for("disk", f"over the disk limit of {sandbox.shape.disk_mb} MiB")
+        elif total.names > max(LEAST_INODES, sandbox.shape.disk_mb * INODES_PER_MIB):
+            sandbox.end_for("disk", f"more files than go with a disk limit of {sandbox.shape.disk_mb} MiB")
 
     def _removed(self, places: Sequence[str], held: dict[int, int]) -> int:
         """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
         largest that a file may be."""
         self._turns += 1
         if self._turns % _MAPPINGS_EVERY == 0:
-            largest = self._box.shape.disk_mb * MIB
+            largest = self._sandbox.shape.disk_mb * MIB
             for place in places:
                 for inode in looks.removed_mappings(place, self._root):
                     held.setdefault(inode, largest)
@@ -115,40 +115,40 @@ class Watch:
         self._processes = processes
         self._disks: dict[str, DiskWatch] = {}
 
-    def check(self, box: Sandbox, place: LandlockPlace, objects: Objects) -> None:
-        if box.forced is not None or place.removed:
+    def check(self, sandbox: Sandbox, place: LandlockPlace, objects: Objects) -> None:
+        if sandbox.forced is not None or place.removed:
             return  # it is ending, and its directory may be gone
-        most = box.shape.pids
-        tree = looks.tree(box.pid, most)
+        most = sandbox.shape.pids
+        tree = looks.tree(sandbox.pid, most)
         if self._processes and (len(tree) > most or sum(len(looks.threads(pid)) for pid in tree) > most):
-            box.end_for("processes", f"over the limit of {most} processes and threads")
+            sandbox.end_for("processes", f"over the limit of {most} processes and threads")
             return
-        disk = self._disk(box, place)
+        disk = self._disk(sandbox, place)
         with looks.eyes_of(place.uid):
             places = [place_of(pid) for pid in tree]
             held = looks.held(places, disk.device)
-            self._check_memory(box, places, len(held.sockets))
-            objects.check(box, places, counted=False)
+            self._check_memory(sandbox, places, len(held.sockets))
+            objects.check(sandbox, places, counted=False)
             disk.see(places, held)
         disk.count()
 
     def forget(self, place: LandlockPlace) -> None:
         self._disks.pop(place.root, None)
 
-    def _disk(self, box: Sandbox, place: LandlockPlace) -> DiskWatch:
+    def _disk(self, sandbox: Sandbox, place: LandlockPlace) -> DiskWatch:
         if place.root not in self._disks:
-            self._disks[place.root] = DiskWatch(self._loop, box, place.root)
+            self._disks[place.root] = DiskWatch(self._loop, sandbox, place.root)
         return self._disks[place.root]
 
-    def _check_memory(self, box: Sandbox, places: Sequence[str], sockets: int) -> None:
-        limit = box.shape.memory_mb * MIB
+    def _check_memory(self, sandbox: Sandbox, places: Sequence[str], sockets: int) -> None:
+        limit = sandbox.shape.memory_mb * MIB
         used = sum(map(looks.resident, places))
         if used > limit:
             used = sum(map(looks.proportional, places))
         used = max(used, sum(map(kernel_memory.of_process, places)) + kernel_memory.of_sockets(sockets))
-        box.account.meter.used.saw(used)
-        if used > limit and box.forced is None:
-            box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
+        sandbox.account.meter.used.saw(used)
+        if used > limit and sandbox.forced is None:
+            sandbox.end_for("memory", f"over the memory limit of {sandbox.shape.memory_mb} MiB")
 
 
 _ROUNDS = 64

@@ -30,7 +30,7 @@ _LOOKS = 3
 
 
 def lacking(
-    box: Sandbox,
+    sandbox: Sandbox,
     build: walls.Build,
     zygote: ZygoteProcess,
     uid: int,
@@ -40,16 +40,16 @@ def lacking(
     """Which wall is missing, for namespaces and all; empty when none is. ``uid`` is who its processes must be."""
     for _ in range(_LOOKS):
         try:
-            if zygote.has_strangers(box.pid):
+            if zygote.has_strangers(sandbox.pid):
                 return "its zygote runs other processes"
-            return _lacking(box, build, zygote, uid, proc_files, proc_directories)
+            return _lacking(sandbox, build, zygote, uid, proc_files, proc_directories)
         except OSError:
             continue
     return "its processes change while they are looked at"
 
 
 def _lacking(
-    box: Sandbox,
+    sandbox: Sandbox,
     build: walls.Build,
     zygote: ZygoteProcess,
     uid: int,
@@ -57,7 +57,7 @@ def _lacking(
     proc_directories: Sequence[str],
 ) -> str:
     """Returns what is missing; its processes must be its init and the waiting worker alone. Raises OSError."""
-    init, workers = box.pid, children(box.pid)
+    init, workers = sandbox.pid, children(sandbox.pid)
     if len(workers) != 1 or children(workers[0]):
         return "it has not the processes that it was made with"
     mounts = read_mounts(init)
@@ -72,7 +72,7 @@ def _lacking(
         return f"it shares namespaces: {', '.join(wrong)}"
     if wrong := [name for name in SPACES if _space(init, name) != _space(workers[0], name)]:
         return f"its processes are in different namespaces: {', '.join(wrong)}"
-    if not _grouped(box.group, {init, *workers}):
+    if not _grouped(sandbox.group, {init, *workers}):
         return "its processes are not those of its control group"
     return mounts_lacking(mounts, zygote.mounts, build, proc_files, proc_directories)
 

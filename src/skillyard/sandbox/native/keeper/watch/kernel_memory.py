@@ -27,8 +27,11 @@ _PAGE = os.sysconf("SC_PAGESIZE")
 
 
 def held(init: int, places: Iterable[str], listeners: int = 0) -> int:
-    """Bytes, an upper bound; next to nothing for the little that any program has. ``places`` are the processes, as
-    :func:`skillyard.sandbox.native.keeper.watch.tree.place_of` tells; ``listeners`` sockets in there are not theirs."""
+    """Returns bytes, an upper bound; next to nothing for the little that any program has.
+
+    ``places`` are the processes (:func:`skillyard.sandbox.native.keeper.watch.processes.place_of`); ``listeners``
+    sockets in there are not theirs.
+    """
     return _sockets(init, listeners) + sum(map(of_process, places))
 
 

@@ -72,11 +72,12 @@ class Objects:
         """Looks at everything at the next turn, after an object that is counted by user ran out."""
         self._hurried_at = time.monotonic()
 
-    def check(self, box: Sandbox, places: Iterable[str], *, counted: bool) -> None:
-        """Ends the sandbox if it holds too much. ``places`` are its processes
-        (:func:`skillyard.sandbox.native.keeper.watch.tree.place_of`); ``counted`` says whether a controller counts its
-        memory."""
-        before, seen = self._seen.get(box, {}), {}
+    def check(self, sandbox: Sandbox, places: Iterable[str], *, counted: bool) -> None:
+        """Ends the sandbox if it holds too much. ``counted`` says whether a controller counts its memory.
+
+        ``places`` are its processes (:func:`skillyard.sandbox.native.keeper.watch.processes.place_of`).
+        """
+        before, seen = self._seen.get(sandbox, {}), {}
         unseen_s = spent_s = 0.0
         for place in places:
             worked_s, one = _worked_s(place), before.get(place) or Seen()
@@ -85,11 +86,11 @@ class Objects:
                 spent_s += one.cost_s
             seen[place] = one
             unseen_s += max(0.0, worked_s - max(one.worked_s, one.listed_s))
-        self._seen[box] = seen
+        self._seen[sandbox] = seen
         if unseen_s >= _UNSEEN_S:
             _list_locks(seen)
-        if box.forced is None and (why := _too_much(seen.values(), box.shape.memory_mb << 20)):
-            box.end_for("memory", why)
+        if sandbox.forced is None and (why := _too_much(seen.values(), sandbox.shape.memory_mb << 20)):
+            sandbox.end_for("memory", why)
 
     def _is_due(self, last: Seen, worked_s: float) -> bool:
         return last.at < self._hurried_at or last.due(time.monotonic(), worked_s)

@@ -15,31 +15,31 @@ from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.tree import place_of, tree_of
+from skillyard.sandbox.native.keeper.watch.processes import place_of, tree_of
 
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-def check(box: Sandbox, objects: Objects) -> None:
-    limit = box.shape.memory_mb * MIB
-    if box.group is not None and box.group.counts_memory():
-        objects.check(box, [place_of(pid) for pid in box.group.leaders()], counted=True)
-        used = box.group.own_memory() + kernel_memory.uncharged(box.pid)
+def check(sandbox: Sandbox, objects: Objects) -> None:
+    limit = sandbox.shape.memory_mb * MIB
+    if sandbox.group is not None and sandbox.group.counts_memory():
+        objects.check(sandbox, [place_of(pid) for pid in sandbox.group.leaders()], counted=True)
+        used = sandbox.group.own_memory() + kernel_memory.uncharged(sandbox.pid)
     else:
-        places = [place_of(pid) for pid in tree_of(box.pid)]
-        objects.check(box, places, counted=False)
-        used = _of_tree(box, places, limit)
-    box.account.meter.used.saw(used)
-    if used > limit and box.forced is None:
-        box.end_for("memory", f"over the memory limit of {box.shape.memory_mb} MiB")
+        places = [place_of(pid) for pid in tree_of(sandbox.pid)]
+        objects.check(sandbox, places, counted=False)
+        used = _of_tree(sandbox, places, limit)
+    sandbox.account.meter.used.saw(used)
+    if used > limit and sandbox.forced is None:
+        sandbox.end_for("memory", f"over the memory limit of {sandbox.shape.memory_mb} MiB")
 
 
-def _of_tree(box: Sandbox, places: Sequence[str], limit: int) -> int:
+def _of_tree(sandbox: Sandbox, places: Sequence[str], limit: int) -> int:
     """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
     used = sum(map(_resident, places))
     if used > limit:
         used = sum(map(_proportional, places))
-    return max(used, kernel_memory.held(box.pid, places, box.listeners))
+    return max(used, kernel_memory.held(sandbox.pid, places, sandbox.listeners))
 
 
 def _resident(place: str) -> int:

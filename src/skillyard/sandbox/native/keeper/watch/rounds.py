@@ -38,40 +38,42 @@ class Crowd:
         self._refused: dict[Sandbox, tuple[int, int]] = {}
         """Forks that were refused at the last look, and at how many looks there were more."""
 
-    def look(self, boxes: Sequence[Sandbox]) -> None:
+    def look(self, sandboxes: Sequence[Sandbox]) -> None:
         tenants: dict[str, list[Sandbox]] = defaultdict(list)
-        self._refused = {box: self._refusals(box) for box in boxes if box.group is not None}
-        for box in boxes:
-            if box.forced is None and box.lease is not None:
-                tenants[box.lease.tenant].append(box)
-                self._end_bomb(box)
+        self._refused = {sandbox: self._refusals(sandbox) for sandbox in sandboxes if sandbox.group is not None}
+        for sandbox in sandboxes:
+            if sandbox.forced is None and sandbox.lease is not None:
+                tenants[sandbox.lease.tenant].append(sandbox)
+                self._end_bomb(sandbox)
         for held in tenants.values():
-            if sum(box.shape.pids for box in held) > self._together:
+            if sum(sandbox.shape.pids for sandbox in held) > self._together:
                 self._bound(held)
 
-    def _refusals(self, box: Sandbox) -> tuple[int, int]:
-        before, looks = self._refused.get(box, (0, 0))
-        refused = box.group.refused_forks() if box.group is not None else 0
+    def _refusals(self, sandbox: Sandbox) -> tuple[int, int]:
+        before, looks = self._refused.get(sandbox, (0, 0))
+        refused = sandbox.group.refused_forks() if sandbox.group is not None else 0
         return refused, looks + (refused > before)
 
-    def _end_bomb(self, box: Sandbox) -> None:
-        if self._refused.get(box, (0, 0))[1] >= _BOMB_LOOKS:
-            box.end_for("processes", f"it went on forking at its limit of {box.shape.pids} processes")
+    def _end_bomb(self, sandbox: Sandbox) -> None:
+        if self._refused.get(sandbox, (0, 0))[1] >= _BOMB_LOOKS:
+            sandbox.end_for("processes", f"it went on forking at its limit of {sandbox.shape.pids} processes")
 
     def _bound(self, held: Sequence[Sandbox]) -> None:
-        counts = {box: self._count(box) for box in held}
+        counts = {sandbox: self._count(sandbox) for sandbox in held}
         total = sum(counts.values())
-        for box in sorted(held, key=lambda box: counts[box], reverse=True):
+        for sandbox in sorted(held, key=lambda sandbox: counts[sandbox], reverse=True):
             if total <= self._together:
                 return
-            total -= counts[box]
-            if box.forced is None:
-                box.end_for("processes", f"all runs of its principal had more than {self._together} processes together")
+            total -= counts[sandbox]
+            if sandbox.forced is None:
+                sandbox.end_for(
+                    "processes", f"all runs of its principal had more than {self._together} processes together"
+                )
 
-    def _count(self, box: Sandbox) -> int:
-        if box.group is not None:
-            return box.group.processes()
-        return sum(map(_threads, self._members(box.pid)))
+    def _count(self, sandbox: Sandbox) -> int:
+        if sandbox.group is not None:
+            return sandbox.group.processes()
+        return sum(map(_threads, self._members(sandbox.pid)))
 
 
 def _threads(pid: int) -> int:
@@ -93,13 +95,13 @@ def start(
     def look() -> None:
         nonlocal looking
         begun = time.monotonic()
-        running = [box for box in sandboxes.survey() if not box.dead and box.running()]
-        for box in running:
+        running = [sandbox for sandbox in sandboxes.survey() if not sandbox.dead and sandbox.running()]
+        for sandbox in running:
             try:
-                check(box)
+                check(sandbox)
             except Exception as error:  # noqa: BLE001 - one that nobody can look at ends
                 loop.report(error)
-                box.fault(error)
+                sandbox.fault(error)
         together(running)
         looking = bool(sandboxes.survey())
         if looking:

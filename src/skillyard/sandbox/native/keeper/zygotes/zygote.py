@@ -59,11 +59,11 @@ class Zygote:
                 process.disown(f"its packages hold {process.memory_mb} MiB")
         return sum(process.measured_mb() for process in self._processes())
 
-    def order(self, box: Sandbox) -> None:
+    def order(self, sandbox: Sandbox) -> None:
         if self._ensure() is None:
-            self._household.failed(box, f"the zygote cannot start: {self._why}")
+            self._household.failed(sandbox, f"the zygote cannot start: {self._why}")
         else:
-            self._waiting.append(box)
+            self._waiting.append(sandbox)
             self._hand_out()
 
     def warm(self, then: Callable[[Warmth], None]) -> None:
@@ -115,53 +115,53 @@ class Zygote:
                 return
             self._ask(current, self._waiting.popleft())
 
-    def _ask(self, current: ZygoteProcess, box: Sandbox) -> None:
+    def _ask(self, current: ZygoteProcess, sandbox: Sandbox) -> None:
         try:
-            fds = box.descriptors()
+            fds = sandbox.descriptors()
         except OSError as error:
-            self._household.failed(box, f"its control groups: {error.strerror}")
+            self._household.failed(sandbox, f"its control groups: {error.strerror}")
             return
         try:
-            packets.send_raw(current.sock, box.place.order, fds)
+            packets.send_raw(current.sock, sandbox.place.order, fds)
         except OSError as error:
-            box.handed_over(fds)
+            sandbox.handed_over(fds)
             self._ended(current)
-            self._household.failed(box, f"the zygote is gone: {error.strerror}")
+            self._household.failed(sandbox, f"the zygote is gone: {error.strerror}")
             return
         except ValueError as error:
-            box.handed_over(fds)
-            self._household.failed(box, str(error))
+            sandbox.handed_over(fds)
+            self._household.failed(sandbox, str(error))
             return
-        box.handed_over(fds)
+        sandbox.handed_over(fds)
         current.runs += 1
         current.asked += 1
-        self._asked.append(box)
+        self._asked.append(sandbox)
 
     def _answered(self, process: ZygoteProcess, said: Said) -> None:
-        box = self._asked.popleft()
+        sandbox = self._asked.popleft()
         if said.word is Word.CLONED:
-            box.on_left = lambda: self._left(box, process)
+            sandbox.on_left = lambda: self._left(sandbox, process)
             if process.modules:
-                box.lacks = lambda: self._lacks(box, process)
-            box.cloned(said.pid, said.pidfd)
+                sandbox.lacks = lambda: self._lacks(sandbox, process)
+            sandbox.cloned(said.pid, said.pidfd)
         else:
-            self._household.failed(box, said.text)
+            self._household.failed(sandbox, said.text)
         self._hand_out()
 
-    def _left(self, box: Sandbox, process: ZygoteProcess) -> None:
-        process.left(box.pid)
+    def _left(self, sandbox: Sandbox, process: ZygoteProcess) -> None:
+        process.left(sandbox.pid)
         if not process.modules:
             return
-        if box.ready_at is not None:
+        if sandbox.ready_at is not None:
             process.good, process.bad = True, 0
             return
         process.bad += 1
         if not process.good or process.bad > _BAD_LUCK:
             process.disown("its sandboxes end before they are made")
 
-    def _lacks(self, box: Sandbox, process: ZygoteProcess) -> str:
+    def _lacks(self, sandbox: Sandbox, process: ZygoteProcess) -> str:
         """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
-        why = self._lacking(box, process)
+        why = self._lacking(sandbox, process)
         if why:
             process.disown(f"its sandboxes have not all walls: {why}")
         return why
@@ -212,8 +212,8 @@ class Zygote:
         self._asked.clear()
         self._waiting.clear()
         self._told(Warmth(faults=dict(self._faults), error=why))
-        for box in failed:
-            self._household.failed(box, why)
+        for sandbox in failed:
+            self._household.failed(sandbox, why)
 
     def _why_of(self, process: ZygoteProcess) -> str:
         """Its own last words, where it had any: but for what it was ended for."""
