@@ -112,9 +112,9 @@ def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
 def make_schema_pool(settings: Settings) -> SchemaPool:
     """Returns the pool of validators of skills' schemas. Its processes have a user id of their own below the gate's,
     and start when they are first needed."""
-    from skillyard.schemas.pool import SchemaLimits, SchemaPool
+    from skillyard.schemas.pool import SchemaPool
 
-    return SchemaPool(settings.native.uid_base - 2, SchemaLimits(**settings.schemas.model_dump()))
+    return SchemaPool(settings.native.uid_base - 2, settings.schemas)
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
@@ -190,10 +190,9 @@ def _files(settings: SecretSettings) -> SecretReader:
 
 
 def _vault(settings: SecretSettings) -> SecretReader:
-    from skillyard.stores.seal.readers.vault import VaultPlace, VaultSecrets
+    from skillyard.stores.seal.readers.vault import VaultSecrets
 
-    given = settings.vault.model_dump(exclude={"projects", "skills"})
-    return VaultSecrets(VaultPlace(**given))
+    return VaultSecrets(settings.vault)
 
 
 _MAKERS: dict[str, Callable[[SecretSettings], SecretReader]] = {

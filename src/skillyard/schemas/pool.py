@@ -9,9 +9,9 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from skillyard.config.skills import SchemaSettings
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
@@ -32,23 +32,14 @@ _PATIENCE = 5
 """The clock time of a check is at most its processor time by this factor, on a busy host."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaLimits:
-    """``check_s`` of processor time and ``memory_mb`` for one check; ``processes`` at most."""
-
-    check_s: float = 1.0
-    memory_mb: int = 512
-    processes: int = 4
-
-
 class SchemaPool:
     """Checks in processes (:class:`skillyard.ports.schemas.SchemaChecker`). ``uid`` is their user when the server is
     root."""
 
-    def __init__(self, uid: int, limits: SchemaLimits | None = None) -> None:
+    def __init__(self, uid: int, settings: SchemaSettings | None = None) -> None:
         self._uid = uid
-        self._limits = limits or SchemaLimits()
-        self._turns = Turns(self._limits.processes)
+        self._settings = settings or SchemaSettings()
+        self._turns = Turns(self._settings.processes)
         self._idle: list[_Child] = []
         self._children: set[_Child] = set()
 
@@ -60,7 +51,7 @@ class SchemaPool:
             child = await self._take(key)
             begin()  # that somebody's check ended the process before is not this one's slowness
             try:
-                async with asyncio.timeout(self._limits.check_s * _PATIENCE):
+                async with asyncio.timeout(self._settings.check_s * _PATIENCE):
                     answer = await child.ask(key, schema, value)
             except (TimeoutError, _Gone) as error:
                 return SchemaVerdict(unfit=self._why(await self._end(child), error))
@@ -84,7 +75,7 @@ class SchemaPool:
         return child
 
     async def _start(self) -> _Child:
-        config = {"uid": self._uid, "cpu_s": self._limits.check_s, "memory_mb": self._limits.memory_mb}
+        config = {"uid": self._uid, "cpu_s": self._settings.check_s, "memory_mb": self._settings.memory_mb}
         try:
             child = _Child(*await start_own(_PROGRAM, _NEEDS, config, {"LANG": "C.UTF-8"}, asyncio.subprocess.DEVNULL))
         except OSError as error:
@@ -116,8 +107,8 @@ class SchemaPool:
 
     def _why(self, code: int, error: Exception) -> str:
         if isinstance(error, TimeoutError) or code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return f"it took longer than {self._limits.check_s:g} s; make the schema simpler or the value smaller"
-        return f"it took more than {self._limits.memory_mb} MiB, or the validator failed; make the schema simpler"
+            return f"it took longer than {self._settings.check_s:g} s; make the schema simpler or the value smaller"
+        return f"it took more than {self._settings.memory_mb} MiB, or the validator failed; make the schema simpler"
 
     async def close(self) -> None:
         """Ends every process. Idempotent."""

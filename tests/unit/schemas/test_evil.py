@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.skills import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
+from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.schemas.turns import Turns
 from skillyard.stores.skills.validation.schema import complaints
 from tests.unit.schemas.evil import EVIL, Evil
@@ -21,7 +22,7 @@ from tests.unit.schemas.evil import EVIL, Evil
 pytestmark = pytest.mark.anyio
 
 SMALL = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-LIMITS = SchemaLimits(check_s=0.3, processes=4)
+LIMITS = SchemaSettings(check_s=0.3, processes=4)
 BOUND_S = 10.0
 
 
@@ -102,7 +103,7 @@ async def test_one_that_takes_too_long_says_so_and_its_process_is_replaced(pool:
 
 
 async def test_memory_is_bounded() -> None:
-    pool = SchemaPool(NO_ACCOUNT, SchemaLimits(check_s=10, memory_mb=128))
+    pool = SchemaPool(NO_ACCOUNT, SchemaSettings(check_s=10, memory_mb=128))
     try:
         value = json.dumps([[n] for n in range(3_000_000)]).encode()
         verdict = await pool.check("mallory", "x", {"uniqueItems": True}, value)

@@ -13,9 +13,10 @@ from contextlib import suppress
 
 import pytest
 
+from skillyard.config.skills import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaLimits, SchemaPool
+from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
 from skillyard.schemas.turns import Turns
 from tests.unit.schemas.evil import EVIL
 
@@ -28,7 +29,7 @@ BOUND_S = 20.0
 
 @pytest.fixture
 async def pool() -> AsyncIterator[SchemaPool]:
-    pool = SchemaPool(NO_ACCOUNT, SchemaLimits(check_s=0.3))
+    pool = SchemaPool(NO_ACCOUNT, SchemaSettings(check_s=0.3))
     yield pool
     await pool.close()
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from skillyard.config.secrets import SecretSettings
+from skillyard.config.secrets import SecretSettings, VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Delivery
 from skillyard.ports.secrets import SecretReader
 from skillyard.stores.seal.readers.environment import EnvironmentSecrets
 from skillyard.stores.seal.readers.files import FileSecrets
 from skillyard.stores.seal.readers.narrowed import Narrowed
-from skillyard.stores.seal.readers.vault import VaultPlace, VaultSecrets
+from skillyard.stores.seal.readers.vault import VaultSecrets
 from skillyard.wiring import make_secret_readers
 from tests.unit.stores.vault_server import FakeVault, Version, of, reply, speaking
 
@@ -138,7 +138,7 @@ async def test_the_operator_says_how_what_readers_have_is_delivered(monkeypatch:
 @asynccontextmanager
 async def reading(address: str, monotonic: Callable[[], float] = time.monotonic, **place: Any) -> AsyncIterator[Any]:
     environ = {"VAULT_TOKEN": TOKEN, "OTHER": TOKEN + "2"}
-    reader = VaultSecrets(VaultPlace(address, **place), environ=environ, monotonic=monotonic)
+    reader = VaultSecrets(VaultReaderSettings(address=address, **place), environ=environ, monotonic=monotonic)
     try:
         yield reader
     finally:
@@ -200,7 +200,7 @@ async def test_paths_and_fields_are_templates() -> None:
 )
 def test_settings_that_cannot_be(place: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match=r"secrets\.vault\."):
-        VaultSecrets(VaultPlace(**{"address": "https://127.0.0.1:8200", **place}))  # type: ignore[arg-type]
+        VaultSecrets(VaultReaderSettings(**{"address": "https://127.0.0.1:8200", **place}))  # type: ignore[arg-type]
 
 
 async def test_an_answer_is_good_for_a_while() -> None:

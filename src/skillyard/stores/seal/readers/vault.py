@@ -13,12 +13,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from skillyard.config.secrets import VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Secret
 from skillyard.stores.seal.readers.vault_answer import MOST_BYTES, Answer, understand
@@ -32,23 +32,6 @@ MOST_CACHED = 1024
 _MOST_TOKEN = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class VaultPlace:
-    """As the settings of ``[secrets.vault]`` say."""
-
-    address: str
-    mount: str = "secret"
-    kv: Literal[1, 2] = 2
-    path: str = "skillyard/{project}/{name}"
-    field: str = "value"
-    token_file: Path | None = None
-    token_env: str = "VAULT_TOKEN"  # noqa: S105 - a variable's name
-    namespace: str = ""
-    ca_file: Path | None = None
-    timeout_s: float = 5.0
-    cache_s: float = 30.0
-
-
 class VaultSecrets:
     """A :class:`skillyard.ports.secrets.SecretReader`. Answers are good for ``cache_s`` seconds; that something is
     missing is asked anew each time, and so is what failed. Used from one event loop."""
@@ -57,7 +40,7 @@ class VaultSecrets:
 
     def __init__(
         self,
-        place: VaultPlace,
+        place: VaultReaderSettings,
         *,
         environ: Mapping[str, str] = os.environ,
         monotonic: Callable[[], float] = time.monotonic,
