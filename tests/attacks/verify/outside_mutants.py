@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from skillyard.config.storage import BlobSettings
 from skillyard.domain import foreign_json
 from skillyard.domain.principal import LOCAL
 from skillyard.domain.sandbox import frames
@@ -65,7 +64,13 @@ def endless_results(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(foreign_json, "MAX_DEPTH", 1 << 30)
     patch.setattr(frames, "_FREE_PIECES", 1 << 30)
     limits = FrameLimits(blobs=100_000, open_blobs=100_000, result_bytes=1 << 30)
-    patch.setattr(BlobSettings, "frames", limits)
+    plain = grant.Granter.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        self._frames = limits
+
+    patch.setattr(grant.Granter, "__init__", init)
     patch.setattr(record, "SUMMARY_CHARACTERS", 1 << 30)
 
 
