@@ -21,7 +21,6 @@ from skillyard.data_dir import DataDir
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
-from skillyard.engine.engine import Engine
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
 from skillyard.loop_thread import LoopThread
@@ -77,10 +76,6 @@ class Runtime(ProtocolMethods):
         if self._app is None:
             raise RuntimeError("the runtime is not open: use 'async with Runtime(...)'")
         return self._app
-
-    @property
-    def engine(self) -> Engine:
-        return self.app.engine
 
     async def __aenter__(self) -> Runtime:
         await self.open()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skillyard.domain.sandbox.guarantees import AUTO
-from skillyard.engine.engine import Ports
+from skillyard.engine.app import Ports
 from skillyard.sandbox import registry
 from skillyard.stores.clock import SystemClock, SystemIds
 from skillyard.stores.files.blobs import LocalBlobs

@@ -9,7 +9,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from skillyard import Runtime
@@ -36,27 +35,18 @@ def die() -> NoReturn:
     raise AssertionError("kill(2) came back")
 
 
-class Deadly:
-    """``port``, one of whose coroutine methods ends this process."""
+def make_deadly(port: Any, method: str, when: str) -> None:
+    """A coroutine method of ``port`` ends this process from now on."""
+    real = getattr(port, method)
 
-    def __init__(self, port: Any, method: str, when: str) -> None:
-        self._port = port
-        self._method = method
-        self._when = when
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(self._port, name)
-        return self._last(real) if name == self._method else real
-
-    def _last(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(*args: Any, **more: Any) -> Any:
-            if self._when == "before":
-                die()
-            working = asyncio.ensure_future(real(*args, **more))
-            await asyncio.wait([working], timeout=_WORK_S if self._when == "while" else None)
+    async def call(*args: Any, **more: Any) -> Any:
+        if when == "before":
             die()
+        working = asyncio.ensure_future(real(*args, **more))
+        await asyncio.wait([working], timeout=_WORK_S if when == "while" else None)
+        die()
 
-        return call
+    setattr(port, method, call)
 
 
 def die_when_started(event: Event) -> None:
@@ -67,9 +57,10 @@ def die_when_started(event: Event) -> None:
 async def main(data_dir: str, port: str, method: str, when: str) -> None:
     async with Runtime(data_dir, observer=die_when_started if port == "observer" else ignore) as runtime:
         if port != "observer":
-            engine: Any = runtime.engine
-            holder = engine.backends.default if port == "backend" else engine
-            setattr(holder, port, Deadly(getattr(holder, port), method, when))
+            offer = runtime.app.backends.default
+            make_deadly(
+                offer.backend if offer and port == "backend" else getattr(runtime.app.ports, port), method, when
+            )
         await runtime.run_code(CODE, idempotency_key=KEY)
     print("survived")
 

@@ -33,7 +33,7 @@ from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
 from skillyard.wiring import SkillStores, make_skill_stores
 from tests.bundles import skill_files, tar
-from tests.crash.dies_at import Deadly, die
+from tests.crash.dies_at import die, make_deadly
 
 NAME = "acme.words.say"
 NAMED = ("insert-before", "insert-after", "refresh-before", "refresh-after")
@@ -104,9 +104,8 @@ async def main(data_dir: Path, step: str) -> int:
         countdown = Countdown(0 if step in NAMED else int(step))
         if step in NAMED:
             method, when = step.split("-")
-            owner: Any = here.publisher if method == "insert" else here.skills
-            port = "_publications" if method == "insert" else "store"
-            setattr(owner, port, Deadly(getattr(owner, port), method, when))
+            port: Any = here.stores.publications if method == "insert" else here.stores.skills
+            make_deadly(port, method, when)
         sys.addaudithook(countdown)
         await here.publish(bundle("2.0.0"), countdown.begin)
         countdown.on = False

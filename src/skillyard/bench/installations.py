@@ -62,7 +62,7 @@ class Installations:
         for subject in found:
             for _ in range(_WARM_UP):
                 await subject.doing.once()
-                await self.ready.engine.ahead.settled()
+                await self.ready.app.ahead.settled()
         return found, skipped
 
     def _data_subjects(self, walls: str) -> list[Subject]:
@@ -82,8 +82,8 @@ class Installations:
     async def _install_data(self) -> str:
         """Why it cannot be had, or nothing."""
         try:
-            await self.ready.engine.environments.get(NUMPY.environment)
-            environment = await self.ready.engine.environments.get(DATA.environment)
+            await self.ready.app.environments.get(NUMPY.environment)
+            environment = await self.ready.app.environments.get(DATA.environment)
         except SkillyardError as error:
             return error.message
         packages = environment.ref.packages
@@ -95,7 +95,7 @@ class Installations:
 
     def native(self) -> NativeBackend:
         """What makes the ready sandboxes."""
-        offer = self.ready.engine.backends.default
+        offer = self.ready.app.backends.default
         assert offer is not None
         assert isinstance(offer.backend, NativeBackend)
         return offer.backend

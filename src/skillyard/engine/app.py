@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from skillyard.config.sections import Sections
+from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
+from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
-from skillyard.engine.engine import Engine, Ports
-from skillyard.engine.method import Locator
+from skillyard.engine.lending import Lender
+from skillyard.engine.network.methods import PolicyService
 from skillyard.engine.observer import Observer, ignore
-from skillyard.engine.packages.builder import Builder
+from skillyard.engine.packages.ahead import Ahead
+from skillyard.engine.packages.builder import Builder, SandboxBuilder
+from skillyard.engine.packages.building import Building
+from skillyard.engine.packages.environments import Environments
+from skillyard.engine.packages.for_run import RunPackages
+from skillyard.engine.packages.service import PackageService
+from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
-from skillyard.engine.reaper import Ages, Reaper, repeat
+from skillyard.engine.reaper import Ages, Reaper, environments_in_use, repeat
+from skillyard.engine.runs.active import ActiveRuns
 from skillyard.engine.runs.execution import Tools
 from skillyard.engine.runs.grant import Granter, make_spec
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.shares import Budget
+from skillyard.engine.secrets.for_run import RunSecrets
+from skillyard.engine.secrets.service import SecretBook
+from skillyard.engine.shares import Admission, Budget, LargeReads
 from skillyard.engine.skills.approval_methods import Approvals
 from skillyard.engine.skills.inspection import Inspection
 from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.skills.service import SkillService
+from skillyard.engine.skills.standings import Standings
 from skillyard.engine.tasks import Tasks
+from skillyard.ports.approvals import ApprovalStore
+from skillyard.ports.blobs import BlobStore
+from skillyard.ports.bundles import BundleStore
+from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.environments import EnvironmentStore
+from skillyard.ports.gate import Gate
+from skillyard.ports.publications import PublicationStore
+from skillyard.ports.records import RecordStore
+from skillyard.ports.sandbox import Backend
+from skillyard.ports.schemas import SchemaChecker
+from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
+from skillyard.ports.skills import SkillStore
 
 KEEP_NETWORKS_S = 5.0
 """How often the connections of runs at work are written down."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Everything outside that the use cases need."""
+
+    backends: Mapping[str, Backend]
+    blobs: BlobStore
+    skills: SkillStore
+    records: RecordStore
+    secrets: SecretStore
+    secret_audit: SecretAudit
+    clock: Clock
+    ids: Ids
+    approvals: ApprovalStore
+    publications: PublicationStore
+    bundles: BundleStore
+    environments: EnvironmentStore
+    schemas: SchemaChecker
+    gate: Gate | None = None
+    """The way out of sandboxes; without one, runs that need a network are refused."""
+    secret_readers: Sequence[SecretReader] = ()
+
+
 class App:
     """Made once for a data directory, used from one event loop: :meth:`start`, any number of calls of
-    :func:`skillyard.engine.table.invoke`, :meth:`close`. ``engine`` serves the parts that have no service yet."""
+    :func:`skillyard.engine.table.invoke`, :meth:`close`."""
 
     def __init__(
         self,
@@ -42,26 +90,40 @@ class App:
         builder: Builder | None = None,
     ) -> None:
         """``builder`` makes environments; in sandboxes when there is none."""
-        self.config = config or Sections()
-        self.engine = engine = Engine(ports, self.config, emit, builder)
-        self.packages = self.network = self.secrets = engine
-        self.active, self.admission = engine.active, engine.admission
-        self.backends, self.ahead = engine.backends, engine.ahead
-        self.blobs = self._blobs(ports)
-        self.skills = engine.catalogue
-        self.publisher = Publisher(ports.publications, ports.bundles, self.skills, ports.clock, engine.tasks, emit)
-        self.planner = Planner(
-            engine.catalogue, engine.backends, ports.blobs, ports.clock, ports.ids, self.config.limits.family
-        )
-        self.runs = self._runs(ports, emit)
-        self.history = self._history(ports, emit)
-        self.reaper = self._reaper(ports, emit)
+        self.ports = ports
+        self.config = config = config or Sections()
+        self.tasks = Tasks()
         self._background = Tasks()
+        self.active = ActiveRuns()
+        self.backends = Backends(ports.backends, config.policy)
+        self.admission = Admission(config.admission)
+        self.lender = Lender(self.admission, self.tasks, emit)
+        self.ahead = Ahead(emit, enabled=config.native.preloads)
+        reads = LargeReads()
+        self.blobs = BlobService(ports.blobs, reads, ttl_s=config.blobs.ttl_s, json_bytes=config.blobs.json_bytes)
+        self.secrets = SecretBook(ports.secrets, ports.secret_audit, ports.clock, ports.secret_readers)
+        standings = Standings(ports.approvals, config.trust, emit)
+        self.skills = SkillService(
+            ports.skills, ports.publications, standings, cursor_key=os.urandom(32), large_reads=reads
+        )
+        self.publisher = Publisher(ports.publications, ports.bundles, self.skills, ports.clock, self.tasks, emit)
+        self.environments = self._environments(builder, emit)
+        self.runs = self._runs(emit)
+        self.history = RunHistory(
+            self.runs,
+            self.active,
+            ports.records,
+            ports.blobs,
+            ports.clock,
+            emit,
+            open_network=config.network.open,
+        )
+        self.reaper = self._reaper(emit)
         parts = [*ports.backends.values(), *([ports.gate] if ports.gate is not None else [])]
         self.parts = Parts(parts, emit, ports.clock, self._background)
+        has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.by_class: Mapping[type[Any], Any] = {
-            Locator: engine,
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,
@@ -69,32 +131,37 @@ class App:
             Publisher: self.publisher,
             Approvals: Approvals(self.skills, self.publisher, self.config, ports.clock, emit),
             Inspection: Inspection(self.skills),
+            SecretBook: self.secrets,
+            PackageService: PackageService(
+                self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
+            ),
+            PolicyService: PolicyService(self.skills, self.backends, config.network, config.trust, has_gate),
         }
 
     async def start(self) -> None:
         """Probe for the default isolation, settle what a dead server left, and begin to sweep."""
-        await self.engine.environments.clean()
+        await self.environments.clean()
         await self.backends.start()
         await self.reaper.recover()
         self._background.spawn(self.reaper.sweep_forever(), "sweeper")
         self._background.spawn(self._warm_up(), "warm-up")
-        if self.engine.gate is not None:
+        if self.ports.gate is not None:
             self._background.spawn(repeat(self.history.keep_networks, KEEP_NETWORKS_S), "network keeper")
 
     def close_admission(self) -> None:
         """Refuse new runs, and those that wait, with Busy; those at work go on. Builds end, since what they are for
         would not be admitted."""
         self.admission.close()
-        self.engine.environments.building.stop()
+        self.environments.building.stop()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Take no more runs, let those at work end for ``grace_s`` seconds, cancel the rest, and wait until
         every record is written and every sandbox is gone."""
         self.close_admission()
         await self.runs.close(grace_s)
-        await self.engine.environments.close()
+        await self.environments.close()
         await self.ahead.close()
-        await self.engine.tasks.drain()
+        await self.tasks.drain()
         await self.parts.close()
         await self._background.close()
 
@@ -103,20 +170,46 @@ class App:
         offer = self.backends.default
         if offer is None or offer.refusal is not None:
             return
-        environment = await self.engine.environments.get(DEFAULT_ENVIRONMENT)
+        environment = await self.environments.get(DEFAULT_ENVIRONMENT)
         await offer.backend.prepare(make_spec(offer, self.config.limits.family.defaults, environment.ref))
 
-    def _blobs(self, ports: Ports) -> BlobService:
-        config, reads = self.config, self.engine.large_reads
-        return BlobService(ports.blobs, reads, ttl_s=config.blobs.ttl_s, json_bytes=config.blobs.json_bytes)
+    def _environments(self, builder: Builder | None, emit: Observer) -> Environments:
+        ports, config = self.ports, self.config
 
-    def _runs(self, ports: Ports, emit: Observer) -> RunService:
-        engine, config = self.engine, self.config
+        async def keep_log(owner: str, log: bytes) -> str:
+            try:
+                info = await ports.blobs.create(owner, "text/plain; charset=utf-8", log, ttl_s=config.blobs.ttl_s)
+            except SkillyardError:  # a full store is no reason to have no environment
+                return ""
+            return info.blob_id
+
+        async def make_room(spare: int) -> int:
+            await environments.evict(await environments_in_use(ports.records), spare)
+            return await environments.room()
+
+        # Builds use the warm interpreter of most runs where that has no packages.
+        default = config.environments.get(DEFAULT_ENVIRONMENT)
+        usual = "build" if default is None or default.packages else DEFAULT_ENVIRONMENT
+        self.steps = Steps(
+            config.packages, config.network, self.backends, self.lender, ports.gate, self.secrets, usual=usual
+        )
+        builder = builder or SandboxBuilder(self.steps)
+        building = Building(ports.environments, builder, config.packages, ports.clock, keep_log, emit, make_room)
+        environments = Environments(config.environments, ports.environments, building, config.packages, ports.clock)
+        return environments
+
+    def _runs(self, emit: Observer) -> RunService:
+        ports, config = self.ports, self.config
+        family = config.limits.family
+        self.planner = Planner(self.skills, self.backends, ports.blobs, ports.clock, ports.ids, family)
+        secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
+        packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
         granter = Granter(
-            engine,
+            packages,
+            secrets,
             config,
-            engine.environments,
-            engine.ahead,
+            self.environments,
+            self.ahead,
             ports.schemas,
             ports.gate,
             ports.ids,
@@ -129,10 +222,10 @@ class App:
             schemas=ports.schemas,
             clock=ports.clock,
             ids=ports.ids,
-            tasks=engine.tasks,
+            tasks=self.tasks,
             emit=emit,
-            active=engine.active,
-            ahead=engine.ahead,
+            active=self.active,
+            ahead=self.ahead,
             log_bytes=config.output.log_bytes,
             blob_bytes=config.blobs.max_bytes,
             blob_ttl_s=config.blobs.ttl_s,
@@ -144,14 +237,10 @@ class App:
         total = config.admission.request_bytes
         each = int(total * (1 - config.admission.reserve))
         requests = Budget(total, each, "too many large requests at once; send bulk data as a blob")
-        return RunService(self.planner, granter, engine.environments, engine.lender, requests, tools)
+        return RunService(self.planner, granter, self.environments, self.lender, requests, tools)
 
-    def _history(self, ports: Ports, emit: Observer) -> RunHistory:
-        consent = self.config.network.open
-        return RunHistory(self.runs, self.active, ports.records, ports.blobs, ports.clock, emit, open_network=consent)
-
-    def _reaper(self, ports: Ports, emit: Observer) -> Reaper:
-        config, environments = self.config, self.engine.environments
+    def _reaper(self, emit: Observer) -> Reaper:
+        ports, config, environments = self.ports, self.config, self.environments
 
         def at_work() -> Collection[str]:
             return self.active.keys() | environments.building.sandboxes

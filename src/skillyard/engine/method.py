@@ -16,8 +16,8 @@ Handler = Callable[[S, Principal, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 Surface = Literal["protocol", "operator"]
 
 
-class Locator:
-    """Stands for the engine, which handlers get whose part has no service yet."""
+class NoService:
+    """Stands for the service of a method that needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Method(Generic[S]):
     surface: Surface
     doc: str
     handler: Handler[S]
+    service: type[S]
     example: Mapping[str, Any] = field(default_factory=dict)
-    service: type[S] = Locator  # type: ignore[assignment]
     runs: bool = False
     also: frozenset[Scope] = frozenset()
     _check: Check = field(init=False, repr=False)

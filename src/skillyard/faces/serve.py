@@ -23,7 +23,6 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
-from skillyard.engine.engine import Engine
 from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
 from skillyard.faces.http.server import HttpServer, listen, url_of
@@ -98,9 +97,6 @@ class _Process:
                 grace_s=self._settings.server.grace_s,
             )
 
-    def _engine(self) -> Engine:
-        return self._runtime.engine
-
     async def _invoke(self, principal: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
         return await invoke(self._runtime.app, principal, name, params)
 
@@ -130,14 +126,14 @@ class _Process:
         """The runtime, ready to serve, and the files by which others find it."""
         data_dir = self._settings.data_dir
         async with self._runtime:
-            app, engine = self._runtime.app, self._engine()
+            app = self._runtime.app
             offer = await app.backends.choose()
             if not self._no_auth:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(app)
             self._lifecycle.dead = lambda: app.parts.dead
             self._remark(offer, app.backends)
-            _tell_of_skills(await engine.skills.problems())
+            _tell_of_skills(await app.skills.store.problems())
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
                 yield _readiness(offer, self._settings)

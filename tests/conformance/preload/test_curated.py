@@ -138,13 +138,13 @@ async def test_all_of_them_are_there_in_the_second_run(tmp_path: Path) -> None:
     events: list[Any] = []
     code = f"import sys\nHERE = sorted({MODULES!r} & sys.modules.keys())\n".replace("[", "{").replace("]", "}")
     async with Runtime(settings=settings, observer=events.append) as runtime:
-        if not (offer := runtime.engine.backends.default) or offer.name != "native":
+        if not (offer := runtime.app.backends.default) or offer.name != "native":
             pytest.skip("native sandboxes do not stand here")
         here = []
         for _ in range(2):
             run = await runtime.run_code(code + "def main(args): return {'here': HERE}", environment="all")
             here.append(run.raise_for_status().output["here"])
-            await runtime.engine.ahead.settled()
+            await runtime.app.ahead.settled()
     (said,) = [event for event in events if isinstance(event, ModulesAhead)]
     assert said.faults == {}
     assert here == [[], sorted(MODULES)]

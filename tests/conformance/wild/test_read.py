@@ -77,8 +77,8 @@ async def test_they_are_found_where_their_repository_has_them(checkout: Path) ->
 async def test_nothing_of_a_checkout_is_a_problem(shelf: dict[str, Path], wild: Open) -> None:
     for name, home in shelf.items():
         async with wild(name) as runtime:
-            assert [problem for problem in await runtime.engine.skills.problems() if problem.level == "error"] == []
-            served = {line.name for line in await runtime.engine.skills.page(None, 1000)}
+            assert [problem for problem in await runtime.app.ports.skills.problems() if problem.level == "error"] == []
+            served = {line.name for line in await runtime.app.ports.skills.page(None, 1000)}
             assert {skill.name for skill in home.iterdir()} < served
 
 
@@ -89,9 +89,9 @@ async def test_two_of_one_name_are_told_apart(shelf: dict[str, Path], tmp_path: 
         pytest.skip("only one of the checkouts has a skill-creator")
     settings = load_settings(data_dir=tmp_path / "data", skills_dirs=[*homes, EXAMPLES])
     async with Runtime(settings=settings) as runtime:
-        problems = [problem for problem in await runtime.engine.skills.problems() if problem.level == "error"]
+        problems = [problem for problem in await runtime.app.ports.skills.problems() if problem.level == "error"]
         assert [problem.rule for problem in problems] == ["duplicate-version"]
         assert str(homes[1]) in problems[0].file
         served = (await runtime.describe_skill("skill-creator", detail="full"))["skill"]
         assert served["skill_md"] == (homes[0] / "skill-creator/SKILL.md").read_text()
-        assert "examples.gif.animate" in {line.name for line in await runtime.engine.skills.page(None, 1000)}
+        assert "examples.gif.animate" in {line.name for line in await runtime.app.ports.skills.page(None, 1000)}

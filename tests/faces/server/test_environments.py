@@ -211,7 +211,7 @@ def test_behind_other_isolations(home: Path, index: Index, isolation: str) -> No
     (wheels / wheel_name("beta")).write_bytes(make_wheel("beta"))
     policy = {"policy": {"isolation": isolation}}
     with opened(home / f"{isolation}-off", settings=policy, wheels=str(wheels), offline=True) as runtime:
-        offer = runtime._inner.engine.backends.default
+        offer = runtime._inner.app.backends.default
         if offer is None or offer.refusal is not None:
             pytest.skip(f"{isolation} does not stand here: {offer and offer.refusal}")
         assert runtime.run_code(VERSION_OF_BETA, packages=["beta"]).raise_for_status().output == {"result": "1.0"}

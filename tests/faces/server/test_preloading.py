@@ -81,12 +81,12 @@ class Yard:
 
     async def run(self, code: str, **params: Any) -> Any:
         run = await self.runtime.run_code(code, **params)
-        await self.runtime.engine.ahead.settled()
+        await self.runtime.app.ahead.settled()
         return run.raise_for_status().output
 
     async def execute(self, skill: str, **args: Any) -> Any:
         run = await self.runtime.execute_skill(skill, args)
-        await self.runtime.engine.ahead.settled()
+        await self.runtime.app.ahead.settled()
         return run.raise_for_status().output
 
 
@@ -118,7 +118,7 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
 async def made(settings: Any) -> AsyncIterator[Yard]:
     events: list[Any] = []
     async with Runtime(settings=settings, observer=events.append) as runtime:
-        if not (offer := runtime.engine.backends.default) or offer.name != "native":
+        if not (offer := runtime.app.backends.default) or offer.name != "native":
             pytest.skip("native sandboxes do not stand here")
         await runtime.set_secret("KEY", VALUE)
         yield Yard(runtime, events)

@@ -120,7 +120,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from skillyard.domain.principal import LOCAL
-from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.secrets.methods import call
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.sqlite.database import Database

@@ -17,8 +17,7 @@ from skillyard.domain.principal import LOCAL, Principal
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.secret import Secret
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.app import App
-from skillyard.engine.engine import Engine, Ports
+from skillyard.engine.app import App, Ports
 from skillyard.engine.observer import Event
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.table import invoke
@@ -86,10 +85,6 @@ class Rig:
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def engine(self) -> Engine:
-        return self.app.engine
-
     async def call(self, method: str, /, principal: Principal | None = None, **params: Any) -> dict[str, Any]:
         return await invoke(self.app, principal or self.principal, method, params)
 
@@ -100,12 +95,12 @@ class Rig:
         return await self.call("run_code", language="python", **{"code": CODE, **params})
 
     async def record(self, run: dict[str, Any]) -> RunRecord:
-        record = await self.engine.records.get(run["run_id"])
+        record = await self.app.ports.records.get(run["run_id"])
         assert record is not None
         return record
 
     async def content(self, blob_id: str) -> bytes:
-        return b"".join([chunk async for chunk in self.engine.blobs.read(blob_id)])
+        return b"".join([chunk async for chunk in self.app.ports.blobs.read(blob_id)])
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -122,7 +117,7 @@ class Rig:
         """Another engine over the same stores. A change is a value, a section, or a mapping of a section's changes."""
         given = {name: self._changed(name, change) for name, change in changes.items()}
         self.app = make_app(self, self.app.config.model_copy(update=given))
-        self.engine.backends.admit(self.backend, self.extra["probe"])
+        self.app.backends.admit(self.backend, self.extra["probe"])
 
     def _changed(self, name: str, change: Any) -> Any:
         section = getattr(self.app.config, name)
@@ -171,7 +166,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     )
     rig.app = make_app(rig, config)
     await rig.app.start()
-    offer = rig.engine.backends.default
+    offer = rig.app.backends.default
     assert offer is not None
     rig.extra["probe"] = offer.probe
     yield rig
@@ -196,5 +191,5 @@ def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:
 async def environments(rig: Rig) -> AsyncIterator[Environments]:
     """The rig's, with some that have names."""
     rig.configure(environments=MINE)
-    yield rig.engine.environments
-    await rig.engine.environments.close()
+    yield rig.app.environments
+    await rig.app.environments.close()

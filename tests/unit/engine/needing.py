@@ -30,7 +30,7 @@ def rules(*texts: str) -> Any:
 
 async def approve(rig: Rig, skill: Skill, digest: str | None = None) -> None:
     approval = Approval(skill.name, skill.version, digest or skill.digest, 0.0, "ann")
-    await rig.engine.approvals.approve(approval)
+    await rig.app.ports.approvals.approve(approval)
 
 
 async def needs_of(rig: Rig, run: dict[str, Any]) -> dict[str, Any]:

@@ -70,5 +70,5 @@ async def publisher(rig: Rig, limits: PublicationLimits | None = None, **bundles
     rig.skills = skills  # type: ignore[assignment]
     rig.extra |= {"publications": publications, "bundles": store}
     rig.app = make_app(rig, rig.app.config)
-    rig.engine.backends.admit(rig.backend, rig.extra["probe"])
+    rig.app.backends.admit(rig.backend, rig.extra["probe"])
     return Publisher(rig, skills, snapshots, directory)

@@ -54,7 +54,7 @@ async def _remake(rig: Rig, *, separate: bool = False, **more: Any) -> None:
 async def _had(rig: Rig, method: str, **params: Any) -> tuple[str, ...]:
     run = await rig.call(method, **params)
     assert run["status"] == "completed", run
-    await rig.engine.ahead.settled()
+    await rig.app.ahead.settled()
     return rig.backend.started[-1][0].environment.preload
 
 

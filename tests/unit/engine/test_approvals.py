@@ -237,7 +237,7 @@ async def test_an_approval_that_is_being_written_does_not_outlive_a_restore(
     yard: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await yard.publish(bundle())
-    store, writing, go_on = yard.rig.engine.approvals, asyncio.Event(), asyncio.Event()
+    store, writing, go_on = yard.rig.app.ports.approvals, asyncio.Event(), asyncio.Event()
     write = store.approve
 
     async def slow(approval: Approval) -> None:

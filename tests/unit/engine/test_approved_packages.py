@@ -31,7 +31,7 @@ async def given(rig: Rig, run: dict[str, Any]) -> dict[str, str]:
     """The packages that the run's sandbox was made with."""
     assert "error" not in run, run["error"]
     ref = rig.backend.started[-1][0].environment
-    built = await rig.engine.environments.store.find(ref.digest)
+    built = await rig.app.environments.store.find(ref.digest)
     assert built is not None
     return dict(built.distributions)
 
@@ -129,8 +129,8 @@ async def test_a_resolution_that_gives_others_is_refused(rig: Rig, deaf: bool, f
 async def test_they_stay_when_every_environment_and_lock_is_gone(rig: Rig) -> None:
     await approved(rig, "acme.asks", "numpy")
     await executed(rig)
-    for built in await rig.engine.environments.store.list():
-        await rig.engine.environments.remove(built.digest, forget=True)
+    for built in await rig.app.environments.store.list():
+        await rig.app.environments.remove(built.digest, forget=True)
     rig.builder.version = NEWER
     await approved(rig, "acme.more", "rich")
     assert await given(rig, await executed(rig, **BESIDE)) == {"numpy": VERSION, "rich": NEWER}

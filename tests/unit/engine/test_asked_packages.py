@@ -124,7 +124,7 @@ async def test_what_is_denied_cannot_be_drawn_in_by_what_is_not(rig: Rig) -> Non
     assert denied.format("allow") in await refused("execute_skill", name="acme.learns")
     named = {"base": EnvironmentSettings(packages=("torch",))}
     rig.configure(packages=PackagesSettings(allow=("*", "!torch"), run_code=("learns",)), environments=named)
-    await rig.engine.environments.get("base")
+    await rig.app.environments.get("base")
     assert await refused() == "", "the operator gives it to everybody"
 
 

@@ -102,7 +102,7 @@ async def test_what_is_no_text_comes_as_base64(rig: Rig, data: bytes, kind: str,
 
 
 async def test_full_has_a_cap_and_says_what_to_do(rig: Rig) -> None:
-    info = await rig.engine.blobs.create("local", "text/plain", b"x" * (MAX_READ + 1))
+    info = await rig.app.ports.blobs.create("local", "text/plain", b"x" * (MAX_READ + 1))
     with pytest.raises(InvalidInput, match=rf"{MAX_READ} bytes and this one has {MAX_READ + 1}.*sample") as caught:
         await rig.call("read_blob", blob_id=info.blob_id, mode="full")
     assert caught.value.data()["size_bytes"] == MAX_READ + 1

@@ -26,7 +26,7 @@ async def test_blobs_are_stored_under_the_runs_own_prefix(rig: Rig) -> None:
     run = await rig.run(playing(blob(1, "text/csv", b"a,b\n"), blob(2, "application/json", b"{}"), result({})))
     prefix = rig.backend.started[0][1]["blob_prefix"]
     assert run["output_blobs"] == [f"{prefix}1", f"{prefix}2"]
-    info = await rig.engine.blobs.stat(f"{prefix}1")
+    info = await rig.app.ports.blobs.stat(f"{prefix}1")
     assert info is not None
     assert (info.kind, info.size, info.owner, info.run_id) == ("text/csv", 4, "local", run["run_id"])
     assert await rig.content(f"{prefix}2") == b"{}"
@@ -43,7 +43,7 @@ async def test_a_large_blob_flows_into_the_store_in_pieces(rig: Rig) -> None:
 
     run = await rig.run(script)
     [blob_id] = run["output_blobs"]
-    info = await rig.engine.blobs.stat(blob_id)
+    info = await rig.app.ports.blobs.stat(blob_id)
     assert info is not None
     assert info.sha256 == hashlib.sha256(piece * 8).hexdigest()
 
@@ -86,7 +86,7 @@ async def test_an_abandoned_and_an_unfinished_blob_do_not_exist(rig: Rig) -> Non
     run = await rig.run(playing(abandoned, large, raises("ValueError", "gave up")))
     assert run["output_blobs"] == []
     assert run["error"]["type"] == "ValueError"
-    assert await rig.engine.blobs.list(None) == []
+    assert await rig.app.ports.blobs.list(None) == []
 
 
 async def test_blobs_of_a_failed_run_are_kept(rig: Rig) -> None:
@@ -149,12 +149,12 @@ async def test_a_quota_ends_the_run_and_names_the_reason(rig: Rig, size: int) ->
             await anext(args[2])
         raise QuotaExceeded("content", "would pass the quota of 5 bytes")
 
-    rig.engine.blobs.create = refuse  # type: ignore[method-assign]
+    rig.app.ports.blobs.create = refuse  # type: ignore[method-assign]
     try:
         pieces = [b"x" * min(INLINE, size - at) for at in range(0, size, INLINE)]
         run = await rig.run(playing(blob(1, "text/plain", *pieces), result({}), log=b"log"))
     finally:
-        del rig.engine.blobs.create
+        del rig.app.ports.blobs.create
     assert (run["status"], run["error"]["type"]) == ("failed", "PolicyRefused")
     assert "quota of 5 bytes" in run["error"]["message"]
     assert (run["logs_preview"], "logs_blob" in run) == ("log", False)

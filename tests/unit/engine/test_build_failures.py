@@ -18,7 +18,6 @@ from skillyard.engine.packages.build_log import MOST_BYTES, BuildLog
 from skillyard.engine.packages.builder import SandboxBuilder
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.explain import MOST, explained
-from skillyard.engine.packages.steps import Steps
 from tests.unit.engine.conftest import Rig
 
 CONFIG = PackagesSettings(memory_mb=100, disk_mb=200, timeout_s=30)
@@ -93,7 +92,7 @@ def test_a_log_keeps_its_head_and_its_end_and_shows_the_last_line() -> None:
 @pytest.mark.anyio
 async def test_where_nothing_has_a_way_out_the_offline_mode_is_named(rig: Rig) -> None:
     with pytest.raises(BuildFailed, match=r"isolation 'fake' gives a build no network .*packages\.offline = true"):
-        await SandboxBuilder(Steps(rig.engine, rig.engine.lender)).resolve(_wanted(), BuildLog())
+        await SandboxBuilder(rig.app.steps).resolve(_wanted(), BuildLog())
 
 
 async def _asked_for(rig: Rig) -> SandboxSpec:
@@ -106,7 +105,7 @@ async def _asked_for(rig: Rig) -> SandboxSpec:
 
     rig.backend.create = create  # type: ignore[method-assign]
     with pytest.raises(BuildFailed, match="the build has no sandbox: no room"):
-        await SandboxBuilder(Steps(rig.engine, rig.engine.lender)).resolve(_wanted(), BuildLog())
+        await SandboxBuilder(rig.app.steps).resolve(_wanted(), BuildLog())
     return asked[0]
 
 

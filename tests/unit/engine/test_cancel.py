@@ -35,7 +35,7 @@ class Endless:
 
 
 async def only(rig: Rig) -> RunRecord:
-    [record] = await rig.engine.records.list(None)
+    [record] = await rig.app.ports.records.list(None)
     return record
 
 
@@ -61,7 +61,7 @@ async def test_a_caller_that_goes_away_cancels_its_run(rig: Rig) -> None:
     assert endless.process is not None
     assert endless.process.killed
     assert rig.backend.held == {}
-    assert rig.engine.admission.running == 0
+    assert rig.app.admission.running == 0
 
 
 def _file(n: int, path: str, *pieces: bytes, end: bool) -> bytes:
@@ -92,11 +92,11 @@ async def test_a_caller_that_goes_away_while_files_are_collected(rig: Rig) -> No
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(rig.engine.tasks.drain(), 5)
+    await asyncio.wait_for(rig.app.tasks.drain(), 5)
     record = await only(rig)
     assert [(file["path"], await rig.content(file["blob_id"])) for file in record.files] == [("a.txt", b"whole")]
     assert record.output_blobs == (record.files[0]["blob_id"],)
-    assert {info.blob_id for info in await rig.engine.blobs.list(None)} == {*record.output_blobs, record.logs_blob}
+    assert {info.blob_id for info in await rig.app.ports.blobs.list(None)} == {*record.output_blobs, record.logs_blob}
     assert list((rig.home / "blobs" / "tmp").iterdir()) == []
     assert rig.backend.held == {}
 
@@ -130,7 +130,7 @@ async def test_cancelling_again_and_again_changes_nothing(rig: Rig) -> None:
     while not task.done():
         task.cancel()
         await asyncio.sleep(0)
-    await rig.engine.tasks.drain()
+    await rig.app.tasks.drain()
     assert (await only(rig)).outcome is Outcome.CANCELLED
     assert rig.backend.held == {}
 
@@ -144,7 +144,7 @@ async def test_a_detached_run_goes_on(rig: Rig) -> None:
     assert endless.process is not None
     endless.process.write(result({"late": 1}))
     endless.process.end()
-    await rig.engine.tasks.drain()
+    await rig.app.tasks.drain()
     record = await only(rig)
     assert (record.status, record.output) == (RunStatus.COMPLETED, {"late": 1})
 
@@ -185,7 +185,7 @@ async def test_a_caller_that_goes_while_the_sandbox_is_being_made_leaves_none(ri
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.engine.tasks.drain()
+    await rig.app.tasks.drain()
     assert rig.backend.held == {}
     assert (await only(rig)).outcome is Outcome.CANCELLED
 

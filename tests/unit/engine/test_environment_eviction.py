@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> None:
     rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=1000.0))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     old = await of(environments, "old")
     rig.clock.time += 900
     young = await of(environments, "young")
@@ -28,7 +28,7 @@ async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> No
 
 async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
     rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=None))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     made = []
     for name in ("a", "b", "c"):
         made.append(await of(environments, name))
@@ -37,7 +37,7 @@ async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
     await of(environments, "a")  # used again, and that is written down
     size = sum(e.built.size for e in made if e.built)
     rig.configure(environments=MINE, packages=PackagesSettings(max_age_s=None, max_bytes=size - 1))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     rig.clock.time += JUST_USED_S + 1
     assert await environments.evict() == 1
     assert made[1].digest not in kept(rig)
@@ -45,9 +45,9 @@ async def test_the_longest_unused_go_by_size(rig: Rig) -> None:
 
 async def test_what_a_run_uses_stays(rig: Rig) -> None:
     rig.configure(environments=MINE)
-    digest = (await rig.engine.environments.get("mine")).digest
+    digest = (await rig.app.environments.get("mine")).digest
     rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=0))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     rig.clock.time += JUST_USED_S + 1
     with environments.using(digest):
         assert await environments.evict() == 0
@@ -59,7 +59,7 @@ async def test_what_a_run_uses_stays(rig: Rig) -> None:
 
 async def test_a_sweep_removes_unused_ones_and_leaves_builds_alone(rig: Rig) -> None:
     rig.configure(environments=MINE)
-    await rig.engine.environments.get("mine")
+    await rig.app.environments.get("mine")
     rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=0))
     rig.clock.time += JUST_USED_S + 1
     rig.builder.at_work = frozenset({"build_1"})
@@ -81,6 +81,6 @@ async def test_it_is_written_down_now_and_then_that_one_is_used(environments: En
     await environments.get("mine")
     assert facts.stat().st_mtime == rig.clock.time
     rig.configure(environments=MINE)
-    found = await rig.engine.environments.store.find(digest)
+    found = await rig.app.environments.store.find(digest)
     assert found is not None
     assert found.used_at == rig.clock.time

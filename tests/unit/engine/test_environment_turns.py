@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_only_so_many_build_at_once(rig: Rig) -> None:
     rig.configure(environments=MINE, packages=PackagesSettings(at_once=1, run_code=("*",)))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     rig.builder.gate = asyncio.Event()
     tasks = [asyncio.create_task(of(environments, name)) for name in ("x", "y")]
     await until(lambda: rig.builder.installed)
@@ -58,7 +58,7 @@ async def test_wheels_are_fetched_in_turn_with_builds(rig: Rig, monkeypatch: pyt
     """Each has a sandbox as large as a build's."""
     monkeypatch.setattr(building, "MOST_EACH", 2)
     rig.configure(environments=MINE, packages=PackagesSettings(at_once=1, run_code=("*",)))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     await environments.get("mine")
     rig.builder.gate = asyncio.Event()
     build = asyncio.create_task(of(environments, "x"))
@@ -90,11 +90,11 @@ async def test_who_has_the_same_environment_does_not_see_what_others_asked_for(r
 
 async def test_all_environments_together_never_have_more_than_max_bytes(rig: Rig) -> None:
     """A caller who asks for one large set after the other fills no disk between two sweeps."""
-    first = await of(rig.engine.environments, "a")
+    first = await of(rig.app.environments, "a")
     assert first.built is not None
     size = first.built.size
     rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=2 * size - 1))
-    environments = rig.engine.environments
+    environments = rig.app.environments
     for name in ("b", "d"):
         with pytest.raises(BuildFailed, match=r"no room for another one: packages\.max_bytes"):
             await of(environments, name)
@@ -105,8 +105,8 @@ async def test_all_environments_together_never_have_more_than_max_bytes(rig: Rig
     rig.configure(environments=MINE, packages=PackagesSettings(max_bytes=size - 1))
     rig.clock.time += JUST_USED_S + 1
     with pytest.raises(BuildFailed, match=r"packages\.max_bytes"):
-        await of(rig.engine.environments, "e")
-    assert await rig.engine.environments.store.list() == []
+        await of(rig.app.environments, "e")
+    assert await rig.app.environments.store.list() == []
 
 
 async def test_only_so_many_wait_for_one_owner_and_in_all(
@@ -128,5 +128,5 @@ async def test_a_builder_that_no_longer_answers_is_given_up(rig: Rig, monkeypatc
     rig.configure(environments=MINE, packages=PackagesSettings(timeout_s=0.01))
     rig.builder.gate = asyncio.Event()
     with pytest.raises(BuildFailed, match="no longer answers"):
-        await rig.engine.environments.get("mine")
+        await rig.app.environments.get("mine")
     assert kept(rig) == []

@@ -68,11 +68,11 @@ async def test_it_is_found_again_after_a_restart_with_the_same_versions(environm
     first = await environments.get("mine")
     rig.builder.version = "2.0"
     rig.configure(environments=MINE)
-    found = await rig.engine.environments.get("mine")
+    found = await rig.app.environments.get("mine")
     assert (found.ref, found.distributions) == (first.ref, first.distributions)
     assert len(rig.builder.installed) == 1
-    await rig.engine.environments.remove(first.digest, forget=False)
-    again = await rig.engine.environments.get("mine")
+    await rig.app.environments.remove(first.digest, forget=False)
+    again = await rig.app.environments.get("mine")
     assert again.distributions == first.distributions
     assert len(rig.builder.resolved) == 1
     assert len(rig.builder.installed) == 2
@@ -244,9 +244,9 @@ async def test_a_damaged_record_means_that_it_is_built_again(environments: Envir
     digest = (await environments.get("mine")).digest
     (rig.home / "environments" / f"{digest}.json").write_text('{"digest": 1')
     rig.configure(environments=MINE)
-    await rig.engine.environments.clean()
+    await rig.app.environments.clean()
     assert kept(rig) == []
-    assert (await rig.engine.environments.get("mine")).digest == digest
+    assert (await rig.app.environments.get("mine")).digest == digest
 
 
 async def test_unknown_names_are_refused(environments: Environments) -> None:

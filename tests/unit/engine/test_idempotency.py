@@ -97,7 +97,7 @@ async def test_keys_belong_to_a_principal(rig: Rig) -> None:
 
 
 async def test_a_call_that_was_turned_away_does_not_use_up_its_key(rig: Rig) -> None:
-    rig.engine.admission.close()
+    rig.app.admission.close()
     with pytest.raises(Busy):
         await rig.run(idempotency_key="k")
     rig.configure()

@@ -55,7 +55,7 @@ async def test_a_run_may_not_name_another(rig: Rig) -> None:
     await engine_over(rig, named("native"), named("landlock"), isolation="native")
     with pytest.raises(InvalidInput, match=r"isolation: must be one that policy.isolations offers: native"):
         await rig.run(isolation="landlock")
-    assert await rig.engine.records.list(None) == []
+    assert await rig.app.ports.records.list(None) == []
 
 
 async def test_what_a_run_names_is_never_swapped_for_a_weaker_one(rig: Rig) -> None:

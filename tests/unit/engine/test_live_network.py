@@ -40,7 +40,7 @@ async def at_work(rig: Rig, **params: Any) -> AsyncIterator[str]:
     async with asyncio.timeout(10):
         while not rig.backend.started:
             await asyncio.sleep(0)
-    [run_id] = rig.engine.active
+    [run_id] = rig.app.active
     try:
         yield run_id
     finally:
@@ -123,14 +123,14 @@ async def test_the_record_says_who_changed_what_and_when(rig: Rig) -> None:
     async with at_work(rig) as run_id:
         rig.clock.time += 5
         await change(rig, run_id, by=OWNER)
-        [running] = await rig.engine.records.unfinished()
+        [running] = await rig.app.ports.records.unfinished()
         assert running.network is not None
         assert running.network["changes"][0]["layer"] == "live"
         assert running.network["in_force"][-1] == {"name": "live", "rules": []}
         rig.clock.time += 5
         await change(rig, run_id, "y.com", by=ADMIN)
         gate.last.connect("y.com", 443)
-    record = await rig.engine.records.get(run_id)
+    record = await rig.app.ports.records.get(run_id)
     assert record is not None
     assert record.network is not None
     assert record.network["layers"][1] == {"name": "code", "rules": ["x.com"]}
@@ -173,7 +173,7 @@ async def test_what_was_tried_is_written_down_while_a_run_goes_on(rig: Rig) -> N
         await rig.app.history.keep_networks()
         gate.down = False
         await rig.app.history.keep_networks()
-        [record] = await rig.engine.records.unfinished()
+        [record] = await rig.app.ports.records.unfinished()
         assert record.network is not None
         assert record.network["connections"]
     assert record.network["connections"][0]["host"] == "y.com"

@@ -107,7 +107,7 @@ async def test_a_secret_that_must_be_there_refuses_the_run_by_name(rig: Rig) -> 
     assert {why for *_, granted, why in rows(needs) if not granted} == {"not approved"}
     await approve(rig, skill)
     assert (await rig.call("execute_skill", name="acme.mail"))["status"] == "completed"
-    await rig.engine.approvals.revoke("acme.mail", "1.0.0")
+    await rig.app.ports.approvals.revoke("acme.mail", "1.0.0")
     assert (await rig.call("execute_skill", name="acme.mail"))["error"]["type"] == "PolicyRefused", "at once"
 
 
@@ -139,7 +139,7 @@ async def test_foreign_code_does_not_come_by_an_approved_ones_grants(rig: Rig) -
     assert {mount.digest for mount in spec.mounts} >= {top.digest, good.digest}, "the newest that is approved"
     assert (request["env"]["KEY"], run["status"]) == ("value-value", "completed")
 
-    await rig.engine.approvals.revoke("lib")
+    await rig.app.ports.approvals.revoke("lib")
     run = await rig.call("execute_skill", name="acme.top")
     assert run["error"]["type"] == "PolicyRefused"
     assert "'lib' 1.1.0 is not approved" in run["error"]["message"]

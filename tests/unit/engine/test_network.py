@@ -121,7 +121,7 @@ async def test_the_operators_rules_and_hosts_are_the_outermost_layer(rig: Rig) -
     assert list(map(str, gate.last.plan.policy.hosts["api.x.com"])) == ["192.0.2.1"]
     assert gate.last.connect("api.x.com", 443)
     assert not gate.last.connect("api.y.com", 443)
-    assert gate.last.plan.limits == rig.engine.config.network.limits.egress
+    assert gate.last.plan.limits == rig.app.config.network.limits.egress
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_a_backend_without_the_ability_is_named_with_the_mend(rig: Rig) ->
     rig.skills.add(networked("x.com"))
     for why in (Protection(Level.MISSING, why="it has no namespaces", mend="use native"), None):
         abilities = {} if why is None else {"egress": why}
-        rig.engine.backends.admit(rig.backend, replace(rig.extra["probe"], abilities=abilities))
+        rig.app.backends.admit(rig.backend, replace(rig.extra["probe"], abilities=abilities))
         expected = "it has no namespaces; use native" if why else "the backend does not offer it"
         said = f"(x.com), and isolation 'fake' cannot give it: {expected}"
         await refused(rig, said, name="a.b")
@@ -262,7 +262,7 @@ async def test_a_caller_that_goes_away_leaves_no_session(rig: Rig, where: str) -
         rig.backend.gate = go
     task = asyncio.create_task(rig.run(waiting))
     async with asyncio.timeout(10):
-        while not await rig.engine.records.unfinished():
+        while not await rig.app.ports.records.unfinished():
             await asyncio.sleep(0)
     await until(lambda: {"opening": True, "creating": rig.backend.held, "running": rig.backend.started}[where])
     task.cancel()
@@ -270,7 +270,7 @@ async def test_a_caller_that_goes_away_leaves_no_session(rig: Rig, where: str) -
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await rig.engine.tasks.drain()
+    await rig.app.tasks.drain()
     assert [session.closes for session in gate.sessions.values()] == [1]
     [record] = (await rig.call("runs.list"))["runs"]
     assert record["status"] == "failed"
@@ -320,7 +320,7 @@ async def test_what_a_lost_run_might_reach_is_known(rig: Rig) -> None:
     rig.with_network(run_code=rules("x.com"))
     task = asyncio.create_task(rig.run(waiting))
     await until(lambda: rig.backend.started)
-    [record] = await rig.engine.records.unfinished()
+    [record] = await rig.app.ports.records.unfinished()
     assert record.network is not None
     assert record.network["layers"][1] == {"name": "code", "rules": ["x.com"]}
     assert record.network["complete"] is False
@@ -333,7 +333,7 @@ async def test_a_run_at_work_shows_its_connections(rig: Rig) -> None:
     task = asyncio.create_task(rig.run(waiting))
     await until(lambda: rig.backend.started)
     gate.last.connect("y.com", 443)
-    [run_id] = rig.engine.active
+    [run_id] = rig.app.active
     run = (await rig.call("runs.show", run_id=run_id))["run"]
     assert run["status"] == RunStatus.RUNNING
     assert [(c["host"], c["allowed"]) for c in run["network"]["connections"]] == [("y.com", False)]

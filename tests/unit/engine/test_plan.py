@@ -49,7 +49,7 @@ async def test_a_skill_or_version_that_is_not_there(rig: Rig, params: dict[str, 
     with pytest.raises(SkillNotFound) as caught:
         await rig.call("execute_skill", **params)
     assert (caught.value.code, caught.value.type) == (-32602, "SkillNotFound")
-    assert await rig.engine.records.list(None) == []
+    assert await rig.app.ports.records.list(None) == []
 
 
 async def test_an_instruction_skill_cannot_be_executed(rig: Rig) -> None:
@@ -193,7 +193,7 @@ async def test_limits_are_refused_by_name_never_clamped(rig: Rig, params: dict[s
     with pytest.raises(InvalidInput, match=said):
         await rig.run(**params)
     assert rig.backend.started == []
-    assert await rig.engine.records.list(None) == []
+    assert await rig.app.ports.records.list(None) == []
 
 
 async def test_a_manifests_limits_are_requests_capped_by_policy(rig: Rig) -> None:

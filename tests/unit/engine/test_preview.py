@@ -60,7 +60,7 @@ async def test_the_full_log_is_a_blob_and_not_among_the_outputs(rig: Rig) -> Non
     assert await rig.content(run["logs_blob"]) == log
     assert run["logs_blob"] not in run["output_blobs"]
     assert len(run["logs_preview"].encode()) <= MAX
-    info = await rig.engine.blobs.stat(run["logs_blob"])
+    info = await rig.app.ports.blobs.stat(run["logs_blob"])
     assert info is not None
     assert (info.kind, info.owner, info.run_id) == ("text/plain", "local", run["run_id"])
 

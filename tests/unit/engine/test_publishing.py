@@ -276,7 +276,7 @@ async def test_a_caller_that_goes_away_while_it_is_stored_leaves_a_whole_version
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await yard.rig.engine.tasks.drain()
+    await yard.rig.app.tasks.drain()
     assert (await yard.skills.get(NAME)).version == "1.0.0"
 
 

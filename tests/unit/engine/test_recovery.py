@@ -26,11 +26,11 @@ def unfinished(run_id: str) -> RunRecord:
 
 async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig: Rig) -> None:
     for number in range(3):
-        await rig.engine.records.insert(unfinished(f"run_{number}"))
+        await rig.app.ports.records.insert(unfinished(f"run_{number}"))
     rig.backend.foreign = [Held("h0", "run_0", Owner.RUN, 5.0), Held("h9", "unknown", Owner.RUN, 0.1)]
     await rig.app.reaper.recover()
     for number in range(3):
-        record = await rig.engine.records.get(f"run_{number}")
+        record = await rig.app.ports.records.get(f"run_{number}")
         assert record is not None
         assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.LOST)
         assert record.error is not None
@@ -41,11 +41,11 @@ async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig:
 
 
 async def test_a_task_goes_on_with_its_record(rig: Rig) -> None:
-    await rig.engine.records.insert(unfinished("run_task"))
+    await rig.app.ports.records.insert(unfinished("run_task"))
     rig.backend.foreign = [Held("h1", "run_task", Owner.TASK, 5.0), Held("h2", "nobody", Owner.TASK, 5.0)]
     await rig.app.reaper.recover()
     assert rig.backend.destroyed == ["h2"]
-    record = await rig.engine.records.get("run_task")
+    record = await rig.app.ports.records.get("run_task")
     assert record is not None
     assert record.status is RunStatus.RUNNING
 
@@ -67,11 +67,11 @@ async def test_old_records_expired_blobs_and_stray_sandboxes_go(rig: Rig) -> Non
     first = await rig.app.reaper.sweep()
     assert (first.blobs, first.records) == (0, 0)
     assert rig.backend.destroyed == ["stray"]
-    assert await rig.engine.records.get(run["run_id"]) is not None
+    assert await rig.app.ports.records.get(run["run_id"]) is not None
     rig.clock.time += 31 * 86400
     await rig.app.reaper.sweep()
-    assert await rig.engine.records.get(run["run_id"]) is None
-    assert await rig.engine.blobs.list(None) == []
+    assert await rig.app.ports.records.get(run["run_id"]) is None
+    assert await rig.app.ports.blobs.list(None) == []
 
 
 async def test_records_are_kept_for_ever_where_the_operator_says_so(rig: Rig) -> None:
@@ -88,8 +88,8 @@ async def test_a_principal_keeps_so_many_records_and_loses_none_to_others(rig: R
     own = (await rig.run())["run_id"]
     rig.configure(records={"owner_count": 2})
     assert (await rig.app.reaper.sweep(expire=False)).records == 2
-    assert [await rig.engine.records.get(run_id) is None for run_id in others] == [True, True, False, False]
-    assert await rig.engine.records.get(own) is not None
+    assert [await rig.app.ports.records.get(run_id) is None for run_id in others] == [True, True, False, False]
+    assert await rig.app.ports.records.get(own) is not None
     rig.configure(records={"owner_count": None})
     assert (await rig.app.reaper.sweep()).records == 0
 

@@ -38,8 +38,8 @@ async def test_a_completed_run(rig: Rig) -> None:
     assert record.started_at is not None
     assert record.ended_at is not None
     assert rig.backend.held == {}
-    assert rig.engine.active == {}
-    assert rig.engine.admission.running == 0
+    assert rig.app.active == {}
+    assert rig.app.admission.running == 0
 
 
 async def test_the_guest_gets_what_was_asked(rig: Rig) -> None:
@@ -207,7 +207,7 @@ async def test_a_sandbox_weaker_than_the_probe_promised_is_not_used(rig: Rig) ->
         await rig.run()
     assert rig.backend.started == []
     assert rig.backend.held == {}
-    [record] = await rig.engine.records.list(None)
+    [record] = await rig.app.ports.records.list(None)
     assert (record.status, record.error and record.error["type"]) == (RunStatus.FAILED, "ProtectionMissing")
 
 
@@ -250,7 +250,7 @@ async def test_a_backend_that_is_full_is_busy(rig: Rig) -> None:
     rig.backend.faults.append(Busy("full", retry_after_ms=5))
     with pytest.raises(Busy):
         await rig.run()
-    [record] = await rig.engine.records.list(None)
+    [record] = await rig.app.ports.records.list(None)
     assert record.status is RunStatus.FAILED
 
 
@@ -258,11 +258,11 @@ async def test_a_bug_of_ours_ends_the_run_and_leaks_nothing(rig: Rig) -> None:
     rig.backend.faults.append(ZeroDivisionError("secret internals"))
     with pytest.raises(ZeroDivisionError):
         await rig.run()
-    [record] = await rig.engine.records.list(None)
+    [record] = await rig.app.ports.records.list(None)
     assert record.status is RunStatus.FAILED
     assert "internals" not in json.dumps(record.as_dict())
     assert rig.of(Fault)[0].run_id == record.run_id
-    assert rig.engine.admission.running == 0
+    assert rig.app.admission.running == 0
 
 
 async def test_events_tell_the_story(rig: Rig) -> None:
@@ -276,7 +276,7 @@ async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
     seen: list[RunStatus] = []
 
     async def script(process: FakeProcess) -> None:
-        record = await rig.engine.records.get(process.id)
+        record = await rig.app.ports.records.get(process.id)
         assert record is not None
         seen.append(record.status)
         process.write(result({}))
@@ -316,12 +316,12 @@ async def test_a_record_that_cannot_be_written_stops_the_run_before_the_sandbox(
     async def refuse(record: object) -> None:
         raise StoreFault("disk full")
 
-    monkeypatch.setattr(rig.engine.records, "insert", refuse)
+    monkeypatch.setattr(rig.app.ports.records, "insert", refuse)
     with pytest.raises(StoreFault):
         await rig.run()
     assert rig.backend.started == []
-    assert rig.engine.active == {}
-    assert rig.engine.admission.running == 0
+    assert rig.app.active == {}
+    assert rig.app.admission.running == 0
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from skillyard.domain.work.record import RunKind
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.request import from_params
-from skillyard.engine.secrets.book import SecretBook
-from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run
+from skillyard.engine.secrets.for_run import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.secrets.methods import call
+from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.table import METHODS
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from tests.attacks.front_door.methods import CANARY, params_of
@@ -48,9 +48,13 @@ async def plan_of(rig: Rig, principal: Principal, method: str, **params: Any) ->
     return await rig.app.planner.plan(principal, from_params(RunKind(method), row.bind(params)))
 
 
+async def granted(rig: Rig, plan: Plan) -> tuple[GivenSecret, ...]:
+    return await RunSecrets(rig.app.secrets, code_may=rig.app.config.policy.run_code_secrets == "mounted").give(plan)
+
+
 async def given_to(rig: Rig, skill: str = "sales.leads", principal: Principal = CRM) -> dict[str, GivenSecret]:
     plan = await plan_of(rig, principal, "execute_skill", name=skill)
-    return {secret.name: secret for secret in await secrets_for_run(rig.engine, plan)}
+    return {secret.name: secret for secret in await granted(rig, plan)}
 
 
 async def refused(rig: Rig, type_: str, said: str, skill: str = "sales.leads", principal: Principal = CRM) -> None:
@@ -139,7 +143,7 @@ async def test_code_gets_what_its_mounted_skills_may_have(rig: Rig) -> None:
     await put(rig, "A", "of sales", skills="sales.*")
     params = {"language": "python", "code": "x", "mount_skills": ["sales.leads", "sales.deals"]}
     plan = await plan_of(rig, CRM, "run_code", **params)
-    [secret] = await secrets_for_run(rig.engine, plan)
+    [secret] = await granted(rig, plan)
     assert (secret.value, secret.delivery, [rule.name for rule in secret.hosts]) == (
         *("of sales", Delivery.GATE),
         ["a.x.com"],
@@ -147,7 +151,7 @@ async def test_code_gets_what_its_mounted_skills_may_have(rig: Rig) -> None:
     await put(rig, "A", "everybody's")
     params["mount_skills"] = ["sales.leads", "hr"]
     with pytest.raises(Refused, match="mean different secrets by 'A'"):
-        await secrets_for_run(rig.engine, await plan_of(rig, CRM, "run_code", **params))
+        await granted(rig, await plan_of(rig, CRM, "run_code", **params))
 
 
 class Reader:
@@ -171,7 +175,7 @@ class Reader:
 
 async def test_readers_are_asked_in_order_for_what_the_store_lacks(rig: Rig) -> None:
     first, second = Reader("first", A="1", B="1"), Reader("second", A="2", B="2", C="2")
-    object.__setattr__(rig.engine.secret_book, "readers", (first, second))
+    object.__setattr__(rig.app.secrets, "readers", (first, second))
     needing(rig, "sales.leads", *(SecretNeed(name) for name in "ABC"))
     await put(rig, "A", "stored")
     found = await given_to(rig)
@@ -181,7 +185,7 @@ async def test_readers_are_asked_in_order_for_what_the_store_lacks(rig: Rig) -> 
 
 async def test_a_source_that_cannot_tell_ends_the_search(rig: Rig) -> None:
     first, second = Reader("first"), Reader("second", A=VALUE)
-    object.__setattr__(rig.engine.secret_book, "readers", (first, second))
+    object.__setattr__(rig.app.secrets, "readers", (first, second))
     needing(rig, "sales.leads", SecretNeed("A", optional=True))
     first.broken = True
     await refused(rig, "MissingSecret", "the secret 'A' cannot be read: first cannot be reached")

@@ -54,8 +54,8 @@ async def test_a_run_that_cannot_be_recorded_says_so_and_is_not_waited_for(rig: 
     disk.refuses = step
     with pytest.raises(StoreFault, match="free some space"):
         await rig.run()
-    assert rig.engine.active == {}
-    assert rig.engine.admission.running == 0
+    assert rig.app.active == {}
+    assert rig.app.admission.running == 0
     async with asyncio.timeout(30):
         await rig.app.close()
 
@@ -86,7 +86,7 @@ async def test_what_works_is_not_settled(rig: Rig, disk: FullDisk) -> None:
             await asyncio.sleep(0)
     await rig.app.reaper.settle()
     (record,) = await disk.unfinished()
-    assert record.run_id in rig.engine.active
+    assert record.run_id in rig.app.active
     gate.set()
     await run
 
@@ -116,11 +116,11 @@ async def test_a_clock_set_forward_does_not_make_everything_expire(rig: Rig) -> 
         swept = len(rig.of(Fault))
         for _ in range(200):
             await asyncio.sleep(0)
-    assert await rig.engine.records.get(run["run_id"]) is not None
+    assert await rig.app.ports.records.get(run["run_id"]) is not None
     assert len(rig.of(Fault)) == swept, "set back, it is no news"
     clock.time += 31 * 86400
     async with asyncio.timeout(30):
-        while await rig.engine.records.get(run["run_id"]) is not None:
+        while await rig.app.ports.records.get(run["run_id"]) is not None:
             await asyncio.sleep(0)
 
 

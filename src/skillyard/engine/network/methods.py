@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
+from skillyard.config.network import NetworkSettings
+from skillyard.config.policy import TrustSettings
 from skillyard.domain.errors import InvalidInput, SkillNotFound
 from skillyard.domain.network.address import Address
 from skillyard.domain.network.explain import Target, explain
@@ -12,6 +15,7 @@ from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
+from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.method import (
     BOOLEAN,
     NUMBER,
@@ -29,43 +33,51 @@ from skillyard.engine.network.resolve import is_own, resolve
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.methods import NETWORK
 from skillyard.engine.shapes import DECISION, LAYER, STRINGS, shape, table_of
-
-if TYPE_CHECKING:
-    from skillyard.engine.backends import Offer
-    from skillyard.engine.engine import Engine
+from skillyard.engine.skills.service import SkillService
 
 
-async def explain_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class PolicyService:
+    """The operator's policy, as it is shown and explained."""
+
+    skills: SkillService
+    backends: Backends
+    network: NetworkSettings
+    trust: TrustSettings
+    has_gate: bool
+
+
+async def explain_policy(service: PolicyService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
     if params["resolve"]:
         principal.require(Scope.ADMIN)  # the answers are those of the host's own name servers, for any name
     targets = [Target.parse(text, f"targets[{index}]") for index, text in enumerate(params["targets"])]
-    skill, mounted = await _whose(engine, principal, params)
+    skill, mounted = await _whose(service, principal, params)
     asked = None if params.get("network") is None else parse_rules(params["network"])
     somebody = skill is not None or params["code"]
-    least = (await engine.standings.of(mounted)).least
-    policy = _policy(engine, skill, mounted, asked, least, somebody=somebody)
+    least = (await service.skills.standings.of(mounted)).least
+    policy = _policy(service, skill, mounted, asked, least, somebody=somebody)
     explained = [await _explained(policy, target, params["resolve"]) for target in targets]
     told: dict[str, Any] = {"layers": layers_of(policy), "targets": explained}
     if least:
         told["least"] = least
-    if somebody and (why := _refusal(engine, skill, mounted, asked, least)):
+    if somebody and (why := _refusal(service, skill, mounted, asked, least)):
         told["refused"] = why
     return told
 
 
 async def _whose(
-    engine: Engine, principal: Principal, params: Mapping[str, Any]
+    service: PolicyService, principal: Principal, params: Mapping[str, Any]
 ) -> tuple[Skill | None, Sequence[Skill]]:
     """The executed skill, and all that such a run mounts."""
     name, names = params.get("skill"), params.get("mount_skills") or ()
     if name is not None and (params["code"] or names):
         raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
-    skill = None if name is None else await engine.catalogue.find(principal, name, params.get("version"), "skill")
-    return skill, await engine.catalogue.mounted(principal, skill, names)
+    skill = None if name is None else await service.skills.find(principal, name, params.get("version"), "skill")
+    return skill, await service.skills.mounted(principal, skill, names)
 
 
 def _policy(
-    engine: Engine,
+    service: PolicyService,
     skill: Skill | None,
     mounted: Sequence[Skill],
     asked: tuple[Rule, ...] | None,
@@ -74,7 +86,7 @@ def _policy(
     somebody: bool,
 ) -> Policy:
     """The layers as they would be, whether or not such a run is refused."""
-    config = engine.config.network
+    config = service.network
     layers = [Layer(OPERATOR, config.rules)]
     if somebody:
         layers.append(own_layer(config, skill, mounted, least))
@@ -84,13 +96,13 @@ def _policy(
 
 
 def _refusal(
-    engine: Engine, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
+    service: PolicyService, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
 ) -> str:
     """Why a run with this policy would not start, with the default isolation."""
     try:
-        policy = granted(engine.config.network, skill, mounted, asked, least)
-        if policy is not None and (offer := engine.backends.default) is not None:
-            check_offer(offer, engine.gate is not None, policy)
+        policy = granted(service.network, skill, mounted, asked, least)
+        if policy is not None and (offer := service.backends.default) is not None:
+            check_offer(offer, service.has_gate, policy)
     except Refused as refusal:
         return refusal.message
     return ""
@@ -107,8 +119,8 @@ async def _explained(policy: Policy, target: Target, resolving: bool) -> dict[st
     return explain(policy, target, addresses, [address for address in known if is_own(address)])
 
 
-async def show_policy(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    config, trust = engine.config.network, engine.config.trust
+async def show_policy(service: PolicyService, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG001
+    config, trust = service.network, service.trust
     run_code = config.run_code if isinstance(config.run_code, str) else [rule.text for rule in config.run_code]
     return {
         "rules": [rule.text for rule in config.rules],
@@ -118,7 +130,7 @@ async def show_policy(engine: Engine, principal: Principal, params: Mapping[str,
         "nat64": list(map(str, config.nat64)),
         "limits": config.limits.model_dump(),
         "trust": {"directories": trust.directories, "approve": [rule.text for rule in trust.approve]},
-        "isolations": [_ability(offer, engine.gate is not None) for offer in engine.backends.offers],
+        "isolations": [_ability(offer, service.has_gate) for offer in service.backends.offers],
     }
 
 
@@ -174,6 +186,7 @@ TABLE = (
         ),
         errors=(SkillNotFound,),
         handler=explain_policy,
+        service=PolicyService,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
@@ -202,6 +215,7 @@ TABLE = (
         ),
         errors=(),
         handler=show_policy,
+        service=PolicyService,
         scope=Scope.ADMIN,
         surface="operator",
     ),

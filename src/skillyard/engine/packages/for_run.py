@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, Pin, Wanted, agreed, parse_lock
 from skillyard.domain.package.names import denies
 from skillyard.domain.skill.requirement import Requirement, is_requirement
@@ -14,74 +14,179 @@ from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import ApprovedPackages
 from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
+from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.wants import Asked, asked_by, union
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.secrets.for_run import check_secrets
-from skillyard.engine.skills.standings import packages_allowed
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.engine.secrets.for_run import RunSecrets
+from skillyard.engine.skills.standings import Standings, packages_allowed
 
 ANEW = (
     "resolve such a skill's packages anew (`skillyard environment build NAME --skill --refresh`) and approve it again"
 )
 
 
-async def run_environment(engine: Engine, plan: Plan) -> Environment:
-    """Built first when it has to be, which the run's timeout does not count.
+class RunPackages:
+    """Finds or builds the environment of a planned run."""
 
-    Raises Refused; InvalidInput for an environment that does not exist.
-    """
-    environments, asked = engine.environments, asked_by(plan)
-    try:
-        ready = await environments.meeting(plan.environment, asked)
-        if ready is not None:  # what a named environment has anyway needs nobody's leave
-            return ready
-        own = environments.wanted(plan.environment)
-        if not asked:
-            await _check_secrets(engine, plan, own)
-            environment = await environments.get(plan.environment, plan.principal.name)
-            await _check_trust(engine, plan)
+    def __init__(
+        self, environments: Environments, standings: Standings, secrets: RunSecrets, config: PackagesSettings
+    ) -> None:
+        self._environments = environments
+        self._standings = standings
+        self._secrets = secrets
+        self._config = config
+
+    async def give(self, plan: Plan) -> Environment:
+        """Built first when it has to be, which the run's timeout does not count.
+
+        Raises Refused; InvalidInput for an environment that does not exist.
+        """
+        environments, asked = self._environments, asked_by(plan)
+        try:
+            ready = await environments.meeting(plan.environment, asked)
+            if ready is not None:  # what a named environment has anyway needs nobody's leave
+                return ready
+            own = environments.wanted(plan.environment)
+            if not asked:
+                await self._check_secrets(plan, own)
+                environment = await environments.get(plan.environment, plan.principal.name)
+                await self._check_trust(plan)
+                return environment
+            self._check_packages(plan, asked)
+            wanted = await self._held(plan, asked, union(environments.definition(plan.environment), asked))
+            await self._check_secrets(plan, wanted)
+            environment = await self._built(plan, wanted)
+            anyway = await environments.ready(own) if own else None
+            self._check_drawn_in(
+                plan, asked, set(environment.distributions) - set(anyway.distributions if anyway else ())
+            )
+            await self._check_trust(plan)
+            for skill in _operators(plan, asked):
+                await self._check_lock(skill, wanted, environment.digest)
             return environment
-        check_packages(engine, plan, asked)
-        wanted = await _held(engine, plan, asked, union(environments.definition(plan.environment), asked))
-        await _check_secrets(engine, plan, wanted)
-        environment = await _built(engine, plan, wanted)
-        anyway = await environments.ready(own) if own else None
-        check_drawn_in(
-            engine, plan, asked, set(environment.distributions) - set(anyway.distributions if anyway else ())
-        )
-        await _check_trust(engine, plan)
-        for skill in _operators(plan, asked):
-            await _check_lock(engine, skill, wanted, environment.digest)
-        return environment
-    except BuildFailed as error:
-        more = f" (whole log: {error.log})" if error.log else ""
-        raise Refused("SandboxError", error.message + more) from error
+        except BuildFailed as error:
+            more = f" (whole log: {error.log})" if error.log else ""
+            raise Refused("SandboxError", error.message + more) from error
+
+    async def _held(self, plan: Plan, asked: Sequence[Asked], wanted: Wanted) -> Wanted:
+        """Returns the requirements, held to the packages that operators' approvals are of. Raises Refused, BuildFailed.
+
+        Whatever else is asked for, and in every environment, an approved skill gets the packages that it gets alone.
+        """
+        mounted = {skill.name: skill for skill in plan.skills}
+        skills = _operators(plan, asked)
+        required = {skill.name: _required(skill, mounted) for skill in skills}
+        bound: dict[str, tuple[Skill, ApprovedPackages]] = {}
+        for skill in sorted(skills, key=lambda skill: (len(required[skill.name]), skill.name)):
+            others = [bound[name] for name in bound if name in required[skill.name]]
+            bound[skill.name] = skill, await self._approved_packages(plan, skill, _joined(others))
+        if all(packages.wanted == wanted.digest for _, packages in bound.values()):
+            return wanted
+        return replace(wanted, held=_joined(bound.values()))
+
+    async def _approved_packages(self, plan: Plan, skill: Skill, held: tuple[Pin, ...]) -> ApprovedPackages:
+        """Returns the packages that the approval is of, resolved first where none are bound to it yet.
+
+        They are those of the skill alone, in its own environment: else a caller would choose them for everybody by its
+        other requirements. ``held`` are those of the skills that it requires, without which it never runs.
+        """
+        approvals, environments = self._standings.approvals, self._environments
+        packages = await approvals.packages(skill.name, skill.version, skill.digest)
+        if packages is not None:
+            return packages
+        named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
+        if named not in environments.names:
+            named = DEFAULT_ENVIRONMENT
+        own = replace(union(environments.definition(named), [Asked(skill.needs.dependencies, skill)]), held=held)
+        stored = await environments.lock(own)
+        if stored is None:
+            await self._check_secrets(plan, own)
+            built = (await self._built(plan, own)).built
+            assert built is not None, "it has requirements"
+            lock = built.lock
+        else:
+            lock = stored.lock
+        await self._check_trust(plan)
+        await self._check_lock(skill, own, lock.digest)
+        packages = ApprovedPackages(own.digest, lock.text)
+        packages = await approvals.bind_packages(skill.name, skill.version, skill.digest, packages)
+        if packages is None:
+            raise Refused("PolicyRefused", f"'{skill.name}' {skill.version} is not approved any more")
+        return packages
+
+    async def _built(self, plan: Plan, wanted: Wanted) -> Environment:
+        """Returns the environment, built first when it has to be. Raises BuildFailed."""
+        try:
+            return await self._environments.of(wanted, plan.principal.name)
+        except BuildFailed as error:
+            if not wanted.held:
+                raise
+            skills = [skill for skill in plan.skills if plan.trust.standings[skill.name].by == "operator"]
+            names = ", ".join(f"'{skill.name}' {skill.version}" for skill in skills if skill.needs.dependencies)
+            rule = f"{error.message}; runs get the packages that {names} are approved with"
+            raise BuildFailed(f"{rule}: where these are in the way, {ANEW}", error.log) from error
+
+    async def _check_secrets(self, plan: Plan, wanted: Wanted) -> None:
+        """Nobody waits for a build to be told that a secret is missing. Raises Refused."""
+        if wanted and await self._environments.ready(wanted) is None:
+            await self._secrets.check(plan)
+
+    def _check_drawn_in(self, plan: Plan, asked: Sequence[Asked], names: Iterable[str]) -> None:
+        """What is denied by name is so for what other packages require, too. Raises Refused."""
+        config = self._config
+        approved = all(who.skill is not None and plan.trust.standings[who.skill.name].approved for who in asked)
+        for setting, patterns in (("allow", config.allow), ("run_code", () if approved else config.run_code)):
+            if denied := sorted(name for name in names if denies(patterns, name)):
+                shown = ", ".join(f"'{name}'" for name in denied)
+                raise Refused("PolicyRefused", f"what is asked for requires {shown}, which packages.{setting} denies")
+
+    async def _check_trust(self, plan: Plan) -> None:
+        """A build takes minutes: what was revoked meanwhile is revoked. Raises Refused."""
+        if plan.trust.least:
+            return
+        trust = await self._standings.of(plan.skills)
+        if trust.least:
+            raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
+
+    async def _check_lock(self, skill: Skill, wanted: Wanted, lock: str) -> None:
+        """Refuses a run whose approved requirements now resolve to other packages. Raises Refused.
+
+        An operator approved the packages of one lock, not the text of the requirements.
+        """
+        bound = await self._standings.approvals.bind(skill.name, skill.version, skill.digest, wanted.digest, lock)
+        if bound != lock:
+            rule = f"'{skill.name}' {skill.version} was approved with other packages for the same requirements"
+            locks = f"lock {bound[:SHOWN]}, now {lock[:SHOWN]}" if bound else "it is not any more"
+            mend = f"`skillyard skill approve {skill.name}@{skill.version}`"
+            raise Refused("PolicyRefused", f"{rule} ({locks}): look at them, then {mend}")
+
+    def _check_packages(self, plan: Plan, asked: Sequence[Asked]) -> None:
+        """Whether everybody may have what they ask for. Raises Refused."""
+        config = self._config
+        for who in asked:
+            if odd := [text for text in who.requirements if not is_requirement(text)]:
+                raise Refused("PolicyRefused", f"{who} asks for packages by what is no requirement: {odd[0][:100]!r}")
+            if who.skill is None:
+                if why := why_refused(who.requirements, config):
+                    raise Refused("PolicyRefused", why)
+                continue
+            standing = plan.trust.standings[who.skill.name]
+            names = [required_name(text) for text in who.requirements]
+            denied = sorted(set(names) - set(packages_allowed(standing, names, config)))
+            if denied:
+                shown = ", ".join(f"'{name}'" for name in denied)
+                setting = "packages.allow" if standing.approved else "packages.run_code"
+                lacks = "" if standing.approved else f", and {plan.trust.least}"
+                raise Refused(
+                    "PolicyRefused", f"{who} asks for the packages {shown}: {setting} admits none of them{lacks}"
+                )
 
 
 def _operators(plan: Plan, asked: Sequence[Asked]) -> list[Skill]:
     """Returns the skills with requirements that an operator approved one by one."""
     skills = (who.skill for who in asked if who.skill is not None)
     return [skill for skill in skills if plan.trust.standings[skill.name].by == "operator"]
-
-
-async def _held(engine: Engine, plan: Plan, asked: Sequence[Asked], wanted: Wanted) -> Wanted:
-    """Returns the requirements, held to the packages that operators' approvals are of. Raises Refused, BuildFailed.
-
-    Whatever else is asked for, and in every environment, an approved skill gets the packages that it gets alone.
-    """
-    mounted = {skill.name: skill for skill in plan.skills}
-    skills = _operators(plan, asked)
-    required = {skill.name: _required(skill, mounted) for skill in skills}
-    bound: dict[str, tuple[Skill, ApprovedPackages]] = {}
-    for skill in sorted(skills, key=lambda skill: (len(required[skill.name]), skill.name)):
-        others = [bound[name] for name in bound if name in required[skill.name]]
-        bound[skill.name] = skill, await _approved_packages(engine, plan, skill, _joined(others))
-    if all(packages.wanted == wanted.digest for _, packages in bound.values()):
-        return wanted
-    return replace(wanted, held=_joined(bound.values()))
 
 
 def _required(skill: Skill, mounted: Mapping[str, Skill]) -> set[str]:
@@ -116,103 +221,3 @@ def _contradiction(one: Skill, its: Pin, other: Skill, others: Pin) -> str:
     first = f"'{one.name}' {one.version} is approved with {its.name} {its.version}"
     second = f"'{other.name}' {other.version} with {others.name} {others.version}{files}"
     return f"packages: {first}, {second}; let both require one exact version, or {ANEW}"
-
-
-async def _approved_packages(engine: Engine, plan: Plan, skill: Skill, held: tuple[Pin, ...]) -> ApprovedPackages:
-    """Returns the packages that the approval is of, resolved first where none are bound to it yet.
-
-    They are those of the skill alone, in its own environment: else a caller would choose them for everybody by what it
-    asks for beside the skill. ``held`` are those of the skills that it requires, without which it never runs.
-    """
-    approvals, environments = engine.approvals, engine.environments
-    packages = await approvals.packages(skill.name, skill.version, skill.digest)
-    if packages is not None:
-        return packages
-    named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
-    if named not in environments.names:
-        named = DEFAULT_ENVIRONMENT
-    own = replace(union(environments.definition(named), [Asked(skill.needs.dependencies, skill)]), held=held)
-    stored = await environments.lock(own)
-    if stored is None:
-        await _check_secrets(engine, plan, own)
-        built = (await _built(engine, plan, own)).built
-        assert built is not None, "it has requirements"
-        lock = built.lock
-    else:
-        lock = stored.lock
-    await _check_trust(engine, plan)
-    await _check_lock(engine, skill, own, lock.digest)
-    packages = ApprovedPackages(own.digest, lock.text)
-    packages = await approvals.bind_packages(skill.name, skill.version, skill.digest, packages)
-    if packages is None:
-        raise Refused("PolicyRefused", f"'{skill.name}' {skill.version} is not approved any more")
-    return packages
-
-
-async def _built(engine: Engine, plan: Plan, wanted: Wanted) -> Environment:
-    """Returns the environment, built first when it has to be. Raises BuildFailed."""
-    try:
-        return await engine.environments.of(wanted, plan.principal.name)
-    except BuildFailed as error:
-        if not wanted.held:
-            raise
-        skills = [skill for skill in plan.skills if plan.trust.standings[skill.name].by == "operator"]
-        names = ", ".join(f"'{skill.name}' {skill.version}" for skill in skills if skill.needs.dependencies)
-        rule = f"{error.message}; runs get the packages that {names} are approved with"
-        raise BuildFailed(f"{rule}: where these are in the way, {ANEW}", error.log) from error
-
-
-async def _check_secrets(engine: Engine, plan: Plan, wanted: Wanted) -> None:
-    """Nobody waits for a build to be told that a secret is missing. Raises Refused."""
-    if wanted and await engine.environments.ready(wanted) is None:
-        await check_secrets(engine, plan)
-
-
-def check_drawn_in(engine: Engine, plan: Plan, asked: Sequence[Asked], names: Iterable[str]) -> None:
-    """What is denied by name is so for what other packages require, too. Raises Refused."""
-    config = engine.config.packages
-    approved = all(who.skill is not None and plan.trust.standings[who.skill.name].approved for who in asked)
-    for setting, patterns in (("allow", config.allow), ("run_code", () if approved else config.run_code)):
-        if denied := sorted(name for name in names if denies(patterns, name)):
-            shown = ", ".join(f"'{name}'" for name in denied)
-            raise Refused("PolicyRefused", f"what is asked for requires {shown}, which packages.{setting} denies")
-
-
-async def _check_trust(engine: Engine, plan: Plan) -> None:
-    """A build takes minutes: what was revoked meanwhile is revoked. Raises Refused."""
-    if plan.trust.least:
-        return
-    trust = await engine.standings.of(plan.skills)
-    if trust.least:
-        raise Refused("PolicyRefused", f"while packages were built an approval was revoked: {trust.least}")
-
-
-async def _check_lock(engine: Engine, skill: Skill, wanted: Wanted, lock: str) -> None:
-    """Refuses a run whose approved requirements now resolve to other packages. An operator approved the packages of one
-    lock, not the text of the requirements. Raises Refused."""
-    bound = await engine.approvals.bind(skill.name, skill.version, skill.digest, wanted.digest, lock)
-    if bound != lock:
-        rule = f"'{skill.name}' {skill.version} was approved with other packages for the same requirements"
-        locks = f"lock {bound[:SHOWN]}, now {lock[:SHOWN]}" if bound else "it is not any more"
-        mend = f"`skillyard skill approve {skill.name}@{skill.version}`"
-        raise Refused("PolicyRefused", f"{rule} ({locks}): look at them, then {mend}")
-
-
-def check_packages(engine: Engine, plan: Plan, asked: Sequence[Asked]) -> None:
-    """Whether everybody may have what they ask for. Raises Refused."""
-    config = engine.config.packages
-    for who in asked:
-        if odd := [text for text in who.requirements if not is_requirement(text)]:
-            raise Refused("PolicyRefused", f"{who} asks for packages by what is no requirement: {odd[0][:100]!r}")
-        if who.skill is None:
-            if why := why_refused(who.requirements, config):
-                raise Refused("PolicyRefused", why)
-            continue
-        standing = plan.trust.standings[who.skill.name]
-        names = [required_name(text) for text in who.requirements]
-        denied = sorted(set(names) - set(packages_allowed(standing, names, config)))
-        if denied:
-            shown = ", ".join(f"'{name}'" for name in denied)
-            setting = "packages.allow" if standing.approved else "packages.run_code"
-            lacks = "" if standing.approved else f", and {plan.trust.least}"
-            raise Refused("PolicyRefused", f"{who} asks for the packages {shown}: {setting} admits none of them{lacks}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from skillyard.config.packages import index_rule
+from skillyard.config.packages import PackagesSettings, index_rule
 from skillyard.domain.network.session import GateSecret, new_placeholder
 from skillyard.domain.principal import DEFAULT_PROJECT
 from skillyard.domain.secret import Delivery, SecretAct, SecretEvent
 from skillyard.engine.packages.environment import BuildFailed
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.engine.secrets.service import SecretBook
 
 TOKEN_USER = "__token__"  # noqa: S105 - who a token belongs to, by the custom of package indexes
 BUILDER = "environments"
@@ -28,18 +25,17 @@ class IndexAccess:
     secrets: tuple[GateSecret, ...] = ()
 
 
-async def index_access(engine: Engine, build: str) -> IndexAccess:
+async def index_access(config: PackagesSettings, book: SecretBook, build: str) -> IndexAccess:
     """Its use is in the audit when this returns. Raises BuildFailed for a secret that is not stored, StoreFault."""
-    config = engine.config.packages
     if not config.secret or config.offline:
         return IndexAccess(config.index)
-    found = await engine.secret_book.find(config.secret, DEFAULT_PROJECT, "")
+    found = await book.find(config.secret, DEFAULT_PROJECT, "")
     if found is None:
         raise BuildFailed(
             f"packages.secret names '{config.secret}', which is not stored: `skillyard secret set {config.secret}`"
         )
     event = SecretEvent(
-        at=engine.clock.now(),
+        at=book.clock.now(),
         act=SecretAct.USED,
         name=config.secret,
         principal=BUILDER,
@@ -51,7 +47,7 @@ async def index_access(engine: Engine, build: str) -> IndexAccess:
         delivery=Delivery.GATE.value,
         reason="",
     )
-    await engine.secret_book.audit.record([event])
+    await book.audit.record([event])
     user, colon, password = found.value.partition(":")
     placeholder = new_placeholder()
     parts = urlsplit(config.index)

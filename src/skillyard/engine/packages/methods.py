@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import Busy, EnvironmentNotFound, InvalidInput, QuotaExceeded, SkillNotFound
 from skillyard.domain.package.environment import BuildState, BuiltEnvironment
@@ -23,12 +23,11 @@ from skillyard.engine.method import (
 )
 from skillyard.engine.packages.build_log import BuildLog
 from skillyard.engine.packages.environment import BuildFailed
-from skillyard.engine.packages.targets import Target, find_target
+from skillyard.engine.packages.service import PackageService, Target, find_target
 from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import ENVIRONMENT
 
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+Params = Mapping[str, Any]
 
 ABSENT = "absent"
 """The state of what nobody has built."""
@@ -36,10 +35,10 @@ ARCHIVE = "application/x-tar"
 _BRIEF = ("name", "state", "digest", "requirements")
 
 
-async def list_environments(engine: Engine, _principal: Principal, _params: Mapping[str, Any]) -> dict[str, Any]:
-    environments = engine.environments
+async def list_environments(packages: PackageService, _principal: Principal, _params: Params) -> dict[str, Any]:
+    environments = packages.environments
     building = environments.building
-    named = [await _shown(engine, Target(name, environments.wanted(name))) for name in environments.names]
+    named = [await _shown(packages, Target(name, environments.wanted(name))) for name in environments.names]
     return {
         "named": [{key: one[key] for key in _BRIEF if key in one} for one in named],
         "environments": [_without_lock(_built(built)) for built in await environments.store.list()],
@@ -51,81 +50,81 @@ def _without_lock(environment: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in environment.items() if key != "lock"}
 
 
-async def show_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+async def show_environment(packages: PackageService, principal: Principal, params: Params) -> dict[str, Any]:
     """What others asked for who got the same is theirs, and so is whether anybody has what the caller may not have."""
-    target = await find_target(engine, principal, params)
+    target = await find_target(packages, principal, params)
     if params.get("packages"):
         target.require()
-    shown = await _shown(engine, target)
+    shown = await _shown(packages, target)
     if target.built is not None and Scope.ADMIN not in principal.scopes:
         shown["requirements"] = []
     return {"environment": shown}
 
 
-async def build_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
+async def build_environment(packages: PackageService, principal: Principal, params: Params) -> dict[str, Any]:
     """A build that fails is a result, as a run that fails is."""
-    target = await find_target(engine, principal, params)
+    target = await find_target(packages, principal, params)
     wanted, refresh = target.require(), params["refresh"]
     if not wanted:
         return {"environment": _nothing(target)}
     if refresh:
         principal.require(Scope.ADMIN)
-    ready = None if refresh else await engine.environments.ready(wanted)
+    ready = None if refresh else await packages.environments.ready(wanted)
     if ready is not None:
         return {"environment": {"name": target.label, **_built(ready)}}
-    build = engine.environments.begin(wanted, principal.name, refresh=refresh)
+    build = packages.environments.begin(wanted, principal.name, refresh=refresh)
     if params["wait"]:
         try:
             await build.result()
         except BuildFailed:
             return {"environment": {"name": target.label, **build.view()}}
-    return {"environment": await _shown(engine, target)}
+    return {"environment": await _shown(packages, target)}
 
 
-async def remove_environment(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    target = await find_target(engine, principal, params)
-    digest = target.built.digest if target.built is not None else await _digest(engine, target)
-    removed = await engine.environments.remove(digest, forget=params["forget"]) if digest else False
+async def remove_environment(packages: PackageService, principal: Principal, params: Params) -> dict[str, Any]:
+    target = await find_target(packages, principal, params)
+    digest = target.built.digest if target.built is not None else await _digest(packages, target)
+    removed = await packages.environments.remove(digest, forget=params["forget"]) if digest else False
     if not removed:
         raise EnvironmentNotFound("environment", "it is not built")
     return {"removed": digest}
 
 
-async def fetch_wheels(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-    target = await find_target(engine, principal, params)
+async def fetch_wheels(packages: PackageService, principal: Principal, params: Params) -> dict[str, Any]:
+    target = await find_target(packages, principal, params)
     built = target.built
     if built is None:
         wanted = target.require()
         built = (
-            await engine.environments.ready(wanted)
-            or await engine.environments.begin(wanted, principal.name, refresh=False).result()
+            await packages.environments.ready(wanted)
+            or await packages.environments.begin(wanted, principal.name, refresh=False).result()
         )
-    tags = await engine.environments.store.wheel_tags(built.digest)
-    async with aclosing(engine.environments.building.fetch(built.lock, tags, BuildLog(), principal.name)) as chunks:
-        info = await engine.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=engine.config.blobs.ttl_s)
+    tags = await packages.environments.store.wheel_tags(built.digest)
+    async with aclosing(packages.environments.building.fetch(built.lock, tags, BuildLog(), principal.name)) as chunks:
+        info = await packages.blobs.create(principal.name, ARCHIVE, chunks, ttl_s=packages.blob_ttl_s)
     return {"digest": built.digest, "lock": built.lock.text, "archive": info.blob_id, "size_bytes": info.size}
 
 
-async def _digest(engine: Engine, target: Target) -> str:
-    ready = await engine.environments.ready(target.wanted) if target.wanted else None
+async def _digest(packages: PackageService, target: Target) -> str:
+    ready = await packages.environments.ready(target.wanted) if target.wanted else None
     return ready.digest if ready is not None else ""
 
 
-async def _shown(engine: Engine, target: Target) -> dict[str, Any]:
+async def _shown(packages: PackageService, target: Target) -> dict[str, Any]:
     if target.built is not None:
         return {"name": target.label, **_built(target.built)}
     wanted = target.wanted
     if not wanted:
         return _nothing(target)
-    build = engine.environments.building.find(wanted)
+    build = packages.environments.building.find(wanted)
     if build is not None and build.state is not BuildState.FAILED:
         return {"name": target.label, **build.view()}
-    ready = await engine.environments.ready(wanted)
+    ready = await packages.environments.ready(wanted)
     if ready is not None:
         return {"name": target.label, **_built(ready), "requirements": list(wanted.requirements)}
     if build is not None:
         return {"name": target.label, **build.view()}
-    lock = await engine.environments.lock(wanted)
+    lock = await packages.environments.lock(wanted)
     known = {"digest": lock.lock.digest, "lock": lock.lock.text, "resolved_at": lock.resolved_at} if lock else {}
     return {"name": target.label, "state": ABSENT, "requirements": list(wanted.requirements), **known}
 
@@ -181,6 +180,7 @@ TABLE = (
         errors=(),
         surface="operator",
         handler=list_environments,
+        service=PackageService,
     ),
     Method(
         name="environments.show",
@@ -193,6 +193,7 @@ TABLE = (
         errors=(EnvironmentNotFound, SkillNotFound),
         surface="operator",
         handler=show_environment,
+        service=PackageService,
     ),
     Method(
         name="environments.build",
@@ -213,6 +214,7 @@ TABLE = (
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
         surface="operator",
         handler=build_environment,
+        service=PackageService,
     ),
     Method(
         name="environments.remove",
@@ -229,6 +231,7 @@ TABLE = (
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
         surface="operator",
         handler=remove_environment,
+        service=PackageService,
     ),
     Method(
         name="environments.wheels",
@@ -243,5 +246,6 @@ TABLE = (
         errors=(EnvironmentNotFound, SkillNotFound, InvalidInput, QuotaExceeded, Busy),
         surface="operator",
         handler=fetch_wheels,
+        service=PackageService,
     ),
 )

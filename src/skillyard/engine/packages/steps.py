@@ -8,17 +8,18 @@ from contextlib import aclosing, suppress
 from functools import lru_cache
 from importlib.resources import files
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skillyard.config.network import NetworkSettings
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan
-from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.sandbox.guarantees import Level
-from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
-from skillyard.engine.backends import Offer
+from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.grant import ability
 from skillyard.engine.network.run_network import NetworkGrant
@@ -28,11 +29,10 @@ from skillyard.engine.packages.explain import explained
 from skillyard.engine.packages.index_secret import IndexAccess, index_access
 from skillyard.engine.packages.interpreter import standard_library, uv_program
 from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.tasks import Tasks
+from skillyard.ports.gate import Gate
 from skillyard.ports.sandbox import Process
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
 
 MIB = 1024 * 1024
 PREFIX = "build_"
@@ -47,10 +47,25 @@ _LOG = 64 * MIB
 class Steps:
     """``at_work`` are the keys of the sandboxes that there are."""
 
-    def __init__(self, engine: Engine, lender: Lender) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        config: PackagesSettings,
+        network: NetworkSettings,
+        backends: Backends,
+        lender: Lender,
+        gate: Gate | None,
+        book: SecretBook,
+        *,
+        usual: str,
+    ) -> None:
+        """``usual`` is the name of an environment without packages whose warm interpreter builds may use."""
+        self._config = config
+        self._reach = network
+        self._backends = backends
         self._lender = lender
-        self._config = engine.config.packages
+        self._gate = gate
+        self._book = book
+        self._usual = usual
         self._tasks = Tasks()
         self.at_work: set[str] = set()
 
@@ -86,7 +101,7 @@ class Steps:
         self, key: str, asked: Mapping[str, Any], log: BuildLog, most_bytes: int
     ) -> AsyncGenerator[bytes, None]:
         offer = await self._offer()
-        access = await index_access(self._engine, key)
+        access = await index_access(self._config, self._book, key)
         told = {**asked, **self._where(access)}
         order = Order(key, _TENANT, offer, self._spec(offer), self._network(access), trimmed=True)
         async with self._lender.lend(order) as loan:
@@ -116,7 +131,7 @@ class Steps:
 
     async def _offer(self) -> Offer:
         """The default isolation, or the strongest with a network where that one has none."""
-        backends = self._engine.backends
+        backends = self._backends
         offer = backends.default
         if offer is None:
             raise BuildFailed("no isolation stands yet")
@@ -126,7 +141,7 @@ class Steps:
         other = await backends.with_network()
         if other is not None and other.refusal is None and self._able(other):
             return other
-        lacks = ability(offer, self._engine.gate is not None)
+        lacks = ability(offer, self._gate is not None)
         why = f" ({lacks.why})" if lacks.why else ""
         raise BuildFailed(
             f"isolation '{offer.name}' gives a build no network{why}, and {other.name if other else 'no other one'} "
@@ -135,7 +150,7 @@ class Steps:
         )
 
     def _able(self, offer: Offer) -> bool:
-        return ability(offer, self._engine.gate is not None).level is not Level.MISSING
+        return ability(offer, self._gate is not None).level is not Level.MISSING
 
     def _spec(self, offer: Offer) -> SandboxSpec:
         config = self._config
@@ -145,25 +160,18 @@ class Steps:
             mounts.append(Mount(config.wheels, "/blobs/wheels"))
         return SandboxSpec(
             limits=limits,
-            environment=self._environment(),
+            environment=standard_library(self._usual),
             mounts=tuple(mounts),
             single=True,
             kernel_only=offer.demand.kernel_only,
             allow_degraded=offer.demand.allow_degraded,
         )
 
-    def _environment(self) -> EnvironmentRef:
-        """That of most runs, so that its warm interpreter serves here too, where it has no packages."""
-        usual = self._engine.config.environments.get(DEFAULT_ENVIRONMENT)
-        if usual is None or usual.packages:
-            return standard_library("build")
-        return standard_library(DEFAULT_ENVIRONMENT)
-
     def _network(self, access: IndexAccess) -> NetworkGrant | None:
-        gate = self._engine.gate
+        gate = self._gate
         if self._config.offline or gate is None:
             return None
-        network = self._engine.config.network
+        network = self._reach
         policy = Policy((Layer(OPERATOR, self._config.reach),), network.hosts, network.nat64)
         hidden = Redaction(secret.value for secret in access.secrets) if access.secrets else NOTHING
         return NetworkGrant(gate, EgressPlan(policy, EgressLimits(), access.secrets), hidden)

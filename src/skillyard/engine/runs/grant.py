@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import Policy
@@ -30,19 +30,16 @@ from skillyard.engine.observer import Observer, SecretsGiven
 from skillyard.engine.packages.ahead import Ahead, Wish, consented
 from skillyard.engine.packages.environment import Environment
 from skillyard.engine.packages.environments import Environments
-from skillyard.engine.packages.for_run import run_environment
+from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.secrets.for_run import GivenSecret, secret_versions, secrets_for_run
+from skillyard.engine.secrets.for_run import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.skills.schemas import complaint
 from skillyard.ports.clock import Ids
 from skillyard.ports.gate import Gate
 from skillyard.ports.schemas import SchemaChecker
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
 
 PLACEHOLDER = "skillyard-secret-"
 """What stands in a sandbox for a secret that stays at the gate begins so; 32 hexadecimal digits follow."""
@@ -70,7 +67,8 @@ class Granter:
 
     def __init__(
         self,
-        engine: Engine,
+        packages: RunPackages,
+        secrets: RunSecrets,
         config: Sections,
         environments: Environments,
         ahead: Ahead,
@@ -80,7 +78,8 @@ class Granter:
         emit: Observer,
         frames: FrameLimits,
     ) -> None:
-        self._engine = engine
+        self._packages = packages
+        self._secrets = secrets
         self._config = config
         self._environments = environments
         self._ahead = ahead
@@ -94,10 +93,10 @@ class Granter:
         """Raises Refused; InvalidInput for an environment that does not exist."""
         await self._check_inputs(plan)
         policy = self._policy(plan)
-        environment = await run_environment(self._engine, plan)
+        environment = await self._packages.give(plan)
         named = environment.built is None or self._environments.is_named(environment)
         ref, wish = self._preloaded(plan, environment, named)
-        given = await secrets_for_run(self._engine, plan) if plan.skills else ()
+        given = await self._secrets.give(plan) if plan.skills else ()
         self._tell(plan, given)
         env, gated = _delivered(given)
         prefix = self._ids.blob() + "-"

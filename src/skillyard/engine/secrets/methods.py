@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SecretNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
@@ -12,7 +12,6 @@ from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
     STRING,
-    Handler,
     Method,
     answer,
     described,
@@ -21,11 +20,8 @@ from skillyard.engine.method import (
     telling_no_secret,
 )
 from skillyard.engine.schema import Schema
-from skillyard.engine.secrets.book import SecretBook
+from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.shapes import NEXT_CURSOR, SECRET, SECRET_EVENT
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
 
 Params = Mapping[str, Any]
 BookHandler = Callable[[SecretBook, Principal, Params], Awaitable[dict[str, Any]]]
@@ -189,13 +185,6 @@ _HANDLERS: dict[str, BookHandler] = {
 }
 
 
-def _over_engine(name: str) -> Handler[Engine]:
-    async def handler(engine: Engine, principal: Principal, params: Params) -> dict[str, Any]:
-        return await _HANDLERS[name](engine.secret_book, principal, params)
-
-    return handler
-
-
 def _method(name: str, doc: str, params: Schema, result: Schema, example: Params, *errors: type[Any]) -> Method[Any]:
     return Method(
         name=name,
@@ -204,7 +193,8 @@ def _method(name: str, doc: str, params: Schema, result: Schema, example: Params
         result=result,
         example=example,
         errors=(*errors, StoreFault),
-        handler=_over_engine(name),
+        handler=_HANDLERS[name],
+        service=SecretBook,
         scope=Scope.ADMIN,
         surface="operator",
     )

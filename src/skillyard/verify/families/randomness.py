@@ -76,13 +76,13 @@ async def _of_children(yard: Yard) -> Judgement:
 async def _after_imports(yard: Yard) -> Judgement:
     """Draws in an environment whose interpreter has drawn before."""
     assert yard.runtime is not None
-    if not yard.runtime.engine.config.native.preloads:
+    if not yard.runtime.app.config.native.preloads:
         return not_applicable("native.preload_mb is 0: nothing is imported ahead")
     first = {"language": "python", "code": "def main(args): pass", "environment": WARM}
     run = await yard.call_run("run_code", first)
     if not run.ok:
         return broken(told(run))
-    await yard.runtime.engine.ahead.settled()
+    await yard.runtime.app.ahead.settled()
     found = await _drawn_alike(yard, WARM, children=False)
     return found if found is not CONTAINED else await _drawn_alike(yard, WARM, children=True)
 

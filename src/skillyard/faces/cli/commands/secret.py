@@ -19,7 +19,7 @@ from skillyard.faces.cli.render import moment
 from skillyard.faces.cli.streams import decoded
 
 if TYPE_CHECKING:
-    from skillyard.engine.secrets.book import SecretBook
+    from skillyard.engine.secrets.service import SecretBook
 
 _MOST = 1024 * 1024
 _ALL = "*"
@@ -231,7 +231,7 @@ def _local_secrets(data_dir: Path | None) -> Iterator[_LocalSecrets]:
     from skillyard.client.discovery import default_data_dir
     from skillyard.config.settings import load_settings
     from skillyard.data_dir import DataDir
-    from skillyard.engine.secrets.book import SecretBook
+    from skillyard.engine.secrets.service import SecretBook
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.sqlite.database import Database
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput, shown
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.engine.packages.asked import required_name, why_refused
+from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.wants import Asked, union
+from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import packages_allowed
-
-if TYPE_CHECKING:
-    from skillyard.engine.engine import Engine
+from skillyard.ports.blobs import BlobStore
 
 _WAYS = ("environment", "skill", "packages")
+
+
+@dataclass(frozen=True, slots=True)
+class PackageService:
+    """Environments, and who may have which packages. Archives of wheels are kept as ``blobs``, for ``blob_ttl_s``."""
+
+    environments: Environments
+    skills: SkillService
+    config: PackagesSettings
+    blobs: BlobStore
+    blob_ttl_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +51,23 @@ class Target:
         return self.wanted
 
 
-async def find_target(engine: Engine, principal: Principal, params: Mapping[str, Any]) -> Target:
+async def find_target(packages: PackageService, principal: Principal, params: Mapping[str, Any]) -> Target:
     """Raises InvalidInput, EnvironmentNotFound, SkillNotFound."""
     given = [way for way in _WAYS if params.get(way)]
     if len(given) != 1:
         raise InvalidInput("environment", f"exactly one of {', '.join(_WAYS)} is needed")
     if given == ["environment"]:
-        return await _named(engine, params["environment"])
+        return await _named(packages, params["environment"])
     if given == ["skill"]:
-        return await _of_skill(engine, principal, params["skill"], params.get("version"))
-    return _of_packages(engine, principal, params["packages"])
+        return await _of_skill(packages, principal, params["skill"], params.get("version"))
+    return _of_packages(packages, principal, params["packages"])
 
 
-async def _named(engine: Engine, name: str) -> Target:
-    environments = engine.environments
+async def _named(packages: PackageService, name: str) -> Target:
+    environments = packages.environments
     if name in environments.names:
         return Target(name, environments.wanted(name))
-    built = await environments.store.find(name) or await _beginning(engine, name)
+    built = await environments.store.find(name) or await _beginning(packages, name)
     if built is None:
         known = ", ".join(environments.names)
         raise EnvironmentNotFound(
@@ -64,40 +76,40 @@ async def _named(engine: Engine, name: str) -> Target:
     return Target(built.digest, built=built)
 
 
-async def _beginning(engine: Engine, digest: str) -> BuiltEnvironment | None:
+async def _beginning(packages: PackageService, digest: str) -> BuiltEnvironment | None:
     """The only one whose digest begins so, as lists and records show it."""
     if len(digest) < SHOWN:
         return None
-    found = [built for built in await engine.environments.store.list() if built.digest.startswith(digest)]
+    found = [built for built in await packages.environments.store.list() if built.digest.startswith(digest)]
     return found[0] if len(found) == 1 else None
 
 
-async def _of_skill(engine: Engine, principal: Principal, name: str, version: str | None) -> Target:
+async def _of_skill(packages: PackageService, principal: Principal, name: str, version: str | None) -> Target:
     """What a run of the skill alone would get."""
-    skill = await engine.catalogue.find(principal, name, version, field="skill")
+    skill = await packages.skills.find(principal, name, version, field="skill")
     named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
     asked = (Asked(skill.needs.dependencies, skill),) if skill.needs.dependencies else ()
-    wanted = union(engine.environments.definition(named), asked)
-    standing = await engine.standings.standing_of(skill)
+    wanted = union(packages.environments.definition(named), asked)
+    standing = await packages.skills.standings.standing_of(skill)
     names = [required_name(text) for text in skill.needs.dependencies]
-    denied = sorted(set(names) - set(packages_allowed(standing, names, engine.config.packages)))
+    denied = sorted(set(names) - set(packages_allowed(standing, names, packages.config)))
     refusal = f"'{skill.name}' may not have {', '.join(denied)}: packages.allow, packages.run_code" if denied else ""
     return Target(f"{skill.name}@{skill.version}", wanted, refusal=refusal)
 
 
-def _of_packages(engine: Engine, principal: Principal, packages: list[str]) -> Target:
+def _of_packages(service: PackageService, principal: Principal, packages: list[str]) -> Target:
     """What code that asks for them would get."""
     for index, text in enumerate(packages):
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
             raise InvalidInput(f"packages[{index}]", rule, shown(text))
     wanted = Wanted.of(packages)
-    return Target("packages", wanted, refusal=_why_not(engine, principal, wanted))
+    return Target("packages", wanted, refusal=_why_not(service, principal, wanted))
 
 
-def _why_not(engine: Engine, principal: Principal, wanted: Wanted) -> str:
+def _why_not(packages: PackageService, principal: Principal, wanted: Wanted) -> str:
     if Scope.ADMIN in principal.scopes:
         return ""
     if Scope.RUN_CODE not in principal.scopes:
         return "packages are for code, and this token lacks the scope 'run_code'"
-    return why_refused(wanted.requirements, engine.config.packages)
+    return why_refused(wanted.requirements, packages.config)
