@@ -13,6 +13,7 @@ from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.lending import Lender
+from skillyard.engine.method import NoService
 from skillyard.engine.network.methods import PolicyService
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.packages.ahead import Ahead
@@ -124,6 +125,7 @@ class App:
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
         self.by_class: Mapping[type[Any], Any] = {
+            NoService: None,
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
-from skillyard.engine.method import OBJECT, STRING, Method, answer, list_of, obj, telling_no_secret
+from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj, telling_no_secret
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import methods as execution
@@ -50,6 +50,7 @@ DISCOVER: Method[Any] = Method(
     errors=(),
     surface="operator",
     handler=_discover,
+    service=NoService,
 )
 METHODS[DISCOVER.name] = DISCOVER
 

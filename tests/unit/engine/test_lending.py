@@ -132,7 +132,8 @@ async def test_a_build_has_a_place(rig: Rig) -> None:
     rig.configure(packages={"offline": True, "wheels": rig.home})
     rig.app.backends.admit(rig.backend, await _probe(rig))
     rig.backend.create = create  # type: ignore[method-assign]
-    steps = Steps(rig.engine, shop.lender)
+    config = rig.app.config
+    steps = Steps(config.packages, config.network, rig.app.backends, shop.lender, None, rig.app.secrets, usual="base")
     with pytest.raises(BuildFailed, match="no room"):
         await SandboxBuilder(steps).resolve(Wanted.of(["x"]), BuildLog())
     assert seen == [(1, 0)]
