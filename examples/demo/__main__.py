@@ -29,7 +29,7 @@ from skillyard.domain.sandbox.guarantees import AUTO, LIMITS, WALLS, Level
 from skillyard.faces.cli.failures import Exit, Failure, reported
 from skillyard.sandbox.registry import BACKENDS
 from skillyard.server_process import ServerFailed, ServerProcess
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 
 _ISOLATION = "SKILLYARD_POLICY__ISOLATION"
 _PATIENCE_S = 120.0

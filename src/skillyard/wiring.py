@@ -21,8 +21,7 @@ from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.files.environments import LocalEnvironments
 from skillyard.stores.files.tokens import FileTokens
 from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
-from skillyard.stores.seal.readers.environment import EnvironmentSecrets
-from skillyard.stores.seal.readers.files import FileSecrets
+from skillyard.stores.seal.readers.local import EnvironmentSecrets, FileSecrets
 from skillyard.stores.seal.readers.narrowed import Binding, Narrowed
 from skillyard.stores.seal.secrets import SealedSecrets
 from skillyard.stores.skills.bundles import LocalBundles

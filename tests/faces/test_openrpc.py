@@ -19,7 +19,7 @@ from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.table import METHODS, openrpc
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.bundles import skill_files, tar
 from tests.unit.packages.index import Index
 

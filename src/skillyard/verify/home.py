@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from skillyard.config.packages import EnvironmentSettings
 from skillyard.runtime import Runtime
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from skillyard.verify.outside import Outside, opened, outside
 
 if TYPE_CHECKING:

@@ -163,9 +163,9 @@ def approving(patch: pytest.MonkeyPatch) -> None:
 def everybodys_names(patch: pytest.MonkeyPatch) -> None:
     """Neither the engine nor the store asks whose a name is."""
     from skillyard.engine.skills import publishing
-    from skillyard.stores.sqlite import publication_rows
+    from skillyard.stores.sqlite import publications
 
-    for module in (publishing, publication_rows):
+    for module in (publishing, publications):
         patch.setattr(module, "claim_refusal", lambda name, owner, project: None)
 
 

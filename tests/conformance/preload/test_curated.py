@@ -19,7 +19,7 @@ from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages.curated import CURATED, READS, is_read
 from skillyard.engine.packages.interpreter import base_interpreter, uv_program
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.unit.packages import real_index
 
 pytestmark = [

@@ -21,7 +21,7 @@ from skillyard.config.settings import load_settings
 from skillyard.faces.cli.commands.environment import write_wheels
 from skillyard.faces.cli.main import cli
 from skillyard.server_process import ServerProcess
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.bundles import skill_files, tar
 from tests.unit.engine.fake_builder import pack
 from tests.unit.gate.programs.authority import Authority

@@ -15,7 +15,7 @@ import pytest
 from skillyard import Runtime
 from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.unit.packages import real_index
 from tests.unit.packages.wheels import make_wheel, wheel_name
 

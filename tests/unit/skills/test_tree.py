@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.stores.disk import remove_tree
 from skillyard.stores.skills import tree as tree_module
 from skillyard.stores.skills.catalogue.stamps import bundle_stamps
-from skillyard.stores.skills.snapshots import Snapshots, remove_tree
+from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
 from tests.unit.skills.skilldirs import write
 

@@ -18,7 +18,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.stores.sqlite import database as module
 from skillyard.stores.sqlite import migrations
 from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.transactions import Operation
+from skillyard.stores.sqlite.writer import Operation
 
 pytestmark = pytest.mark.anyio
 
@@ -230,7 +230,7 @@ OPENER = """
 import asyncio, sys
 from pathlib import Path
 from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.transactions import Operation
+from skillyard.stores.sqlite.writer import Operation
 
 async def main():
     database = await Database.open(Path(sys.argv[1]))

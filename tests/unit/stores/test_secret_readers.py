@@ -19,8 +19,7 @@ from skillyard.config.secrets import SecretSettings, VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Delivery
 from skillyard.ports.secrets import SecretReader
-from skillyard.stores.seal.readers.environment import EnvironmentSecrets
-from skillyard.stores.seal.readers.files import FileSecrets
+from skillyard.stores.seal.readers.local import EnvironmentSecrets, FileSecrets
 from skillyard.stores.seal.readers.narrowed import Narrowed
 from skillyard.stores.seal.readers.vault import VaultSecrets
 from skillyard.wiring import make_secret_readers

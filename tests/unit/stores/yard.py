@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.files import blob_files, blob_publication
-from skillyard.stores.files.blob_collector import Collector
-from skillyard.stores.files.blobs import LocalBlobs
+from skillyard.stores.files import blob_files, blobs
+from skillyard.stores.files.blobs import Collector, LocalBlobs
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.blobs_suite import pattern, streamed, whole
@@ -33,7 +32,7 @@ STEPS: dict[str, tuple[type, str, str]] = {
     "file-sealed": (blob_files.BlobFiles, "seal", "after"),
     "row-inserted": (blob_files.BlobFiles, "place", "before"),
     "file-placed": (blob_files.BlobFiles, "place", "after"),
-    "not-committed": (blob_publication.Publication, "store", "after"),
+    "not-committed": (blobs.Publication, "store", "after"),
     "row-deleted": (Collector, "collect", "before"),
     "file-unused": (blob_files.BlobFiles, "trash", "before"),
     "file-trashed": (blob_files.BlobFiles, "trash", "after"),

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
+from skillyard.stores.disk import sync_path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -112,7 +113,7 @@ class BlobFiles:
             target.parent.mkdir(mode=0o700, exist_ok=True)
             staged.replace(target)
             if self._sync:
-                _sync_directory(target.parent)
+                sync_path(target.parent)
         except OSError as error:
             raise disk_fault(error) from error
 
@@ -187,11 +188,3 @@ def _remove_unlocked(path: Path) -> bool:
         finally:
             os.close(fd)
     return False
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -9,29 +9,35 @@ content is always there, and all that a crash can leave is a file that no row na
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from skillyard.domain.blob import BlobLimits, expiry
 from skillyard.domain.checks import check_blob_id, check_media_type, check_page, check_range, is_blob_id
 from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, shown
 from skillyard.ports.blobs import BlobInfo
 from skillyard.ports.clock import Clock, Ids
-from skillyard.stores.files.blob_collector import Collector
 from skillyard.stores.files.blob_files import BlobFiles, disk_fault
-from skillyard.stores.files.blob_intake import INLINE, Allowance, Gauge, Intake
-from skillyard.stores.files.blob_publication import Publication
+from skillyard.stores.files.blob_intake import INLINE, Allowance, Content, Gauge, Intake
 from skillyard.stores.sqlite import blob_rows as rows
 from skillyard.stores.sqlite.database import Database
 
 DEFAULT_LIMITS = BlobLimits()
 _PIECE = 256 * 1024
 """Bytes that are read at once: a thousand readers who stop reading each hold one."""
+
+BATCH = 200
+"""Rows and files that a sweep takes at once."""
+
+logger = logging.getLogger(__name__)
 
 
 class LocalBlobs:
@@ -251,3 +257,107 @@ def _piece(file: FileIO, offset: int, size: int) -> bytes:
     if not piece:
         raise StoreFault("the content of a blob ended early; restore the blob directory")
     return piece
+
+
+@dataclass(slots=True)
+class Publication:
+    """The step that stores one blob's row and names its file. With a staged file it is alone in its transaction."""
+
+    info: BlobInfo
+    content: Content
+    limits: BlobLimits
+    files: BlobFiles
+    _inserted: bool = field(default=False, init=False)
+
+    @property
+    def key(self) -> str:
+        """Returns the content's key."""
+        return rows.content_key(self.info.owner, self.info.sha256)
+
+    def store(self, connection: sqlite3.Connection) -> InvalidInput | None:
+        """Stores the row and names the file; returns why the blob is refused, None when it is stored."""
+        self._inserted = False
+        refusal = rows.insert(connection, self.info, self.content.inline, self.limits)
+        if refusal is not None:
+            return refusal
+        if self.content.staged is not None:
+            self.files.place(self.content.staged.path, self.key, self.info.size)
+        self._inserted = True
+        return None
+
+    def undo(self, connection: sqlite3.Connection) -> None:
+        """Removes the row if this publication stored it; queued behind :meth:`store`."""
+        if self._inserted:
+            rows.delete(connection, self.info.blob_id)
+
+
+class Collector:
+    """Removes files that no row names any more.
+
+    It works beside creators and deleters, in this process and in others: it decides under the write lock, alone in its
+    transaction, so that no removal it relies on can still be undone."""
+
+    def __init__(self, database: Database, files: BlobFiles) -> None:
+        self._database = database
+        self._files = files
+
+    async def collect(self, digests: Sequence[str]) -> int:
+        """Removes those of these contents that have a file and no row; returns how many."""
+        present = [digest for digest in digests if self._files.path(digest).exists()]
+        if not present:
+            return 0
+        trashed = await self.submit(present)
+        await asyncio.to_thread(self._files.remove, trashed)
+        return len(trashed)
+
+    def submit(self, digests: Sequence[str]) -> asyncio.Future[list[Path]]:
+        """Takes the names of unused files away, even if nobody awaits it."""
+
+        def take(connection: sqlite3.Connection) -> list[Path]:
+            taken = [self._files.trash(digest) for digest in rows.unused(connection, digests)]
+            return [path for path in taken if path is not None]
+
+        return self._database.submit(take, alone=True)
+
+    def drop(self, digests: Sequence[str]) -> asyncio.Future[None]:
+        """Collects to the end even if nobody awaits it. It never raises: a sweep does later what failed here."""
+        loop = asyncio.get_running_loop()
+        dropped: asyncio.Future[None] = loop.create_future()
+
+        def finish(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled() and (error := done.exception()):
+                logger.warning("a blob that was given up waits for a sweep: %s", error)
+            if not dropped.done():
+                dropped.set_result(None)
+
+        def remove(taken: asyncio.Future[list[Path]]) -> None:
+            if taken.cancelled() or taken.exception():
+                finish(taken)
+            else:
+                loop.run_in_executor(None, self._files.remove, taken.result()).add_done_callback(finish)
+
+        self.submit(digests).add_done_callback(remove)
+        return dropped
+
+    async def purge(self, now: float, owner: str | None = None) -> int:
+        """Removes expired blobs, of one owner or of all; returns how many."""
+        purged = 0
+        while True:
+            digests = await self._database.submit(
+                lambda connection: rows.delete_expired(connection, now, owner, BATCH), alone=True
+            )
+            await self.collect(digests)
+            purged += len(digests)
+            if len(digests) < BATCH:
+                return purged
+
+    async def tidy(self) -> int:
+        """Removes files that a crash left: half-written ones, and contents without a row."""
+        removed = await asyncio.to_thread(self._files.clean)
+        for prefix in await asyncio.to_thread(self._files.prefixes):
+            there = await asyncio.to_thread(self._files.digests, prefix)
+            named = {row[0] for row in await self._database.fetch(rows.KEYS, (prefix, prefix + "g"))}
+            strays = [digest for digest in there if digest not in named]
+            for start in range(0, len(strays), BATCH):
+                removed += await self.collect(strays[start : start + BATCH])
+        return removed

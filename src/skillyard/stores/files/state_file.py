@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
+from skillyard.stores.disk import give_to_owner, sync_path
 
 Stamp = tuple[int, int, int] | None
 """Inode, time of change and size; None when there is no file."""
@@ -53,7 +54,7 @@ class StateFile:
             _write(new, data, sync=sync)
             new.replace(self.path)
             if sync:
-                _sync_directory(self.path.parent)
+                sync_path(self.path.parent)
         except OSError as error:
             with suppress(OSError):
                 new.unlink()
@@ -96,18 +97,3 @@ def _lock(fd: int, *, wait: bool) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def give_to_owner(fd: int, directory: Path) -> None:
-    """What root writes into a user's data directory stays readable for that user's server."""
-    if os.geteuid() == 0:
-        owner = directory.stat()
-        os.fchown(fd, owner.st_uid, owner.st_gid)
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

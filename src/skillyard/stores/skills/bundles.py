@@ -14,8 +14,9 @@ from typing import BinaryIO, TypeVar, cast
 from skillyard.domain.errors import BundleRefused, QuotaExceeded, StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.ports.bundles import ArchiveForm, Exported
+from skillyard.stores.disk import remove_tree
 from skillyard.stores.skills.archives import ArchiveLimits, packed_files, read_archive, tar_gz, write_zip
-from skillyard.stores.skills.snapshots import Snapshots, remove_tree
+from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Tree
 from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 from skillyard.stores.skills.validation.companions import MANIFEST

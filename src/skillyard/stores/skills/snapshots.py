@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from skillyard.stores.disk import remove_tree, sync_path
 from skillyard.stores.skills.tree import Tree, TreeFile
 
 _TEMPORARY = ".tmp-"
@@ -60,7 +60,7 @@ class Snapshots:
                 _sync_tree(temporary)
             temporary.rename(home)
             if self._sync:
-                _sync_path(self._directory)
+                sync_path(self._directory)
         except OSError as error:
             remove_tree(temporary)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # somebody else made the same one
@@ -94,16 +94,8 @@ def _write(tree: Tree, home: Path) -> None:
 def _sync_tree(home: Path) -> None:
     for directory, _, names in os.walk(home):
         for name in names:
-            _sync_path(Path(directory, name))
-        _sync_path(Path(directory))
-
-
-def _sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync_path(Path(directory, name))
+        sync_path(Path(directory))
 
 
 def _mode(file: TreeFile) -> int:
@@ -124,15 +116,3 @@ def _same(path: Path, file: TreeFile) -> bool:
     have = path.lstat()
     plain = stat.S_ISREG(have.st_mode) and stat.S_IMODE(have.st_mode) == _mode(file)
     return plain and have.st_size == len(file.data) and path.read_bytes() == file.data
-
-
-def remove_tree(path: Path) -> None:
-    """Delete a file or a tree, read-only directories too; nothing happens when it is not there."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-        return
-    if not path.is_dir():
-        return
-    for directory, _, _ in os.walk(path):
-        Path(directory).chmod(0o700)
-    shutil.rmtree(path)

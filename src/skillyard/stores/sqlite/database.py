@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.files.state_file import give_to_owner
+from skillyard.stores.disk import give_to_owner
 from skillyard.stores.sqlite import migrations
 from skillyard.stores.sqlite.faults import as_fault, is_busy
-from skillyard.stores.sqlite.transactions import Done, Operation, commit_together, transact
-from skillyard.stores.sqlite.writer import Job, Writer, answer, translated
+from skillyard.stores.sqlite.writer import Done, Job, Operation, Writer, answer, commit_together, transact, translated
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

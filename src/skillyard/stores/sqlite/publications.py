@@ -1,18 +1,58 @@
-"""What was published, in SQLite. The database refuses to change what a version is, and to forget one."""
+"""Publications in SQLite. Triggers refuse to change the content of a version, and to forget one.
+
+Operations on a connection return a refusal rather than raise it: raising would undo the writes of others beside them.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import astuple, fields, replace
+from typing import Any, Protocol
 
 from skillyard.domain.checks import check_page, check_unicode
-from skillyard.domain.errors import InvalidInput, SkillyardError
-from skillyard.domain.skill.publication import Pin, Publication, PublicationEvent, PublicationLimits, place_of
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError
+from skillyard.domain.skill.publication import (
+    Pin,
+    Publication,
+    PublicationAct,
+    PublicationEvent,
+    PublicationLimits,
+    claim_refusal,
+    pin_refusal,
+    place_of,
+    version_refusal,
+)
 from skillyard.domain.skill.semver import newest_first
 from skillyard.ports.publications import Inserted, Withdrawn
-from skillyard.stores.sqlite import publication_rows as rows
 from skillyard.stores.sqlite.database import Database
+
+COLUMNS = ", ".join(field.name for field in fields(Publication))
+EVENT = ", ".join(field.name for field in fields(PublicationEvent))
+PIN = ", ".join(field.name for field in fields(Pin))
+
+FIND = f"SELECT {COLUMNS} FROM publications WHERE name = ? AND place = ?"  # noqa: S608 - fixed texts
+OF = f"SELECT {COLUMNS} FROM publications WHERE name = ?"  # noqa: S608
+EVERY = f"SELECT {COLUMNS} FROM publications ORDER BY seq"  # noqa: S608
+OWNER = "SELECT project FROM publications WHERE name = ? LIMIT 1"
+PINNED = f"SELECT {PIN} FROM publication_pins WHERE name = ?"  # noqa: S608
+PINS = "SELECT name, version FROM publication_pins"
+HISTORY = f"SELECT {EVENT} FROM publication_history WHERE name = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608
+CHANGED = """
+    SELECT coalesce(max(seq), 0), NULL FROM publication_history
+    UNION ALL SELECT DISTINCT 0, name FROM publication_history WHERE seq > ?"""
+
+_TOTALS = "SELECT count, bytes FROM publication_totals WHERE project = ?"
+_INSERT = f"""
+    INSERT INTO publications (place, {COLUMNS})
+    VALUES (?, {", ".join("?" for _ in fields(Publication))})"""  # noqa: S608
+_NOTE = f"INSERT INTO publication_history ({EVENT}) VALUES ({', '.join('?' for _ in fields(PublicationEvent))})"  # noqa: S608
+_STATE = "UPDATE publications SET withdrawn_at = ?, withdrawn_by = ?, reason = ? WHERE name = ? AND place = ?"
+_PIN = f"""
+    INSERT INTO publication_pins ({PIN}) VALUES (?, ?, ?, ?)
+    ON CONFLICT (name) DO UPDATE SET version = excluded.version, pinned_at = excluded.pinned_at,
+        pinned_by = excluded.pinned_by"""  # noqa: S608
+_UNPIN = "DELETE FROM publication_pins WHERE name = ?"
 
 
 class _Judge(Protocol):
@@ -29,10 +69,10 @@ class SqlitePublications:
         self._limits = limits or PublicationLimits()
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
-        return await self._judged(rows.insert, publication, any_project)
+        return await self._judged(insert, publication, any_project)
 
     async def check(self, publication: Publication, *, any_project: bool = False) -> None:
-        await self._judged(rows.judge, publication, any_project)
+        await self._judged(judge, publication, any_project)
 
     async def _judged(self, judge: _Judge, publication: Publication, any_project: bool) -> Inserted:
         place_of(publication.version)
@@ -44,50 +84,173 @@ class SqlitePublications:
         return judged
 
     async def find(self, name: str, version: str) -> Publication | None:
-        row = await self._database.lookup(rows.FIND, (name, place_of(version)))
-        return rows.publication_of(row) if row else None
+        row = await self._database.lookup(FIND, (name, place_of(version)))
+        return publication_of(row) if row else None
 
     async def of(self, name: str) -> Sequence[Publication]:
-        found = {row[1]: rows.publication_of(row) for row in await self._database.fetch(rows.OF, (name,))}
+        found = {row[1]: publication_of(row) for row in await self._database.fetch(OF, (name,))}
         return [found[version] for version in newest_first(found)]
 
     async def every(self) -> Sequence[Publication]:
-        return [rows.publication_of(row) for row in await self._database.fetch(rows.EVERY)]
+        return [publication_of(row) for row in await self._database.fetch(EVERY)]
 
     async def owner(self, name: str) -> str | None:
-        row = await self._database.lookup(rows.OWNER, (name,))
+        row = await self._database.lookup(OWNER, (name,))
         return str(row[0]) if row else None
 
     async def withdraw(self, name: str, version: str, *, at: float, by: str, reason: str) -> Withdrawn | None:
         place_of(version)
         check_unicode("reason", reason)
-        return await self._database.write(lambda connection: rows.withdraw(connection, name, version, at, by, reason))
+        return await self._database.write(lambda connection: withdraw(connection, name, version, at, by, reason))
 
     async def restore(self, name: str, version: str, *, at: float, by: str) -> Publication | None:
         place_of(version)
-        return await self._database.write(lambda connection: rows.restore(connection, name, version, at, by))
+        return await self._database.write(lambda connection: restore(connection, name, version, at, by))
 
     async def pin(self, pin: Pin) -> Pin:
         place_of(pin.version)
-        stored = await self._database.write(lambda connection: rows.pin(connection, pin))
+        stored = await self._database.write(lambda connection: _pin(connection, pin))
         if isinstance(stored, InvalidInput):
             raise stored
         return stored
 
     async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
-        return await self._database.write(lambda connection: rows.unpin(connection, name, at, by))
+        return await self._database.write(lambda connection: unpin(connection, name, at, by))
 
     async def pinned(self, name: str) -> Pin | None:
-        row = await self._database.lookup(rows.PINNED, (name,))
+        row = await self._database.lookup(PINNED, (name,))
         return Pin(*row) if row else None
 
     async def pins(self) -> dict[str, str]:
-        return {row[0]: row[1] for row in await self._database.fetch(rows.PINS)}
+        return {row[0]: row[1] for row in await self._database.fetch(PINS)}
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
-        (newest, _), *names = await self._database.fetch(rows.CHANGED, (since,))
+        (newest, _), *names = await self._database.fetch(CHANGED, (since,))
         return int(newest), [str(name) for _, name in names]
 
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:
         check_page(limit)
-        return [rows.event_of(row) for row in await self._database.fetch(rows.HISTORY, (name, limit))]
+        return [event_of(row) for row in await self._database.fetch(HISTORY, (name, limit))]
+
+
+def publication_of(row: Sequence[Any]) -> Publication:
+    return Publication(*row)
+
+
+def event_of(row: Sequence[Any]) -> PublicationEvent:
+    return PublicationEvent(row[0], PublicationAct(row[1]), *row[2:])
+
+
+def find(connection: sqlite3.Connection, name: str, version: str) -> Publication | None:
+    rows = connection.execute(FIND, (name, place_of(version))).fetchall()
+    return publication_of(rows[0]) if rows else None
+
+
+def judge(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, *, any_project: bool
+) -> Inserted | SkillyardError:
+    """Returns what would be stored, or why it is refused."""
+    owner = _owner(connection, wanted.name)
+    if any_project and owner is not None:
+        wanted = replace(wanted, project=owner)
+    if (foreign := claim_refusal(wanted.name, owner, wanted.project)) is not None:
+        return foreign
+    stored = find(connection, wanted.name, wanted.version)
+    if stored is not None:
+        return version_refusal(stored, wanted) or Inserted(stored, created=False)
+    return _quota_refusal(connection, wanted, limits) or Inserted(wanted, created=True)
+
+
+def insert(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, *, any_project: bool
+) -> Inserted | SkillyardError:
+    """Stores a publication, or returns why it is refused."""
+    judged = judge(connection, wanted, limits, any_project=any_project)
+    if isinstance(judged, Inserted) and judged.created:
+        stored = judged.publication
+        connection.execute(_INSERT, (place_of(stored.version), *astuple(stored)))
+        _note(connection, PublicationAct.PUBLISHED, stored, stored.published_at, stored.published_by)
+    return judged
+
+
+def withdraw(
+    connection: sqlite3.Connection, name: str, version: str, at: float, by: str, reason: str
+) -> Withdrawn | None:
+    stored = find(connection, name, version)
+    if stored is None:
+        return None
+    if stored.withdrawn:
+        return Withdrawn(stored, changed=False, unpinned=False)
+    connection.execute(_STATE, (at, by, reason, name, place_of(version)))
+    gone = replace(stored, withdrawn_at=at, withdrawn_by=by, reason=reason)
+    _note(connection, PublicationAct.WITHDRAWN, gone, at, by, reason)
+    pin = pinned(connection, name)
+    unpinned = pin is not None and place_of(pin.version) == place_of(version)
+    if unpinned:
+        unpin(connection, name, at, by)
+    return Withdrawn(gone, changed=True, unpinned=unpinned)
+
+
+def restore(connection: sqlite3.Connection, name: str, version: str, at: float, by: str) -> Publication | None:
+    stored = find(connection, name, version)
+    if stored is None or not stored.withdrawn:
+        return stored
+    connection.execute(_STATE, (None, "", "", name, place_of(version)))
+    back = replace(stored, withdrawn_at=None, withdrawn_by="", reason="")
+    _note(connection, PublicationAct.RESTORED, back, at, by)
+    return back
+
+
+def _pin(connection: sqlite3.Connection, wanted: Pin) -> Pin | InvalidInput:
+    """Returns the stored pin, or why it is refused."""
+    stored = find(connection, wanted.name, wanted.version)
+    if stored is not None and stored.withdrawn:
+        return pin_refusal(stored)
+    before = pinned(connection, wanted.name)
+    if before is not None and before.version == wanted.version:
+        return before
+    connection.execute(_PIN, astuple(wanted))
+    _note_pin(connection, PublicationAct.PINNED, wanted, wanted.pinned_at, wanted.pinned_by)
+    return wanted
+
+
+def unpin(connection: sqlite3.Connection, name: str, at: float, by: str) -> Pin | None:
+    gone = pinned(connection, name)
+    if gone is not None:
+        connection.execute(_UNPIN, (name,))
+        _note_pin(connection, PublicationAct.UNPINNED, gone, at, by)
+    return gone
+
+
+def pinned(connection: sqlite3.Connection, name: str) -> Pin | None:
+    rows = connection.execute(PINNED, (name,)).fetchall()
+    return Pin(*rows[0]) if rows else None
+
+
+def _owner(connection: sqlite3.Connection, name: str) -> str | None:
+    rows = connection.execute(OWNER, (name,)).fetchall()
+    return str(rows[0][0]) if rows else None
+
+
+def _quota_refusal(
+    connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits
+) -> QuotaExceeded | None:
+    count, size = connection.execute(_TOTALS, (wanted.project,)).fetchone() or (0, 0)
+    try:
+        limits.check(count, size, wanted.size)
+    except QuotaExceeded as refusal:
+        return refusal
+    return None
+
+
+def _note(
+    connection: sqlite3.Connection, act: PublicationAct, what: Publication, at: float, by: str, reason: str = ""
+) -> None:
+    event = PublicationEvent(at, act, what.name, what.version, what.digest, by, reason)
+    connection.execute(_NOTE, astuple(event))
+
+
+def _note_pin(connection: sqlite3.Connection, act: PublicationAct, what: Pin, at: float, by: str) -> None:
+    stored = find(connection, what.name, what.version)
+    event = PublicationEvent(at, act, what.name, what.version, stored.digest if stored else "", by)
+    connection.execute(_NOTE, astuple(event))

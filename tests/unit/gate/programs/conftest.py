@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.unit.gate.programs import street as streets
 from tests.unit.gate.programs.place import Place
 from tests.unit.gate.programs.street import Street

@@ -14,7 +14,7 @@ from skillyard import SyncRuntime
 from skillyard.client.run import Run
 from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.disk import remove_tree
 from tests.unit.gate.programs.clients import PACKAGES
 from tests.unit.packages import real_index
 

@@ -21,10 +21,9 @@ from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
+from skillyard.stores.disk import remove_tree
 from skillyard.stores.files.environments.installed import Installed, check_installed, wheel_tags
-from skillyard.stores.files.environments.locks import Locks
-from skillyard.stores.files.environments.small_file import TEMPORARY, read_json, write_json
-from skillyard.stores.skills.snapshots import remove_tree
+from skillyard.stores.files.environments.locks import TEMPORARY, Locks, read_json, write_json
 
 T = TypeVar("T")
 

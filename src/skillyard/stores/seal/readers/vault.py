@@ -8,28 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
 import ssl
+import string
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from skillyard.config.secrets import VaultReaderSettings
-from skillyard.domain.errors import InvalidInput, StoreFault
+from skillyard.domain.errors import InvalidInput, StoreFault, shape
 from skillyard.domain.secret import Secret
-from skillyard.stores.seal.readers.vault_answer import MOST_BYTES, Answer, understand
-from skillyard.stores.seal.readers.vault_path import parse_template
 from skillyard.stores.seal.small_file import read_small
 
 if TYPE_CHECKING:
     import httpx2
 
+
 MOST_CACHED = 1024
 _MOST_TOKEN = 8192
+WORDS = frozenset({"project", "skill", "name"})
+_MOST_TEMPLATE = 512
+MOST_BYTES = 2 * 1024 * 1024
+"""Vault itself takes requests of at most 32 MiB, and its storage entries of 1 MiB (its page "Limits and maximums")."""
+
+_STATUSES = {
+    400: "takes the request for wrong: check mount, path and namespace",
+    403: "refuses the token: it may have expired, or its policy lacks 'read' here",
+    412: "has not caught up with its own storage; try again",
+    429: "has too many requests at once",
+    472: "is a standby of disaster recovery, which answers nothing",
+    473: "is a performance standby that cannot answer this",
+    503: "is sealed or in maintenance",
+}
 
 
 class VaultSecrets:
@@ -204,3 +220,90 @@ def _checked_mount(mount: str) -> str:
     if any(segment in ("", ".", "..") for segment in segments):
         raise InvalidInput("secrets.vault.mount", "must be the path of a KV engine, such as 'secret'")
     return "/".join(quote(segment, safe="") for segment in segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``version`` is what KV version 2 counts."""
+
+    fields: Mapping[str, object] = field(repr=False)
+    version: int | None = None
+
+
+def understand(status: int, body: bytes, kv: int, where: str) -> Answer | None:
+    """Returns None when there is surely no such secret, or its version was deleted. No word of the answer is repeated.
+    Raises StoreFault beginning with ``where``."""
+    if status == 404:
+        _check_really_missing(_object(body, where), where)
+        return None
+    if status != 200:
+        raise StoreFault(f"{where} {_meaning(status)}")
+    data = _object(body, where).get("data")
+    if kv == 1 and isinstance(data, dict):
+        return Answer(data)
+    if kv == 2 and isinstance(data, dict) and isinstance(data.get("metadata"), dict):
+        version, fields = data["metadata"].get("version"), data.get("data")
+        if isinstance(fields, dict) and type(version) is int and version > 0:
+            return Answer(fields, version)
+    raise StoreFault(f"{where} answers with something that is no secret of KV version {kv}")
+
+
+def _check_really_missing(answer: Mapping[str, Any], where: str) -> None:
+    """A path that is not there has empty errors, or the metadata of a deleted version. A mount that is not there has an
+    error, and one of the other KV version a warning."""
+    if answer.get("errors"):
+        raise StoreFault(f"{where} knows no such mount")
+    if answer.get("warnings"):
+        raise StoreFault(f"{where} is of the other KV version: see secrets.vault.kv")
+
+
+def _object(body: bytes, where: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise StoreFault(f"{where} answers with something that is not a JSON object")
+    return answer
+
+
+def _meaning(status: int) -> str:
+    if status in _STATUSES:
+        return _STATUSES[status]
+    if 300 <= status < 400:
+        return "sends us elsewhere; give the address of the active node or of the load balancer"
+    return f"answers with status {status}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """``setting`` is its name for errors, ``parts`` are texts with the word that follows each, or None at the end."""
+
+    setting: str
+    parts: tuple[tuple[str, str | None], ...]
+
+    def text(self, project: str, skill: str, name: str) -> str:
+        words = {"project": project, "skill": skill, "name": name}
+        return "".join(text + (words[word] if word else "") for text, word in self.parts)
+
+    def path(self, project: str, skill: str, name: str) -> str:
+        """For a URL. Raises StoreFault for what would be another path than was written."""
+        segments = self.text(project, skill, name).split("/")
+        if any(segment in ("", ".", "..") for segment in segments):
+            raise StoreFault(f"{self.setting} gives no path for the secret '{name}' of skill '{skill}'")
+        return "/".join(quote(segment, safe="") for segment in segments)
+
+
+def parse_template(setting: str, text: str) -> Template:
+    """Raises InvalidInput for other words in braces, and for what can be no path or field."""
+    if not text or len(text) > _MOST_TEMPLATE or text != text.strip("/ ") or not text.isprintable():
+        raise InvalidInput(
+            setting, f"must be 1 to {_MOST_TEMPLATE} characters, without slashes at its ends", shape(text)
+        )
+    try:
+        found = [(before, word, rule, conversion) for before, word, rule, conversion in string.Formatter().parse(text)]
+    except ValueError as error:
+        raise InvalidInput(setting, f"is no template: {error}") from None
+    if any(word is not None and (word not in WORDS or rule or conversion) for _, word, rule, conversion in found):
+        raise InvalidInput(setting, f"may hold {', '.join(f'{{{word}}}' for word in sorted(WORDS))} and no other words")
+    return Template(setting, tuple((before, word) for before, word, _, _ in found))

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.files.state_file import give_to_owner
+from skillyard.stores.disk import give_to_owner
 from skillyard.stores.skills import tree
 from skillyard.stores.skills.catalogue.rows import Damaged, sealed
 from skillyard.stores.skills.catalogue.table import SCHEMA, SCHEMA_VERSION, Table

@@ -1,8 +1,10 @@
-"""Secrets as files in a directory that something else fills: Docker, Kubernetes, systemd."""
+"""Secrets of this host: files in a directory that Docker, Kubernetes or systemd fills, and environment variables."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
@@ -37,3 +39,20 @@ class FileSecrets:
         if data is None and not self._directory.is_dir():
             raise StoreFault(f"there is no directory {self._directory} to read secrets from")
         return data
+
+
+class EnvironmentSecrets:
+    """``prefix`` and the secret's name make the variable's. An empty variable counts as none."""
+
+    label = "environment"
+
+    def __init__(self, prefix: str, environ: Mapping[str, str] = os.environ) -> None:
+        self._prefix = prefix
+        self._environ = environ
+
+    async def find(self, name: str, project: str, skill: str) -> Secret | None:  # noqa: ARG002 - the port's
+        value = self._environ.get(self._prefix + name)
+        return Secret(name, value, self.label) if value else None
+
+    async def close(self) -> None:
+        return None

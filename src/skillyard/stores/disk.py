@@ -1,0 +1,36 @@
+"""What every store does on the disk: owners, syncing, removing trees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def give_to_owner(fd: int, directory: Path) -> None:
+    """Gives a file to its directory's owner: what root writes into a user's data directory stays readable for that
+    user's server."""
+    if os.geteuid() == 0:
+        owner = directory.stat()
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def sync_path(path: Path) -> None:
+    """Writes a file or the names in a directory through to the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_tree(path: Path) -> None:
+    """Deletes a file or a tree, read-only directories too; does nothing when it is not there."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+        return
+    if not path.is_dir():
+        return
+    for directory, _, _ in os.walk(path):
+        Path(directory).chmod(0o700)
+    shutil.rmtree(path)
