@@ -215,7 +215,8 @@ def keyring_is_here() -> bool:
 
 
 def test_a_key_in_the_kernels_keyring(bare: Cli, tmp_path: Path) -> None:
-    from skillyard.stores.seal.keyring import KeyringKeys, forget_key
+    from skillyard.stores.seal.keyring import forget_key
+    from skillyard.stores.seal.keys import KeyringKeys
 
     if not keyring_is_here():
         pytest.skip("the kernel's keyring cannot be used here")

@@ -14,22 +14,13 @@ import os
 import platform
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.seal.keys import MOST_TEXT, GivenSource, Key, parse_keys
 
+MOST_TEXT = 4096
+"""Bytes of a key's text."""
 _NUMBERS = {"x86_64": (248, 250), "aarch64": (217, 219)}
 """add_key and keyctl (syscalls(2))."""
 _THREAD, _USER = -1, -4
 _LINK, _UNLINK, _SEARCH, _READ = 8, 9, 10, 11
-
-
-class KeyringKeys(GivenSource):
-    """``name`` is the description of the key."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def read(self) -> list[Key]:
-        return parse_keys(read_key(self._name).decode("ascii", "replace"), f"the kernel keyring's key '{self._name}'")
 
 
 def read_key(name: str) -> bytes:

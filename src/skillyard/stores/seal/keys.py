@@ -13,11 +13,11 @@ from typing import Protocol
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.stores.files.state_file import StateFile
+from skillyard.stores.seal.keyring import MOST_TEXT, read_key
 from skillyard.stores.seal.small_file import read_small
 
 KEY_BYTES = 32
 KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
-MOST_TEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,16 @@ class GivenKeyFile(GivenSource):
         return parse_keys(data.decode("ascii", "replace"), str(self._path))
 
 
+class KeyringKeys(GivenSource):
+    """``name`` is the description of the key."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def read(self) -> list[Key]:
+        return parse_keys(read_key(self._name).decode("ascii", "replace"), f"the kernel keyring's key '{self._name}'")
+
+
 def key_source(home: Path, *, variable: str | None, file: Path | None, keyring: str) -> KeySource:
     """The one that is configured; the data directory's own file when none is. Raises InvalidInput for several,
     StoreFault for a variable that holds no key."""
@@ -158,8 +168,6 @@ def key_source(home: Path, *, variable: str | None, file: Path | None, keyring: 
     if file is not None:
         return GivenKeyFile(file)
     if keyring:
-        from skillyard.stores.seal.keyring import KeyringKeys
-
         return KeyringKeys(keyring)
     return OwnKeyFile(home / "secrets.key", home / "secrets.sealed")
 

@@ -151,8 +151,8 @@ def load(name: str) -> None:
       skillyard secret key load skillyard < /root/skillyard.key      and secrets.keyring = "skillyard"
     """
     from skillyard.domain.errors import StoreFault
-    from skillyard.stores.seal.keyring import load_key
-    from skillyard.stores.seal.keys import MOST_TEXT, parse_keys
+    from skillyard.stores.seal.keyring import MOST_TEXT, load_key
+    from skillyard.stores.seal.keys import parse_keys
 
     text = decoded("key", sys.stdin.buffer.read(MOST_TEXT + 1))
     try:
