@@ -19,7 +19,7 @@ from skillyard.bench.job import SUM, WrongResult
 from skillyard.bench.stats import Rounds
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import SkillyardError
-from skillyard.engine.packages.interpreter import base_interpreter
+from skillyard.engine.packages.environment import base_interpreter
 from skillyard.runtime import Runtime
 
 HOST, SKILL, SECRET = "origin.bench", "bench.network", "BENCH_KEY"

@@ -197,7 +197,7 @@ class PackagesSettings(Section):
 
 class EnvironmentSettings(Section):
     """A set of packages under a name, which runs may ask for. ``preload`` is None for the modules of the table
-    (:mod:`skillyard.engine.packages.curated`) alone, and empty for none at all."""
+    (:mod:`skillyard.engine.packages.ahead`) alone, and empty for none at all."""
 
     model_config = ConfigDict(title="environments")
 

@@ -17,8 +17,8 @@ import skillyard
 from skillyard import Runtime
 from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
-from skillyard.engine.packages.curated import CURATED, READS, is_read
-from skillyard.engine.packages.interpreter import base_interpreter, uv_program
+from skillyard.engine.packages.ahead import CURATED, READS, is_read
+from skillyard.engine.packages.environment import base_interpreter, uv_program
 from skillyard.stores.disk import remove_tree
 from tests.unit.packages import real_index
 

@@ -11,9 +11,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from skillyard.domain.package.environment import Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.engine.packages.asked import required_name
-from skillyard.engine.packages.build_log import BuildLog
-from skillyard.engine.packages.environment import BuildFailed
-from skillyard.engine.packages.interpreter import platform_name
+from skillyard.engine.packages.build import BuildLog
+from skillyard.engine.packages.environment import BuildFailed, platform_name
 from tests.unit.packages.wheels import installed
 
 VERSION = "1.5.0"

@@ -15,10 +15,9 @@ from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import Fault
-from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.builder import SandboxBuilder
-from skillyard.engine.packages.environment import BuildFailed
-from skillyard.engine.packages.interpreter import standard_library
+from skillyard.engine.packages.environment import BuildFailed, standard_library
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.shares import Admission
 from skillyard.engine.tasks import Tasks

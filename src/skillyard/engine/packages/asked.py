@@ -1,18 +1,24 @@
-"""The packages that a request asks for: its parameter, and the inline metadata of its code (PEP 723)."""
+"""The packages that a run asks for: by parameter, by the inline metadata of its code (PEP 723) and by its skills."""
 
 from __future__ import annotations
 
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from skillyard.config.packages import PackagesSettings
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.package.environment import Wanted
-from skillyard.domain.package.names import admits, normalized
+from skillyard.domain.package.names import admits, normalized, within
 from skillyard.domain.package.script_metadata import read_script_metadata
 from skillyard.domain.skill.requirement import is_requirement
+from skillyard.domain.skill.skill import Skill
+
+if TYPE_CHECKING:
+    from skillyard.engine.runs.plan import Plan
+
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -60,3 +66,46 @@ def required_name(requirement: str) -> str:
 
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
+
+
+_NEED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[\s*\])?\s*(.*)", re.DOTALL)
+
+
+def missing(needs: Iterable[str], installed: Mapping[str, str]) -> list[str]:
+    """The requirements that ``installed`` (normalized name → version) does not meet, as they were written.
+
+    Understood are a name and numeric bounds (``numpy>=1.26,<3``); anything else, extras too, counts as missing.
+    """
+    return [need for need in needs if not _met(need, installed)]
+
+
+def _met(need: str, installed: Mapping[str, str]) -> bool:
+    match = _NEED.fullmatch(need.strip())
+    version = installed.get(normalized(match[1])) if match else None
+    if match is None or version is None:
+        return False
+    return within(version, match[2].strip("() ")) is True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``skill`` is the one that declares ``requirements``, None for the request itself."""
+
+    requirements: tuple[str, ...]
+    skill: Skill | None = None
+
+    def __str__(self) -> str:
+        return "the request" if self.skill is None else f"'{self.skill.name}'"
+
+
+def asked_by(plan: Plan) -> tuple[Asked, ...]:
+    """Everybody who asks for packages beside the operator's named environment."""
+    asked = [Asked(skill.needs.dependencies, skill) for skill in plan.skills if skill.needs.dependencies]
+    if plan.request.packages:
+        asked.append(Asked(plan.request.packages))
+    return tuple(asked)
+
+
+def union(definition: EnvironmentSettings, asked: Iterable[Asked]) -> Wanted:
+    """One set for the named environment and all that is asked for on top of it."""
+    return Wanted.of([*definition.packages, *(text for who in asked for text in who.requirements)])

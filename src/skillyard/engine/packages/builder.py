@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from skillyard.domain.package.environment import MAX_TEXT, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
-from skillyard.engine.packages.build_log import BuildLog
-from skillyard.engine.packages.environment import BuildFailed
-from skillyard.engine.packages.interpreter import platform_name
+from skillyard.engine.packages.build import BuildLog
+from skillyard.engine.packages.environment import BuildFailed, platform_name
 from skillyard.engine.packages.steps import Steps
 
 MIB = 1024 * 1024

@@ -26,11 +26,9 @@ from skillyard.engine.observer import (
     Fault,
     Observer,
 )
-from skillyard.engine.packages.build import Build
-from skillyard.engine.packages.build_log import BuildLog
+from skillyard.engine.packages.build import Build, BuildLog
 from skillyard.engine.packages.builder import Builder
-from skillyard.engine.packages.environment import BuildFailed
-from skillyard.engine.packages.interpreter import platform_name
+from skillyard.engine.packages.environment import BuildFailed, platform_name
 from skillyard.engine.shares import Room
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock

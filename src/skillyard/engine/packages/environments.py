@@ -10,12 +10,10 @@ from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
 from skillyard.domain.sandbox.spec import EnvironmentRef
+from skillyard.engine.packages.asked import Asked, missing, union
 from skillyard.engine.packages.build import Build
 from skillyard.engine.packages.building import Building
-from skillyard.engine.packages.dependencies import missing
-from skillyard.engine.packages.environment import BuildFailed, Environment
-from skillyard.engine.packages.interpreter import standard_library
-from skillyard.engine.packages.wants import Asked, union
+from skillyard.engine.packages.environment import BuildFailed, Environment, standard_library
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import EnvironmentStore, StoredLock
 

@@ -10,7 +10,7 @@ from typing import Any
 from skillyard.config.packages import PackagesSettings
 from skillyard.domain.network.session import host_and_port
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.engine.packages.build_log import calm
+from skillyard.engine.packages.build import calm
 from skillyard.engine.text import shorten
 
 MOST = 900

@@ -12,10 +12,9 @@ from skillyard.domain.package.names import denies
 from skillyard.domain.skill.requirement import Requirement, is_requirement
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import ApprovedPackages
-from skillyard.engine.packages.asked import required_name, why_refused
+from skillyard.engine.packages.asked import Asked, asked_by, required_name, union, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.environments import Environments
-from skillyard.engine.packages.wants import Asked, asked_by, union
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.for_run import RunSecrets

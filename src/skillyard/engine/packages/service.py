@@ -11,9 +11,8 @@ from skillyard.domain.errors import EnvironmentNotFound, Forbidden, InvalidInput
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT, SHOWN, BuiltEnvironment, Wanted
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.requirement import is_requirement
-from skillyard.engine.packages.asked import required_name, why_refused
+from skillyard.engine.packages.asked import Asked, required_name, union, why_refused
 from skillyard.engine.packages.environments import Environments
-from skillyard.engine.packages.wants import Asked, union
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import packages_allowed
 from skillyard.ports.blobs import BlobStore

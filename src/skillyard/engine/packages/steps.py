@@ -5,34 +5,81 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from secrets import token_hex
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from skillyard.config.network import NetworkSettings
-from skillyard.config.packages import PackagesSettings
+from skillyard.config.packages import PackagesSettings, index_rule
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
-from skillyard.domain.network.session import EgressLimits, EgressPlan
+from skillyard.domain.network.session import EgressLimits, EgressPlan, GateSecret, new_placeholder
+from skillyard.domain.principal import DEFAULT_PROJECT
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.secret import Delivery, SecretAct, SecretEvent
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.grant import ability
 from skillyard.engine.network.run_network import NetworkGrant
-from skillyard.engine.packages.build_log import BuildLog
-from skillyard.engine.packages.environment import BuildFailed
+from skillyard.engine.packages.build import BuildLog
+from skillyard.engine.packages.environment import BuildFailed, standard_library, uv_program
 from skillyard.engine.packages.explain import explained
-from skillyard.engine.packages.index_secret import IndexAccess, index_access
-from skillyard.engine.packages.interpreter import standard_library, uv_program
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import SecretBook
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.gate import Gate
 from skillyard.ports.sandbox import Process
+
+TOKEN_USER = "__token__"  # noqa: S105 - who a token belongs to, by the custom of package indexes
+BUILDER = "environments"
+"""Who used the secret, in the audit."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexAccess:
+    """``address`` is what uv is told."""
+
+    address: str
+    secrets: tuple[GateSecret, ...] = ()
+
+
+async def index_access(config: PackagesSettings, book: SecretBook, build: str) -> IndexAccess:
+    """Its use is in the audit when this returns. Raises BuildFailed for a secret that is not stored, StoreFault."""
+    if not config.secret or config.offline:
+        return IndexAccess(config.index)
+    found = await book.find(config.secret, DEFAULT_PROJECT, "")
+    if found is None:
+        raise BuildFailed(
+            f"packages.secret names '{config.secret}', which is not stored: `skillyard secret set {config.secret}`"
+        )
+    event = SecretEvent(
+        at=book.clock.now(),
+        act=SecretAct.USED,
+        name=config.secret,
+        principal=BUILDER,
+        project=DEFAULT_PROJECT,
+        skill="",
+        run_id=build,
+        scope=str(found.scope),
+        version=found.version,
+        delivery=Delivery.GATE.value,
+        reason="",
+    )
+    await book.audit.record([event])
+    user, colon, password = found.value.partition(":")
+    placeholder = new_placeholder()
+    parts = urlsplit(config.index)
+    login = f"{quote(user if colon else TOKEN_USER, safe='')}:{placeholder}"
+    value = password if colon else found.value
+    secret = GateSecret(config.secret, placeholder, value, (index_rule(config.index),))
+    return IndexAccess(parts._replace(netloc=f"{login}@{parts.netloc}").geturl(), (secret,))
+
 
 MIB = 1024 * 1024
 PREFIX = "build_"

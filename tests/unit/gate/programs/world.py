@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from skillyard.engine.packages.interpreter import base_interpreter
+from skillyard.engine.packages.environment import base_interpreter
 from tests.unit.gate.programs.authority import Authority
 from tests.unit.gate.programs.git_server import PREFIX as GIT
 from tests.unit.gate.programs.git_server import git_repository, git_route
