@@ -75,7 +75,7 @@ class FrameReader:
         count = header.pop("sockets", 0)
         if type(count) is not int or not 0 <= count <= len(self._descriptors):
             raise BadMessage("its descriptors did not come")
-        with memoryview(data) as view:
+        with memoryview(data) as view:  # one copy
             body = bytes(view[begin : begin + body_size])
         del data[: begin + body_size]
         return header, body, [self._descriptors.popleft() for _ in range(count)]
