@@ -28,11 +28,10 @@ from skillyard.domain.network.session import EgressLimits, EgressPlan
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader
 from skillyard.domain.sandbox.spec import Stream as Output
 from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.gate import listener, socks
+from skillyard.gate import dns_server, listener, socks
 from skillyard.gate.addresses import parse_host_port
 from skillyard.gate.dial import Dialer
-from skillyard.gate.dns import server
-from skillyard.gate.dns.message import read_question
+from skillyard.gate.dns_server import read_question
 from skillyard.gate.failures import Failure, Refused
 from skillyard.gate.http import proxy
 from skillyard.gate.http.guard import HttpGuard
@@ -235,9 +234,9 @@ READERS = {
     "the gate of HTTP proxy requests": Reader(_served(proxy.serve), GATE, "gate/http/proxy.py", (REQUEST,)),
     "the gate of what comes to the proxy": Reader(_served(listener.serve_proxy), GATE, "gate/listener.py", (REQUEST,)),
     "the gate of DNS over TCP": Reader(
-        _served(server.serve), GATE, "gate/dns/server.py", (len(QUERY).to_bytes(2) + QUERY,)
+        _served(dns_server.serve), GATE, "gate/dns_server.py", (len(QUERY).to_bytes(2) + QUERY,)
     ),
-    "the gate of DNS": Reader(read_question, (), "gate/dns/message.py", (QUERY,)),
+    "the gate of DNS": Reader(read_question, (), "gate/dns_server.py", (QUERY,)),
     "the gate of TLS": Reader(
         lambda data: HelloReader().feed(data), (Malformed,), "gate/tls/client_hello.py", (hello(b"api.example.com"),)
     ),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
 from skillyard.gate import direct, socks
+from skillyard.gate import dns_server as dns
 from skillyard.gate.addresses import endpoint
-from skillyard.gate.dns import server as dns
 from skillyard.gate.failures import Failure
 from skillyard.gate.http import proxy as http_proxy
 from skillyard.gate.relay.stream import Stream

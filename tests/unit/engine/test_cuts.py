@@ -15,7 +15,7 @@ from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.engine.runs.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
 from skillyard.engine.secrets.redact import Redaction
-from skillyard.gate.log import Log
+from skillyard.gate.session import Log
 from skillyard.guest import failure as guest_failure
 from skillyard.guest.errors import OutputNotSerializable
 from skillyard.guest.output_files import send_left

@@ -22,8 +22,7 @@ from skillyard.domain.network.session import Connection, EgressLimits, EgressPla
 from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.dial import Dialer
 from skillyard.gate.failures import TimedOut, Unreachable
-from skillyard.gate.log import MOST_KINDS, Log
-from skillyard.gate.session import MOST_NAMES, OWN, POOL, SyntheticAddresses
+from skillyard.gate.session import MOST_KINDS, MOST_NAMES, OWN, POOL, Log, SyntheticAddresses
 from skillyard.gate.upstream import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native.linux import kernel

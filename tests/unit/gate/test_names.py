@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.client import ProcessGate
-from skillyard.gate.dns.message import (
+from skillyard.gate.dns_server import (
     AAAA,
     ANY,
     FORMERR,
@@ -25,10 +25,10 @@ from skillyard.gate.dns.message import (
     REFUSED,
     SERVFAIL,
     A,
+    Names,
     read_question,
     write_answer,
 )
-from skillyard.gate.dns.server import Names
 from skillyard.gate.session import Session
 from tests.unit.gate.gates import Plugged, plugged, policy
 from tests.unit.gate.rooms import Rooms

@@ -1,1 +1,0 @@
-"""The name server of a sandbox."""
