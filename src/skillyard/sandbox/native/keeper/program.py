@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,3 +227,32 @@ class Program:
         self.spools[stream].closed = True
         if orderly and self.on_done is not None:
             self.on_done(self)
+
+
+def open_pipes(*, stdin: bool) -> tuple[list[int], list[int]]:
+    """Opens a program's standard streams, without ``stdin`` from nothing. Returns our ends and the program's.
+
+    Raises OSError; nothing is open then.
+    """
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        if stdin:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            ours.append(writing)
+            theirs.append(reading)
+        else:
+            theirs.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        for _ in ("stdout", "stderr"):
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            ours.append(reading)
+            theirs.append(writing)
+    except OSError:
+        close_descriptors((*ours, *theirs))
+        raise
+    return ours, theirs
+
+
+def close_descriptors(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

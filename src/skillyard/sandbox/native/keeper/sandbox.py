@@ -15,7 +15,7 @@ from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
 from skillyard.sandbox.native.keeper.request import Lease, Opened, Shape, Show
 from skillyard.sandbox.native.linux import kernel
 
@@ -280,27 +280,14 @@ class Sandbox:
         return bool(self._given)
 
     def _start_argv(self, program: Program, message: dict[str, Any]) -> None:
-        ours: list[int] = []
-        theirs: list[int] = []
+        ours, theirs = open_pipes(stdin=message["stdin"])
         try:
-            if message["stdin"]:
-                theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-                ours.append(ours_in)
-            else:
-                theirs_in = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            theirs.append(theirs_in)
-            for _ in ("stdout", "stderr"):
-                ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
-                ours.append(ours_out)
-                theirs.append(theirs_out)
             packets.send(self.control, {**self._start_message(program), **message}, theirs)
         except (OSError, ValueError):
-            for fd in ours:
-                os.close(fd)
+            close_descriptors(ours)
             raise
         finally:
-            for fd in theirs:
-                os.close(fd)
+            close_descriptors(theirs)
         if message["stdin"]:
             program.open_stdin(ours.pop(0))
         program.read_pipe(ours[0], "stdout")
