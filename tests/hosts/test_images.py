@@ -206,7 +206,7 @@ def test_a_secret_that_cannot_be_read_is_named(docker: Docker, image: str, tmp_p
 )
 def test_the_conformance_suite_and_the_attacks_pass_inside(docker: Docker, image: str, options: list[str]) -> None:
     _add_tests(docker)
-    suites = ["tests/sandbox/test_native_backend.py", "tests/attacks"]
+    suites = ["tests/conformance/sandbox/test_native_backend.py", "tests/attacks"]
     command = ["/opt/tests/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *suites]
     done = docker(
         *("run", "--rm", "--init", "--network", "none", "--tmpfs", "/tmp:mode=1777,exec", "--tmpfs", "/run"),

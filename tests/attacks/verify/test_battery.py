@@ -17,18 +17,13 @@ from skillyard.verify.canaries import PREFIX, Canaries, planted, planted_file
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime
 from skillyard.verify.yard import Yard, at_home
+from tests.conformance.sandbox.gvisor_ground import absent
 from tests.hosts.landlock.host import TOO_OLD
-from tests.sandbox.gvisor_ground import absent
 
 pytestmark = pytest.mark.anyio
 ATTACKS = everything()
 MAY_NOT_APPLY = {"benign-numpy", "namespaces-shared-uid", "memory-kernel-memory"}
 """The environment has no numpy; an ordinary user has one id to give, and nobody who counts the kernel's memory."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 SOME = {

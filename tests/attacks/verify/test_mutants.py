@@ -27,11 +27,6 @@ APPLY = [mutant for mutant in MUTANTS if mutant.who in (WHO, "both")]
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def claims(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Claims]:
     """What the unharmed backend enforces here."""
     backend = NativeBackend(tmp_path_factory.mktemp("claims") / "run")

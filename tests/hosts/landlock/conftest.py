@@ -16,12 +16,6 @@ from tests.hosts.landlock.host import need
 
 
 @pytest.fixture(scope="package")
-def anyio_backend() -> str:
-    """One event loop, so that the backend is made once."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="package")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     backend = LandlockBackend(tmp_path_factory.mktemp("landlock") / "run")
     need(await backend.probe())

@@ -12,8 +12,8 @@ import pytest
 from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.registry import nature
+from tests.attacks.preloading.packages import Yard, write_packages
 from tests.hosts.landlock.host import need
-from tests.sandbox.preloading import Yard, write_packages
 
 pytestmark = pytest.mark.anyio
 

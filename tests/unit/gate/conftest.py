@@ -21,11 +21,6 @@ def rooms() -> Iterator[Rooms]:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def shared_gate(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ProcessGate]:
     """For tests whose sessions are their own and whose gate stays up."""
     gate = ProcessGate(tmp_path_factory.mktemp("gate") / "gate", uid=GATE_UID)

@@ -35,7 +35,7 @@ as_tester() { # group, command…: in that group from the start, as a service is
 
 doctor="python3 -m skillyard doctor --json"
 suite="python3 -m pytest -q -p no:cacheprovider --timeout 600 -c $project/pyproject.toml --rootdir $project
-    $project/tests/sandbox/test_native_backend.py --junitxml"
+    $project/tests/conformance/sandbox/test_native_backend.py --junitxml"
 
 root() {
     hand_down

@@ -22,12 +22,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("check", CHECKS, ids=lambda check: check.id)
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """One event loop for a module, so that its backend is made once."""
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def hold() -> Hold:
     """Holds a backend to a check; skips, with the probe's reason, what the backend does not promise."""

@@ -20,7 +20,7 @@ from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import eventually, fresh, look, python, start, until
 from skillyard.testing.sandbox_suite.observe import processes, user_ids
-from tests.sandbox import gvisor_ground
+from tests.conformance.sandbox import gvisor_ground
 
 pytestmark = [
     pytest.mark.anyio,
@@ -232,7 +232,7 @@ def _server(base: Path, said: IO[str]) -> subprocess.Popen[str]:
 import asyncio, sys
 from pathlib import Path
 from skillyard.testing.sandbox_suite.ground import python, start, until
-from tests.sandbox import gvisor_ground
+from tests.conformance.sandbox import gvisor_ground
 async def main():
     async with gvisor_ground.standing(Path({str(base)!r})) as ground, ground.sandbox() as sandbox:
         await until(await start(sandbox, python({WAIT!r})), b"ready")
@@ -240,7 +240,7 @@ async def main():
         await asyncio.sleep(600)
 asyncio.run(main())
 """
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root}
     command = [sys.executable, "-c", source]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
-from tests.sandbox import gvisor_ground
-from tests.sandbox.conftest import Hold
+from tests.conformance.sandbox import gvisor_ground
+from tests.conformance.sandbox.conftest import Hold
 
 pytestmark = [
     pytest.mark.anyio,

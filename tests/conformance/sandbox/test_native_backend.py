@@ -11,7 +11,7 @@ import pytest
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.testing.sandbox_suite import Check, Ground
 from skillyard.testing.twin_gate import TwinGate
-from tests.sandbox.conftest import Hold
+from tests.conformance.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
 PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)

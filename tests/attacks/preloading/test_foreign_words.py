@@ -15,7 +15,7 @@ from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
 from skillyard.sandbox.registry import nature
-from tests.sandbox.preloading import Yard
+from tests.attacks.preloading.packages import Yard
 
 pytestmark = pytest.mark.anyio
 

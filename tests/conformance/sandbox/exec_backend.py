@@ -34,9 +34,9 @@ from skillyard.domain.sandbox.spec import (
 from skillyard.domain.work.outcome import Usage
 from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
 from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
-from tests.sandbox import exec_inside, exec_walls
-from tests.sandbox.exec_probe import LOOK, absent, judge
-from tests.sandbox.exec_process import ExecProcess, Launch
+from tests.conformance.sandbox import exec_inside, exec_walls
+from tests.conformance.sandbox.exec_probe import LOOK, absent, judge
+from tests.conformance.sandbox.exec_process import ExecProcess, Launch
 
 FILE_STREAMS = StreamLimits(log_bytes=1 << 40)
 """Files are as large as they are."""

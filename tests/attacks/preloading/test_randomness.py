@@ -14,8 +14,8 @@ from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
 from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.registry import nature
+from tests.attacks.preloading.packages import Yard, write_packages
 from tests.hosts.landlock import host
-from tests.sandbox.preloading import Yard, write_packages
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.linux import kernel
-from tests.sandbox.places import BarePlace
+from tests.unit.sandbox.places import BarePlace
 
 SHAPE = Shape("base@", "", memory_mb=64, cpus=1.0, pids=16, disk_mb=16)
 

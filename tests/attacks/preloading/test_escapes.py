@@ -14,8 +14,8 @@ import pytest
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from tests.sandbox.escapes import MAPS, SOURCES, UNCOVERS
-from tests.sandbox.preloading import Yard
+from tests.attacks.preloading.escapes import MAPS, SOURCES, UNCOVERS
+from tests.attacks.preloading.packages import Yard
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ import pytest
 from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.launch import KeeperOptions
-from tests.sandbox.preloading import Yard, write_packages
+from tests.attacks.preloading.packages import Yard, write_packages
 
 pytestmark = pytest.mark.anyio
 

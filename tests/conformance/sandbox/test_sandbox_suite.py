@@ -15,8 +15,8 @@ from skillyard.domain.sandbox.spec import SandboxSpec, Stream
 from skillyard.domain.work.outcome import Ending, Outcome, Usage
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
 from skillyard.testing.sandbox_suite.check import SURVIVAL, expect
-from tests.sandbox import exec_walls
-from tests.sandbox.exec_backend import ExecBackend
+from tests.conformance.sandbox import exec_walls
+from tests.conformance.sandbox.exec_backend import ExecBackend
 
 pytestmark = [
     pytest.mark.anyio,

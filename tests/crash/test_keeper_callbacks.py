@@ -21,8 +21,8 @@ from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.launch import KeeperOptions, _connect
-from tests.sandbox import faulty_keeper
-from tests.sandbox.preloading import Yard, write_packages
+from tests.attacks.preloading.packages import Yard, write_packages
+from tests.crash import faulty_keeper
 
 pytestmark = pytest.mark.anyio
 

@@ -396,18 +396,12 @@ KIND = registry.Kind(Nature(network=False), lambda place: ToyBackend(place.run_d
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     backend = ToyBackend(tmp_path_factory.mktemp("toy"))
     yield Ground(backend, tmp_path_factory.mktemp("scratch"), variables=frozenset({ROOT}), keeps_bounding_set=True)
     await backend.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
 async def test_conformance(check: Check, ground: Ground) -> None:
     if reason := check.lacks(ground, await ground.backend.probe()):
         pytest.skip(reason)

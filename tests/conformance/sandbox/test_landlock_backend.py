@@ -11,8 +11,8 @@ import pytest
 
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground
+from tests.conformance.sandbox.conftest import Hold
 from tests.hosts.landlock.host import need
-from tests.sandbox.conftest import Hold
 
 pytestmark = pytest.mark.anyio
 SLOW = frozenset({"files-hostile_trees_are_removed", "endurance-a_hundred_in_a_row_leave_nothing"})

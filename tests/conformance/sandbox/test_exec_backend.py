@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skillyard.testing.sandbox_suite import Check, Ground
-from tests.sandbox import exec_walls
-from tests.sandbox.conftest import Hold
-from tests.sandbox.exec_backend import ExecBackend
+from tests.conformance.sandbox import exec_walls
+from tests.conformance.sandbox.conftest import Hold
+from tests.conformance.sandbox.exec_backend import ExecBackend
 
 pytestmark = [
     pytest.mark.anyio,
