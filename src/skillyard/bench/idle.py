@@ -39,7 +39,7 @@ class Idle:
 
 
 async def measure(home: Path, count: int) -> Idle:
-    """Make ``count`` ready sandboxes at once, look, end them. Raises SandboxFault, TimeoutError."""
+    """Makes ``count`` ready sandboxes at once, looks at them and ends them. Raises SandboxFault, TimeoutError."""
     places = DataDir(home)
     settings = load_settings(data_dir=home, native={"ready": count, "uid_count": max(8192, count + _SPARE_IDS)})
     backend = make_backend(best_with_network(), settings, places.run)
@@ -67,7 +67,7 @@ async def _ready(backend: NativeBackend, count: int) -> None:
 
 
 def _unshared(pids: list[int]) -> int | None:
-    """Bytes; of the processes that are still there."""
+    """Returns the bytes of the processes that are still there."""
     texts = [text for pid in pids if (text := proc_text(f"{pid}/smaps_rollup"))]
     if not texts:
         return None

@@ -40,7 +40,8 @@ class Installations:
     """Where the environment ``data`` is installed, once it is."""
 
     async def subjects(self, *, data: bool) -> tuple[list[Subject], list[Skipped]]:
-        """What can be measured here, warmed up, and what not. Raises what a job raises."""
+        """Returns the subjects that can be measured here, warmed up, and those that cannot. Raises what a job
+        raises."""
         walls = await self._walls()
         found = [
             Subject("ready", "skillyard, ready", walls, SUM, _in_process(self.ready, SUM), self._settled, 4, 1, True),
@@ -80,7 +81,7 @@ class Installations:
         return ", ".join(f"{count} {level}" for level, count in counts.items() if count)
 
     async def _install_data(self) -> str:
-        """Why it cannot be had, or nothing."""
+        """Installs numpy and pandas. Returns why they cannot be had, or nothing."""
         try:
             await self.ready.app.environments.get(NUMPY.environment)
             environment = await self.ready.app.environments.get(DATA.environment)
@@ -94,14 +95,14 @@ class Installations:
         return ""
 
     def native(self) -> NativeBackend:
-        """What makes the ready sandboxes."""
+        """Returns the backend that makes the ready sandboxes."""
         offer = self.ready.app.backends.default
         assert offer is not None
         assert isinstance(offer.backend, NativeBackend)
         return offer.backend
 
     async def _settled(self) -> None:
-        """Until the pool stops growing."""
+        """Waits until the pool stops growing."""
         backend = self.native()
         deadline, seen = time.perf_counter() + _SETTLE_BOUND_S, -1
         while time.perf_counter() < deadline:
@@ -113,7 +114,7 @@ class Installations:
 
 
 def _share(built: Path, other: Path) -> None:
-    """Built once is enough: what is known of an environment is copied, its packages are led to."""
+    """Shares a built environment: its description is copied, its packages are linked to."""
     for path in built.iterdir():
         if path.name == "locks":
             shutil.copytree(path, other / path.name)
@@ -125,7 +126,7 @@ def _share(built: Path, other: Path) -> None:
 
 @asynccontextmanager
 async def open_installations(home: Path) -> AsyncIterator[Installations]:
-    """Four data directories below ``home``. Nothing is left running."""
+    """Opens four data directories below ``home``. Nothing is left running."""
     async with AsyncExitStack() as stack:
         runtimes = [
             await stack.enter_async_context(Runtime(settings=_settings(made, ready)))
@@ -161,5 +162,5 @@ def _http(client: SyncClient, job: Job) -> Blocking:
 
 
 async def _pause() -> None:
-    """A server does not say how full its pool is: leave it the time that it needs."""
+    """Leaves a server the time to refill its pool: it does not say how full that is."""
     await asyncio.sleep(2 * _SETTLE_S)

@@ -33,7 +33,7 @@ class Job:
         return {"xs": _NUMBERS}
 
     def request(self, packages: Path | None) -> str:
-        """The argument of :data:`PLAIN`."""
+        """Returns the argument of :data:`PLAIN`."""
         return json.dumps({"code": self.code, "args": self.args, "path": [str(packages)] if packages else []})
 
     def check(self, output: Any) -> None:

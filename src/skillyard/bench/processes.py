@@ -13,7 +13,7 @@ _NUMBERS = re.compile(r"^NSpid:((?:\t\d+)+)$", re.MULTILINE)
 
 
 def family(run_dir: Path) -> dict[int, int]:
-    """The keepers that work in ``run_dir`` and all that descends from them: pid and in how many pid namespaces,
+    """Returns the keepers that work in ``run_dir`` and all that descends from them: pid and in how many pid namespaces,
     from ours on, it has a number."""
     status = {int(name): proc_text(f"{name}/status") for name in os.listdir(_PROC) if name.isdigit()}  # noqa: PTH208
     parents = {pid: int(found[1]) for pid, text in status.items() if (found := _PARENT.search(text))}
@@ -22,7 +22,7 @@ def family(run_dir: Path) -> dict[int, int]:
 
 
 def sandboxed(run_dir: Path) -> list[int]:
-    """Of these the ones inside sandboxes: they live in a pid namespace below the keeper's."""
+    """Returns the pids inside sandboxes: they live in a pid namespace below the keeper's."""
     depths = family(run_dir)
     keepers = _keepers(run_dir, depths)
     own = max((depths[pid] for pid in keepers), default=0)
@@ -30,12 +30,12 @@ def sandboxed(run_dir: Path) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether it still runs; a dead one that nobody has waited for does not."""
+    """Returns whether it still runs; a dead one that nobody has waited for does not."""
     return re.search(r"^State:\t[^ZX]", proc_text(f"{pid}/status"), re.MULTILINE) is not None
 
 
 def proc_text(name: str) -> str:
-    """A file below /proc; empty for what is gone, or not ours to see."""
+    """Returns the text of a file below /proc; empty when it is gone, or not ours to see."""
     try:
         return (_PROC / name).read_bytes().decode("utf-8", "replace")
     except OSError:
@@ -43,7 +43,7 @@ def proc_text(name: str) -> str:
 
 
 def _keepers(run_dir: Path, pids: Mapping[int, int]) -> set[int]:
-    """A keeper carries its directory in its arguments."""
+    """Returns the keepers: each carries its directory in its arguments."""
     wanted = f'"{run_dir.resolve()}"'
     return {pid for pid in pids if wanted in proc_text(f"{pid}/cmdline")}
 

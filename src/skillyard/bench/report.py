@@ -38,7 +38,7 @@ class Report:
     bases: Mapping[str, str] = field(default_factory=lambda: BASES)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
+        """Returns the JSON form. Ratios are medians over rounds of own time / the other's for the same job."""
         return {
             "format": FORMAT,
             "skillyard": __version__,
@@ -54,7 +54,7 @@ class Report:
         }
 
     def latencies(self) -> Iterator[dict[str, Any]]:
-        """One object a subject that has samples."""
+        """Yields one object for each subject that has samples."""
         for subject in self.subjects:
             rounds = self.latency[subject.id]
             if rounds.samples:
@@ -67,7 +67,7 @@ class Report:
                 }
 
     def throughputs(self) -> Iterator[dict[str, Any]]:
-        """One object a subject and concurrency: the median of its windows."""
+        """Yields one object for each subject and concurrency: the median of its windows."""
         for subject in self.subjects:
             for level, rounds in self.throughput.get(subject.id, {}).items():
                 if not rounds.samples:
@@ -85,7 +85,7 @@ class Report:
 
 
 def host() -> dict[str, Any]:
-    """Where it was measured."""
+    """Returns facts about this machine."""
     return {
         "kernel": platform.release(),
         "machine": platform.machine(),

@@ -90,13 +90,13 @@ class Failure(Exception):
 
 
 def exit_codes_help() -> str:
-    """For --help."""
+    """Returns the exit codes for --help."""
     return "\b\nExit codes:\n" + "\n".join(f"  {code:3}  {meaning}" for code, meaning in _MEANINGS.items())
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn what is raised inside into a line on standard error and SystemExit."""
+    """Turns an exception inside into a line on standard error and SystemExit."""
     try:
         yield
     except click.ClickException as error:
@@ -119,7 +119,7 @@ def reported() -> Iterator[None]:
 
 
 def explain(error: Exception) -> tuple[str, str, Exit]:
-    """Message, mend and exit code of an error."""
+    """Returns message, mend and exit code of an error."""
     match error:
         case Failure():
             return str(error), error.mend, error.code

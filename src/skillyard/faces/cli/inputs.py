@@ -53,7 +53,7 @@ class BlobInput:
 
 
 def parse_args(text: str | None) -> dict[str, Any]:
-    """The object of ``--args``. Raises Failure naming what is wrong."""
+    """Returns the object of ``--args``. Raises Failure naming what is wrong."""
     if text is None:
         return {}
     if text == "-":
@@ -74,7 +74,7 @@ def parse_args(text: str | None) -> dict[str, Any]:
 
 
 def parse_limits(texts: Iterable[str]) -> dict[str, int | float]:
-    """``NAME=NUMBER`` pairs."""
+    """Returns the limits of ``NAME=NUMBER`` pairs. Raises Failure."""
     limits: dict[str, int | float] = {}
     for text in texts:
         name, _, number = text.partition("=")
@@ -86,7 +86,7 @@ def parse_limits(texts: Iterable[str]) -> dict[str, int | float]:
 
 
 def parse_network(rules: Sequence[str]) -> list[str]:
-    """The rules of ``--network``; ``none`` alone means no network."""
+    """Returns the rules of ``--network``; ``none`` alone means no network. Raises Failure."""
     if "none" not in rules:
         return list(rules)
     if len(rules) > 1:
@@ -95,12 +95,12 @@ def parse_network(rules: Sequence[str]) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text. Raises Failure for what is no UTF-8."""
+    """Returns a file's text. Raises Failure for text that is not UTF-8."""
     return decoded(str(path), path.read_bytes())
 
 
 def place_blobs(args: dict[str, Any], inputs: Sequence[BlobInput], ids: Sequence[str]) -> dict[str, Any]:
-    """``args`` with the blobs' ids where the inputs ask for them. Raises Failure for a name given twice or
+    """Returns ``args`` with the blobs' ids where the inputs ask for them. Raises Failure for a name given twice or
     a placeholder that no input has."""
     by_name = dict(zip((blob.name for blob in inputs), ids, strict=True))
     if len(by_name) < len(inputs):
@@ -118,7 +118,7 @@ def place_blobs(args: dict[str, Any], inputs: Sequence[BlobInput], ids: Sequence
 
 
 def upload(target: Target, blob: BlobInput, *, quiet: bool) -> str:
-    """The id of the blob that an input means, stored now unless it is one already."""
+    """Returns the id of the blob that an input means, stored now unless it is one already."""
     if is_blob_id(blob.source):
         return blob.source
     with transfer(blob.name, quiet=quiet) as progress:
@@ -127,7 +127,7 @@ def upload(target: Target, blob: BlobInput, *, quiet: bool) -> str:
 
 
 def guess_kind(name: str) -> str:
-    """A MIME type by the file's name."""
+    """Returns a MIME type by the file's name."""
     from mimetypes import guess_type
 
     return guess_type(name)[0] or "application/octet-stream"

@@ -71,6 +71,6 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point of the ``skillyard`` script."""
+    """Runs the ``skillyard`` script."""
     stand_in()
     cli(prog_name="skillyard")

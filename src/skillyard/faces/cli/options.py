@@ -16,12 +16,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def json_option(command: F) -> F:
-    """``as_json``: standard output is one JSON value and nothing else."""
+    """Adds ``as_json``: standard output is one JSON value and nothing else."""
     return click.option("--json", "as_json", is_flag=True, help="Machine output: JSON alone on stdout.")(command)
 
 
 def data_dir_option(command: F) -> F:
-    """``data_dir``: a Path, or None for the default."""
+    """Adds ``data_dir``: a Path, or None for the default."""
     return click.option(
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False),
@@ -31,7 +31,7 @@ def data_dir_option(command: F) -> F:
 
 
 def bench_options(command: F) -> F:
-    """``quick``, ``ready``, ``output`` and ``as_json`` of a benchmark."""
+    """Adds ``quick``, ``ready``, ``output`` and ``as_json`` of a benchmark."""
     for decorate in (
         json_option,
         click.option(
@@ -53,17 +53,17 @@ def bench_options(command: F) -> F:
 
 
 def isolation_option(help_text: str) -> Callable[[F], F]:
-    """``isolation``: a backend's name, ``auto``, or None for what the settings say."""
+    """Adds ``isolation``: a backend's name, ``auto``, or None for what the settings say."""
     return click.option("--isolation", type=click.Choice(choices()), help=help_text)
 
 
 def network_option(help_text: str) -> Callable[[F], F]:
-    """``network``: rules as they are written."""
+    """Adds ``network``: rules as they are written."""
     return click.option("--network", metavar="RULE", multiple=True, help=help_text)
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``where``: which server does the work, or this process."""
+    """Adds ``where``: which server does the work, or this process."""
 
     @click.option("--url", envvar="SKILLYARD_URL", help="The server.  [env: SKILLYARD_URL]")
     @click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token.  [env: SKILLYARD_TOKEN]")
@@ -105,7 +105,7 @@ class Named(dict[str, str]):
 
 
 def skill_argument(*, exactly: bool = False) -> Callable[[F], F]:
-    """``skill``: a :class:`Named`; with ``exactly`` the version must be given."""
+    """Adds ``skill``: a :class:`Named`; with ``exactly`` the version must be given."""
 
     def parse(_: click.Context, __: click.Parameter, text: str) -> Named:
         name, version = exact(text) if exactly else maybe(text)
@@ -115,18 +115,18 @@ def skill_argument(*, exactly: bool = False) -> Callable[[F], F]:
 
 
 def detail_option(command: F) -> F:
-    """``detail``: how much of a run is given; None for all of it."""
+    """Adds ``detail``: how much of a run is given; None for all of it."""
     help_text = "brief: of the run only what a model needs, for --json.  [default: full]"
     return click.option("--detail", type=click.Choice(["full", "brief"]), help=help_text)(command)
 
 
 def limit_option(command: F) -> F:
-    """``limit``: how many items of a list."""
+    """Adds ``limit``: how many items of a list."""
     return click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)(command)
 
 
 def everyone_option(command: F) -> F:
-    """``all``: the items of every principal."""
+    """Adds ``all``: the items of every principal."""
     return click.option("--all", "all", is_flag=True, help="Everybody's; needs the scope admin.")(command)
 
 

@@ -30,8 +30,8 @@ _LOOK_S = 0.3
 
 @contextmanager
 def working(label: str, *, quiet: bool = False, look: Callable[[], str] | None = None) -> Iterator[None]:
-    """A spinner while the body works; nothing when standard error is no terminal or ``quiet``. ``look`` says what to
-    show in the label's place, or nothing."""
+    """Shows a spinner while the body works; nothing when ``quiet`` or standard error is not a terminal. ``look`` says
+    what to show in the label's place, or nothing."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -44,7 +44,7 @@ def working(label: str, *, quiet: bool = False, look: Callable[[], str] | None =
 
 @contextmanager
 def transfer(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None] | None]:
-    """A progress callback (bytes done, bytes in all) for the client, or None when nobody looks."""
+    """Yields a progress callback (bytes done, bytes in all) for the client, or None when nobody looks."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -74,7 +74,7 @@ class _Spinner:
             self._over.wait()
 
     def _follow(self, status: Status, look: Callable[[], str]) -> None:
-        """Until there is nothing to say any more."""
+        """Shows the words of ``look`` until there are none."""
         from rich.text import Text
 
         while text := look():
@@ -159,14 +159,14 @@ class BuildProgress:
 
 
 def said(found: Mapping[str, Any]) -> str:
-    """One line about a build."""
+    """Returns one line about a build."""
     line = " ".join(str(found.get("error") or found.get("line") or "").split())
     return calm(f"environment {found['state']}" + (f": {line}" if line else ""))
 
 
 @contextmanager
 def running(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool) -> Iterator[None]:
-    """While the body waits for a run, show that, and how far the build of its environment is. ``asked`` is what
+    """Shows that the body waits for a run, and how far the build of its environment is. ``asked`` is what
     ``environments.show`` takes, None for a run that needs none."""
     from skillyard.faces.cli.progress import working
 
@@ -194,8 +194,8 @@ class Look:
         self.over = False
 
     def found(self) -> dict[str, Any] | None:
-        """None when nothing is built. Trouble with asking is no trouble of the run, and who may run something need not
-        be allowed to look."""
+        """Returns the build, None when there is none. Trouble with asking is no trouble of the run, and who may run
+        something need not be allowed to look."""
         if self.over:
             return None
         try:
@@ -211,7 +211,7 @@ class Look:
 
 
 def _tell(look: Look, over: threading.Event) -> None:
-    """A run that takes no time is not asked about."""
+    """Tells each state; it does not ask about a run that takes no time."""
     wait_s = _FIRST_S
     with BuildProgress() as progress:
         while not over.wait(wait_s) and (found := look.found()) is not None:

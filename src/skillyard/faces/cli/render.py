@@ -19,19 +19,19 @@ _BREAKS = re.compile(r"[\n\t]+")
 
 
 def emit_json(value: Any) -> None:
-    """One JSON value on standard output; what could steer a terminal is escaped as JSON has it."""
+    """Prints one JSON value; characters that could steer a terminal are escaped as JSON has it."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
     text = json.dumps(value, indent=2, ensure_ascii=not encoding.startswith("utf"))
     click.echo(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def calm(text: str) -> str:
-    """Text without control characters but newline and tab: it cannot steer a terminal."""
+    """Returns text without control characters but newline and tab: it cannot steer a terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def emit_foreign(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Text made by foreign code: as it is into a file or a pipe, calm on a terminal. With ``nl``, a line
+    """Prints text made by foreign code: as it is into a file or a pipe, calm on a terminal. With ``nl``, a line
     that it leaves open is ended."""
     stream = sys.stderr if err else sys.stdout
     ended = not nl or not text or text.endswith("\n")
@@ -45,8 +45,8 @@ def emit_table(
     colours: Mapping[str, str] | None = None,
     cut: bool = False,
 ) -> None:
-    """Columns of aligned text; the last one is not padded. ``colours`` by a cell's text, on a terminal; with ``cut``
-    the last column ends there where the line does."""
+    """Prints columns of aligned text; the last one is not padded. ``colours`` by a cell's text, on a terminal; with
+    ``cut`` the last column ends there where the line does."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[i]) for row in (list(header), *cells)) for i in range(len(header))]
     if cut and sys.stdout.isatty():
@@ -58,14 +58,14 @@ def emit_table(
 
 
 def _cut_last(cells: list[list[str]], room: int) -> None:
-    """Where there is hardly any room it wraps."""
+    """Cuts the last cells to fit; where there is hardly any room they wrap."""
     for row in cells:
         if _LEAST_ROOM <= room < len(row[-1]):
             row[-1] = row[-1][: room - 1] + "…"
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
-    """``name  value`` lines; empty values are left out."""
+    """Prints ``name  value`` lines; empty values are left out."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         if value not in (None, "", (), [], {}):
@@ -73,7 +73,7 @@ def emit_fields(fields: Mapping[str, object]) -> None:
 
 
 def size(count: int | None) -> str:
-    """Bytes for people: ``1.5 MiB``."""
+    """Returns a count of bytes for people: ``1.5 MiB``."""
     if count is None:
         return ""
     amount = float(count)
@@ -85,7 +85,7 @@ def size(count: int | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """UTC seconds since the epoch as ISO 8601."""
+    """Returns UTC seconds since the epoch as ISO 8601."""
     if seconds is None:
         return ""
     from time import gmtime, strftime

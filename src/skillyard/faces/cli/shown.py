@@ -14,7 +14,7 @@ _SHOWN_RULES = 12
 
 
 def show_network(network: Mapping[str, Any]) -> None:
-    """Of a run's record."""
+    """Prints the network of a run's record."""
     changes = network["changes"]
     click.echo("")
     show_layers(network.get("in_force") or network["layers"])
@@ -35,12 +35,12 @@ def show_network(network: Mapping[str, Any]) -> None:
 
 
 def show_layers(layers: Sequence[Mapping[str, Any]]) -> None:
-    """``operator  *``: each of them must allow a connection."""
+    """Prints layers as ``operator  *``: each of them must allow a connection."""
     emit_table(("layer", "rules"), [(layer["name"], _rules(layer["rules"])) for layer in layers])
 
 
 def show_explained(explained: Mapping[str, Any]) -> None:
-    """One target of ``policy.explain``."""
+    """Prints one target of ``policy.explain``."""
     click.echo("")
     click.echo(calm(f"{explained['target']}: {_why(explained)}"))
     rows = [(layer["name"], layer["says"], layer["rule"], layer["reason"]) for layer in explained["layers"]]
@@ -91,7 +91,7 @@ _BY = {
 
 
 def show_declared(view: Mapping[str, Any]) -> None:
-    """Of ``catalogue.needs``."""
+    """Prints the answer of ``catalogue.needs``."""
     click.echo(calm(f"{view['name']}@{view['version']}, sha256 {view['digest']}: {standing(view)}"))
     rows = [_need(row) for row in view["needs"]]
     if rows:
@@ -101,7 +101,7 @@ def show_declared(view: Mapping[str, Any]) -> None:
 
 
 def show_run_needs(needs: Mapping[str, Any]) -> None:
-    """Of a run's record."""
+    """Prints the needs of a run's record."""
     click.echo("")
     for skill in needs["skills"]:
         click.echo(calm(f"{skill['skill']}@{skill['version']}: {standing(skill)}"))
@@ -115,7 +115,7 @@ def show_run_needs(needs: Mapping[str, Any]) -> None:
 
 
 def standing(of: Mapping[str, Any]) -> str:
-    """``approved by ann``."""
+    """Returns words such as ``approved by ann``."""
     if not of["approved"]:
         return "not approved"
     return f"{_BY.get(of['by'], 'approved')} {of['because']}".rstrip()

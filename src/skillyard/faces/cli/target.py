@@ -30,7 +30,7 @@ _POLL_S = 0.05
 
 
 class Target(Protocol):
-    """What commands ask of either."""
+    """The calls that commands make of a client or a runtime alike."""
 
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
@@ -63,7 +63,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the options say. ``skills_dirs`` asks for this process."""
+    """The place that the options name. ``skills_dirs`` asks for this process."""
 
     url: str | None = None
     token: str | None = None
@@ -72,7 +72,7 @@ class Where:
 
     @contextmanager
     def open(self, *, changes: bool = False) -> Iterator[Target]:
-        """Gives the named server, else the one that runs on the data directory, else a runtime of our own.
+        """Yields the named server, else the one that runs on the data directory, else a runtime of our own.
 
         A data directory that another command holds is waited for. Where a server holds it, ``skills_dirs`` are served
         by a runtime on a directory beside: not for ``changes``, which would be made where nobody looks for them.
@@ -108,7 +108,8 @@ class Where:
         return stack.enter_context(SyncClient(self.url, self.token, data_dir=self.data_dir))
 
     def _beside(self, stack: ExitStack, home: Path, patience: _Patience) -> Target:
-        """Has the settings and the skills of ``home``, and runs, blobs, approvals and secrets of its own."""
+        """Opens a runtime with the settings and the skills of ``home``, and runs, blobs, approvals and secrets of its
+        own."""
         from skillyard.config.settings import load_settings
         from skillyard.data_dir import DataDir, DataDirInUse
         from skillyard.runtime import SyncRuntime
@@ -150,7 +151,7 @@ def _running(data_dir: Path) -> bool:
 
 
 def _listens(url: ServerUrl) -> bool:
-    """A recorded process may be another one by now: only a listener counts."""
+    """Returns whether somebody listens there: a recorded process may be another one by now."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(url.host, url.host)  # noqa: S104
     try:
         socket.create_connection((host, url.port), timeout=1).close()

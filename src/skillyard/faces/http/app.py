@@ -34,7 +34,7 @@ class Probes:
         self._open_metrics = open_metrics
 
     async def healthz(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """The process answers. Nothing more."""
+        """Answers 200 while the process lives."""
         _check_get(scope)
         await reply(send, 200, dumps({"status": "ok"}))
 

@@ -72,7 +72,7 @@ class Authentication:
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Who asks. Only behind :class:`Authentication`, and not on an open path."""
+    """Returns the principal of a request. Only behind :class:`Authentication`, and not on an open path."""
     principal = scope[_KEY]
     assert isinstance(principal, Principal)
     return principal

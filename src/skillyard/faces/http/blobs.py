@@ -65,12 +65,12 @@ class BlobEndpoint:
         self._pace = pace
 
     async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/blobs``."""
+        """Serves ``/blobs``."""
         with self._lifecycle.working():
             await self._put(scope, receive, send)
 
     async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/blobs/{blob_id}``."""
+        """Serves ``/blobs/{blob_id}``."""
         with self._lifecycle.working():
             await self._get(scope, receive, send)
 
@@ -131,7 +131,7 @@ def _validators(info: BlobInfo) -> dict[str, str]:
 
 
 def _describe(info: BlobInfo, part: transfers.Range | None) -> dict[str, str]:
-    """A kind is whatever its maker said: it is never shown as a page of ours."""
+    """Returns headers of a blob. Its kind is what its maker said, so it is never shown as a page of ours."""
     headers = {
         **_validators(info),
         "accept-ranges": "bytes",

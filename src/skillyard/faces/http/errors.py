@@ -133,14 +133,14 @@ _STATUSES: tuple[tuple[type[SkillyardError], int], ...] = (
 
 
 def status_of(exc: Exception) -> int:
-    """The HTTP status for an error that is the answer to a whole HTTP request."""
+    """Returns the HTTP status for an error that is the answer to a whole HTTP request."""
     if isinstance(exc, HttpRefusal):
         return exc.status
     return next((status for kind, status in _STATUSES if isinstance(exc, kind)), 500)
 
 
 def headers_of(exc: Exception) -> dict[str, str]:
-    """The headers that HTTP wants beside that status."""
+    """Returns the headers that HTTP wants beside that status."""
     if isinstance(exc, HttpRefusal):
         return dict(exc.headers())
     if isinstance(exc, Busy):
@@ -151,6 +151,6 @@ def headers_of(exc: Exception) -> dict[str, str]:
 
 
 def _challenge(exc: Unauthenticated) -> str:
-    """RFC 6750 §3: no error code when no credentials came."""
+    """Returns the challenge; without an error code when no credentials came (RFC 6750 §3)."""
     bearer = 'Bearer realm="skillyard"'
     return bearer + (', error="invalid_token"' if exc.details.get("presented") else "")

@@ -85,7 +85,7 @@ def _check_framing(version: str, framed: set[bytes]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
+    """Returns whether only this machine can reach ``host``."""
     if host == "localhost":
         return True
     return _is_address(host) and ip_address(host).is_loopback
@@ -100,7 +100,7 @@ def _is_address(name: str) -> bool:
 
 
 def _name_of(url: str) -> str | None:
-    """The host of a URL, without port and brackets; None for what is no URL."""
+    """Returns the host of a URL, without port and brackets; None for text that is not a URL."""
     try:
         parts = urlsplit(url)
         _ = parts.port

@@ -44,7 +44,7 @@ class Lifecycle:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """A request is in work: draining waits for it."""
+        """Counts a request as in work for the block: draining waits for it."""
         self._working += 1
         self._idle.clear()
         try:
@@ -56,7 +56,7 @@ class Lifecycle:
 
     @contextmanager
     def stoppable(self, stop: Callable[[Exception], None]) -> Iterator[None]:
-        """Somebody waits within; ``stop`` ends the wait with an error when there is no time left."""
+        """Registers a wait for the block; ``stop`` ends it with an error when there is no time left."""
         self._stoppable.add(stop)
         try:
             yield
@@ -64,13 +64,13 @@ class Lifecycle:
             self._stoppable.discard(stop)
 
     async def idle(self, seconds: float) -> bool:
-        """Wait until nothing is in work, so long at most; whether it is so."""
+        """Waits until nothing is in work, so long at most, and returns whether it is so."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
         return self._idle.is_set()
 
     def stop_waiting(self) -> None:
-        """Nobody waits any longer."""
+        """Ends all waits."""
         for stop in list(self._stoppable):
             stop(Unavailable("the server is stopping; the run was cancelled", retry_after_ms=1000))

@@ -26,7 +26,7 @@ LINGER_BYTES = 64 * 1024 * 1024
 async def reply(
     send: Send, status: int, body: bytes = b"", *, kind: str = JSON, headers: Mapping[str, str] | None = None
 ) -> None:
-    """A whole response."""
+    """Sends a whole response."""
     await start(send, status, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
     for at in range(PIECE, len(body), PIECE):
         await piece(send, body[at - PIECE : at])
@@ -43,18 +43,18 @@ async def end(send: Send) -> None:
 
 
 async def piece(send: Send, data: bytes) -> None:
-    """One part of a body that has more. A client that does not take it is cut off by the server's sweep."""
+    """Sends one part of a body that has more. A client that does not take it is cut off by the server's sweep."""
     await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def refusal(exc: Exception) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer to a request that is refused with ``exc``: its JSON-RPC form."""
+    """Returns status, headers and body of the answer to a request that is refused with ``exc``: its JSON-RPC form."""
     body = dumps({"jsonrpc": "2.0", "id": None, "error": error_object(exc)})
     return status_of(exc), {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}, body
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception) -> None:
-    """Answer a request with the JSON-RPC form of ``exc`` and close, whatever of its body is still to come."""
+    """Answers a request with the JSON-RPC form of ``exc`` and closes, whatever of its body is still to come."""
     status, headers, body = refusal(exc)
     if _has_body(scope):
         headers["connection"] = "close"

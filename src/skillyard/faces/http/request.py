@@ -31,7 +31,7 @@ class Pace:
     bytes_per_s: int = 4096
 
     def left(self, elapsed_s: float, received: int) -> float:
-        """Seconds until the next piece has to be here."""
+        """Returns the seconds until the next piece has to be here."""
         return min(self.idle_s, self.idle_s + received / self.bytes_per_s - elapsed_s)
 
 
@@ -91,7 +91,7 @@ class Lease:
 
 
 def declared_length(scope: Scope) -> int | None:
-    """``Content-Length``; None when the body is chunked."""
+    """Returns ``Content-Length``; None when the body is chunked."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             if not value.isdigit():
@@ -101,7 +101,7 @@ def declared_length(scope: Scope) -> int | None:
 
 
 async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFAULT_PACE) -> AsyncGenerator[bytes]:
-    """The body's pieces. Raises PayloadTooLarge, SlowBody, and CallerGone when it breaks off."""
+    """Yields the body's pieces. Raises PayloadTooLarge, SlowBody, and CallerGone when it breaks off."""
     if (declared_length(scope) or 0) > maximum:
         raise PayloadTooLarge(maximum)
     clock = asyncio.get_running_loop().time
@@ -116,7 +116,7 @@ async def stream(scope: Scope, receive: Receive, maximum: int, pace: Pace = DEFA
 
 
 async def read(scope: Scope, receive: Receive, maximum: int, lease: Lease, pace: Pace = DEFAULT_PACE) -> bytes:
-    """The whole body, taken from ``lease`` as it comes. Raises what :func:`stream` raises, and Unavailable."""
+    """Returns the whole body, taken from ``lease`` as it comes. Raises what :func:`stream` raises, and Unavailable."""
     pieces = []
     async for piece in stream(scope, receive, maximum, pace):
         lease.take(len(piece))
@@ -169,12 +169,12 @@ class HttpCaller:
         return isinstance(self._why, CallerGone)
 
     def hold(self, count: int) -> None:
-        """Small answers, as of every run, are for nothing: what was done is never refused for its answer."""
+        """Pays for a large answer; small ones, as of every run, are never refused."""
         if self._lease is not None and count > SMALL_ANSWER:
             self._lease.take(count)
 
     async def wait(self, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result. Raises CallerGone, or Unavailable when the server stops, once the call ended."""
+        """Returns the call's result. Raises CallerGone, or Unavailable when the server stops, once the call ended."""
         if self._why is not None:
             call.close()
             raise self._why
@@ -202,7 +202,7 @@ class HttpCaller:
 
 
 async def _end(run: asyncio.Task[Any]) -> None:
-    """Cancel what still works and wait until it has cleaned up."""
+    """Cancels what still works and waits until it has cleaned up."""
     while not run.done():
         run.cancel()
         await asyncio.wait((run,))

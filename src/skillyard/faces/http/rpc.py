@@ -56,7 +56,7 @@ class LargeBodies:
         self._last = (principal, now)
 
     def _has_others(self, now: float) -> bool:
-        """Whether more than one principal has called lately."""
+        """Returns whether more than one principal has called lately."""
         return now - self._last_other < _LATELY_S
 
 
@@ -131,7 +131,7 @@ async def _send(send: Send, answer: Answer) -> None:
 
 
 def _status(answer: Answer) -> int:
-    """Parse and envelope errors are 400, everything past the envelope is 200, save what HTTP has a word for:
+    """Returns 400 for parse and envelope errors, 200 for everything past the envelope, save what HTTP has a word for:
     one request that was forbidden (403), or that came when there was no room (429, 503)."""
     if not answer.well_formed:
         return 400

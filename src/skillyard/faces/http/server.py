@@ -68,7 +68,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def overdue(self, now: float) -> bool:
-        """Whether its client has kept us waiting for too long."""
+        """Returns whether its client has kept us waiting for too long."""
         if self.transport.is_closing():
             return now - self.since > CLOSE_PATIENCE_S
         if self.stalled is not None and now - self.stalled > READ_PATIENCE_S:
@@ -77,12 +77,12 @@ class Connection(H11Protocol):
 
     @property
     def waits_for_head(self) -> bool:
-        """Nothing is in work for its client."""
+        """Returns whether nothing is in work for its client."""
         return self.cycle is None or self.cycle.response_complete
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature; ours says more
-        """Called where h11 could not go on reading. An application that is at work is told that its client is gone:
-        after this the connection takes no other answer."""
+        """Ends a connection that h11 could not go on reading. An application that is at work is told that its client is
+        gone: after this the connection takes no other answer."""
         cycle = None if self.waits_for_head else self.cycle
         if cycle is not None:
             cycle.disconnected = True
@@ -113,17 +113,17 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def _should_upgrade(self) -> bool:
-        """Never, and not worth a line in the log: the request is answered as if it had not asked (RFC 9110 §7.8)."""
+        """Returns False without a line in the log: the request is answered as if it had not asked (RFC 9110 §7.8)."""
         return False
 
     def _keep_listening(self) -> None:
-        """A request that came too early is kept aside; the end of the connection must still be seen."""
+        """Goes on reading while a request waits its turn, so that the end of the connection is seen."""
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= PIPELINE_BYTES:
             self.flow.resume_reading()
 
 
 def abort_overdue(state: ServerState, now: float) -> int:
-    """Cut the connections whose clients are overdue; how many."""
+    """Cuts the connections whose clients are overdue and returns how many."""
     late = [c for c in _all(state) if c.overdue(now)]
     for connection in late:
         connection.transport.abort()
@@ -135,7 +135,7 @@ def _all(state: ServerState) -> set[Connection]:
 
 
 def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
-    """Cut the one that has waited longest without asking for anything, so that nobody holds the door by standing in
+    """Cuts the one that has waited longest without asking for anything, so that nobody holds the door by standing in
     it; False when all are at work."""
     idle = [c for c in connections if c is not newcomer and c.waits_for_head and not c.transport.is_closing()]
     if not idle:
@@ -145,7 +145,7 @@ def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
 
 
 def _refusal_of(error: BaseException | None) -> HttpRefusal:
-    """By the status that h11 thinks fit."""
+    """Returns the refusal by the status that h11 gives."""
     match getattr(error, "error_status_hint", 400):
         case 431:
             return HeadTooLarge(f"the head of a request has at most {HEAD_BYTES} bytes")
@@ -197,14 +197,14 @@ class HttpServer(Server):
         self.listening.set()
 
     async def main_loop(self) -> None:
-        """uvicorn's housekeeping once a second, and no delay when it is told to stop."""
+        """Keeps house once a second, and stops without delay when it is told to."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._stopped.wait()
 
     def stop_accepting(self) -> None:
-        """New connections are refused from here on; those that are open are served."""
+        """Refuses new connections from here on; those that are open are served."""
         for server in self.servers:
             server.close()
 
@@ -217,7 +217,7 @@ class HttpServer(Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound and listening socket; port 0 lets the system choose. Raises OSError."""
+    """Returns a bound and listening socket; port 0 lets the system choose. Raises OSError."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
         0
     ]
@@ -235,7 +235,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, sock: socket.socket) -> str:
-    """The URL under which ``sock`` is reached: an address that means all of them is shown as loopback."""
+    """Returns the URL under which ``sock`` is reached: an address that means all of them is shown as loopback."""
     port = sock.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

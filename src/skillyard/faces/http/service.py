@@ -39,7 +39,7 @@ class StopRequest:
 
 @contextmanager
 def on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` for every SIGTERM and SIGINT. Main thread only."""
+    """Calls ``stop`` for every SIGTERM and SIGINT. Main thread only."""
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, stop)
@@ -61,7 +61,7 @@ async def run_service(
     stop: StopRequest,
     grace_s: float,
 ) -> None:
-    """Serve on ``sock`` until ``stop`` is called; returns when everything is closed.
+    """Serves on ``sock`` until ``stop`` is called; returns when everything is closed.
 
     The probes answer at once; the rest when ``content`` has been entered, which gives what ``/readyz``
     shows. Then ``announce`` is called. What is in work when it stops may go on for ``grace_s`` seconds;
@@ -86,7 +86,7 @@ async def run_service(
 async def _enter(
     stack: AsyncExitStack, content: AbstractAsyncContextManager[Mapping[str, Any]], stop: StopRequest
 ) -> Mapping[str, Any] | None:
-    """What ``content`` gives; None when a stop was asked for before it was ready."""
+    """Returns what ``content`` gives; None when a stop was asked for before it was ready."""
     this = asyncio.current_task()
     assert this is not None
     watcher = asyncio.create_task(_cancel_when(stop.asked, this))

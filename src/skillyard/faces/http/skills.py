@@ -47,7 +47,7 @@ class Outcome(Protocol):
     def findings(self) -> tuple[Finding, ...]: ...
 
     def facts(self) -> dict[str, Any]:
-        """Name, version, digest, size_bytes, files and so on."""
+        """Returns name, version, digest, size_bytes, files and so on."""
         ...
 
 
@@ -59,7 +59,7 @@ class SkillAccess(Protocol):
         ...
 
     async def find(self, principal: Principal, name: str, version: str) -> Skill:
-        """``latest`` is a version too. Raises SkillNotFound."""
+        """Returns a version, which may be asked for as ``latest``. Raises SkillNotFound."""
         ...
 
     def export(self, principal: Principal, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
@@ -85,12 +85,12 @@ class SkillEndpoint:
         self._pace = pace
 
     async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/skills``."""
+        """Serves ``/skills``."""
         with self._lifecycle.working():
             await self._put(scope, receive, send)
 
     async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``/skills/{name}/{version}``."""
+        """Serves ``/skills/{name}/{version}``."""
         with self._lifecycle.working():
             await self._get(scope, receive, send)
 
@@ -145,7 +145,7 @@ class SkillEndpoint:
 
 
 def wanted_form(accept: str | None) -> ArchiveForm:
-    """A zip for those who name it and rank no gzip as high, a tar.gz for all others (RFC 9110 §12.5.1)."""
+    """Returns zip for those who name it and rank no gzip as high, tar.gz for all others (RFC 9110 §12.5.1)."""
     ranks = {kind: rank for kind, rank in map(_ranked, (accept or "").split(",")) if rank > 0}
     wanted = {form: ranks.get(kind, 0.0) for form, kind in _KINDS.items()}
     return ArchiveForm.ZIP if wanted[ArchiveForm.ZIP] > wanted[ArchiveForm.TAR_GZ] else ArchiveForm.TAR_GZ
@@ -167,7 +167,8 @@ def _check_upload(headers: Headers) -> None:
 
 
 def _tag(skill: Skill, form: ArchiveForm) -> str:
-    """Weak: the files are the same, byte for byte; how well they are compressed depends on the zlib at hand."""
+    """Returns a weak tag: the files are the same, byte for byte; how well they are compressed depends on the zlib at
+    hand."""
     return f'W/"{skill.digest}"' if form is ArchiveForm.TAR_GZ else f'W/"{skill.digest}.zip"'
 
 

@@ -18,7 +18,7 @@ def refuse_query(scope: Scope) -> None:
 
 
 def upload_type(headers: Headers, what: str) -> str:
-    """The Content-Type of ``what``, empty without one. Raises BadRequest unless all of it comes, as it is."""
+    """Returns the Content-Type of ``what``, empty without one. Raises BadRequest unless all of it comes, as it is."""
     encodings = set(headers.getlist("content-encoding"))
     if "content-range" in headers or not encodings <= {"identity"}:
         raise BadRequest(f"Content-Range and Content-Encoding: send the whole {what} as it is")
@@ -43,7 +43,7 @@ class Range:
 
 
 def read_range(header: str | None, size: int) -> Range | None:
-    """The part that is asked for; None for the whole: no header, several ranges, or no range that we know.
+    """Returns the part that is asked for; None for the whole: no header, several ranges, or no range that we know.
 
     Raises RangeNotSatisfiable when it begins behind the end.
     """
@@ -76,7 +76,7 @@ def etag(sha256: str) -> str:
 
 
 def matches(header: str | None, tag: str) -> bool:
-    """Whether ``If-None-Match`` names the tag; comparison is weak (RFC 9110 §13.1.2)."""
+    """Returns whether ``If-None-Match`` names the tag; comparison is weak (RFC 9110 §13.1.2)."""
     if header is None:
         return False
     listed = {part.strip().removeprefix("W/") for part in header.split(",")}

@@ -36,7 +36,7 @@ _LEVELS: dict[type, int] = {
 
 
 def log_event(event: Event, /) -> None:
-    """An engine's observer. Output, arguments, error messages and secret values are never logged."""
+    """Logs an event of the engine. Output, arguments, error messages and secret values are never logged."""
     level = _level(event)
     if not logger.isEnabledFor(level):
         return
@@ -45,14 +45,14 @@ def log_event(event: Event, /) -> None:
 
 
 def _level(event: Event) -> int:
-    """A refused connection is worth a look."""
+    """Returns the level of an event: a refused connection is a warning."""
     if isinstance(event, NetworkUsed) and event.refused:
         return logging.WARNING
     return _LEVELS.get(type(event), logging.INFO)
 
 
 def fan_out(*observers: Observer) -> Observer:
-    """One observer that tells several."""
+    """Returns one observer that tells several."""
 
     def tell(event: Event, /) -> None:
         for observer in observers:
@@ -94,6 +94,6 @@ def _ended(event: RunEnded) -> dict[str, Any]:
 
 
 def _name(event: Event) -> str:
-    """``RunEnded`` → ``run ended``."""
+    """Returns ``run ended`` for ``RunEnded``."""
     words = "".join(f" {c.lower()}" if c.isupper() else c for c in type(event).__name__)
     return words.strip()

@@ -31,7 +31,7 @@ _NAMES_ONLY = frozenset({"secret_names"})
 
 @contextmanager
 def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogFormat = "json") -> Iterator[None]:
-    """Log everything at ``level`` and above to ``stream`` (standard error) until the block ends."""
+    """Logs everything at ``level`` and above to ``stream`` (standard error) until the block ends."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Lines(style))
     records: Queue[logging.LogRecord] = Queue(QUEUE)
@@ -71,7 +71,7 @@ class _Entrance(QueueHandler):
 
 
 def _quieten_uvicorn(level: int) -> None:
-    """Its start and stop are ours to announce. What strangers send, and answers that they do not wait for, are
+    """Leaves uvicorn's start and stop to our own lines. What strangers send, and answers that they do not wait for, are
     counted and not logged: nobody fills our disk without a token."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(max(level, logging.ERROR))
@@ -110,12 +110,12 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def _instant(created: float) -> str:
-    """When it happened, not when it was written."""
+    """Adds the time at which it happened, not at which it is written."""
     return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds")
 
 
 def _clean(key: str, value: Any) -> Any:
-    """No value whose name or form says that it is a credential, no endless text."""
+    """Takes out credentials, by name or form, and cuts long text."""
     if _is_secret(key):
         return "[redacted]"
     if not isinstance(value, str):
@@ -129,7 +129,7 @@ def _is_secret(key: str) -> bool:
 
 
 def _exception(info: tuple[type[BaseException], BaseException, TracebackType | None]) -> dict[str, Any]:
-    """Where it was raised: frames and the error's own words, never a variable's value."""
+    """Adds where it was raised: frames and the error's own words, never a variable's value."""
     kind, error, trace = info
     frames = [f"{f.filename}:{f.lineno} {f.name}" for f in extract_tb(trace)[-20:]]
     return {"error_type": kind.__name__, "error": str(error), "trace": frames}

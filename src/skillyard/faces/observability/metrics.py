@@ -101,11 +101,11 @@ class Metrics:
         self._swept = Counter("skillyard_swept", "Expired objects removed.", ["what"], registry=registry)
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """A value that is read when it is asked for."""
+        """Adds a value that is read when it is asked for."""
         Gauge(f"skillyard_{name}", help, registry=self._registry).set_function(read)
 
     def render(self) -> bytes:
-        """Prometheus' text format, version 0.0.4."""
+        """Returns Prometheus' text format, version 0.0.4."""
         return generate_latest(self._registry)
 
     def call(self, method: str, outcome: str, seconds: float) -> None:
@@ -123,7 +123,7 @@ class Metrics:
         self._blob_bytes.labels("out").inc(count)
 
     def observe(self, event: Event, /) -> None:
-        """An engine's observer."""
+        """Counts an event of the engine."""
         match event:
             case RunStarted():
                 self._queue_seconds.observe(event.queued_ms / 1000)

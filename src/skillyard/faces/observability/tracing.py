@@ -28,14 +28,14 @@ class TracingUnavailable(SkillyardError):
 
 
 def wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the environment names a collector (OpenTelemetry's own variables)."""
+    """Returns whether the environment names a collector (OpenTelemetry's own variables)."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(environ.get(name) for name in _WANTED_BY)
 
 
 def exporting_provider() -> Any:
-    """A tracer provider that sends to the collector which the environment names; shut it down at the end.
+    """Returns a tracer provider that sends to the collector which the environment names; shut it down at the end.
 
     Raises TracingUnavailable when the ``otel`` extra is not installed.
     """
@@ -84,7 +84,7 @@ class Tracing:
         return continued
 
     def observe(self, event: Event, /) -> None:
-        """An engine's observer: a span for each ended run, below the call that it was for."""
+        """Makes a span for each ended run, below the call that it was for."""
         if isinstance(event, RunEnded) and event.record.ended_at is not None:
             self._run(event.record, event.record.ended_at)
 

@@ -29,7 +29,7 @@ Meter = Callable[[str, str, float], None]
 class MethodInfo(Protocol):
     @property
     def runs(self) -> bool:
-        """Whether it starts foreign code, which ends when its caller goes away."""
+        """Returns whether it starts foreign code, which ends when its caller goes away."""
         ...
 
 
@@ -40,11 +40,11 @@ class Caller(Protocol):
     def gone(self) -> bool: ...
 
     def hold(self, count: int) -> None:
-        """Room for so many bytes of its answer until they were sent. Raises Busy when too many wait to be."""
+        """Takes room for so many bytes of its answer until they were sent. Raises Busy when too many wait to be."""
         ...
 
     async def wait(self, call: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """The call's result. Raises CallerGone after cancelling the call when the caller went away."""
+        """Returns the call's result. Raises CallerGone after cancelling the call when the caller went away."""
         ...
 
 
@@ -120,7 +120,7 @@ class Dispatcher:
             return Answer(None)
 
     async def _notify(self, request: Request, principal: Principal, caller: Caller) -> None:
-        """A notification gets no answer, so what went wrong is only logged (skills-protocol §2)."""
+        """Calls without an answer; what goes wrong is only logged (skills-protocol §2)."""
         method = self._methods.get(request.method)
         try:
             if method is not None and method.runs:
@@ -163,7 +163,7 @@ class Dispatcher:
 
 
 def malformed(exc: ParseError | InvalidRequest) -> Answer:
-    """The answer to a body that is no request and no batch."""
+    """Returns the answer to a body that is not a valid request or batch."""
     id = exc.id if isinstance(exc, InvalidRequest) else None
     return Answer(wire.failure(id, error_object(exc)), well_formed=False)
 

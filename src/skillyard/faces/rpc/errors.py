@@ -39,7 +39,7 @@ class CallerGone(Exception):
 
 
 def error_object(exc: Exception) -> dict[str, Any]:
-    """The ``error`` member for ``exc``: ``code``, ``message``, ``data`` with at least ``type``.
+    """Returns the ``error`` member for ``exc``: ``code``, ``message``, ``data`` with at least ``type``.
 
     What is our own fault is logged under an incident id, and the caller learns that id alone
     (skills-protocol §6: no internals leaked).

@@ -35,7 +35,7 @@ _FEW = 1024
 
 
 def loads(body: bytes) -> Any:
-    """The value of a JSON text. Raises ParseError, whose message never repeats content."""
+    """Returns the value of a JSON text. Raises ParseError, whose message never repeats content."""
     text = _text(body)
     _refuse_too_many_values(body)
     try:
@@ -53,7 +53,7 @@ def loads(body: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Compact UTF-8. Raises ValueError for NaN and Infinity; a lone surrogate becomes ``?``."""
+    """Returns compact UTF-8. Raises ValueError for NaN and Infinity; a lone surrogate becomes ``?``."""
     return _encoder.encode(value).encode("utf-8", "replace")
 
 
@@ -109,8 +109,8 @@ def _constant(_name: str) -> Any:
 
 
 def weight(body: bytes) -> int:
-    """Bytes of memory that the values of a JSON text take, about, beside the text itself. :func:`loads` takes no more
-    of them than are counted here."""
+    """Returns the bytes of memory that the values of a JSON text take, about, beside the text itself. :func:`loads`
+    takes no more of them than are counted here."""
     return 0 if len(body) <= _LIGHT else min(_values(body), MAX_VALUES) * VALUE_BYTES
 
 

@@ -70,7 +70,7 @@ add_calls(
     {
         "list": Call(
             method="blobs.list",
-            help="Your blobs, newest first.",
+            help="List your blobs, newest first.",
             options=(limit_option, everyone_option),
             key="blobs",
             paged=True,
@@ -100,7 +100,7 @@ def rm(blob_ids: tuple[str, ...], as_json: bool, where: Where) -> None:
 
 
 def fetch_into(target: Target, blob_id: str, directory: Path, *, quiet: bool) -> Path:
-    """The file that a blob was written to: its id, with an ending that fits its kind."""
+    """Writes a blob to a file and returns its path: the id, with an ending that fits its kind."""
     from mimetypes import guess_extension
 
     known: dict[str, Any] = target.call("blobs.stat", {"blob_id": blob_id})["blob"]

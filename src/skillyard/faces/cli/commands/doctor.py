@@ -74,7 +74,7 @@ def network_refused(found: Probe, nature: Nature, settings: Settings) -> tuple[s
 
 
 def abilities(found: Probe) -> dict[str, Protection]:
-    """Each that there is, also those that this backend does not speak of."""
+    """Returns every ability, also those that this backend does not speak of."""
     silent = Protection(Level.MISSING, why="the backend does not offer it")
     return {name: found.abilities.get(name, silent) for name in ABILITIES}
 
@@ -97,7 +97,7 @@ def report(found: Probe, nature: Nature, demand: Demand) -> dict[str, Any]:
 
 
 def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
-    """Beside a server that may be running: in a directory of its own."""
+    """Probes in a directory of its own, beside a server that may be running."""
     import asyncio
     import tempfile
 
@@ -106,7 +106,7 @@ def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
 
 
 async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
-    """What runs would get, and the stronger isolations that they would not, each with why."""
+    """Returns the isolation that runs would get, and the stronger ones that they would not, each with why."""
     from skillyard.engine.backends import Backends
     from skillyard.wiring import make_backends, make_gate
 
@@ -124,7 +124,7 @@ async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[st
 
 
 async def _with_gate(found: Probe, gate: ProcessGate) -> Probe:
-    """Where a sandbox can be plugged in, the gate is started: without it there is no network, either."""
+    """Returns the probe after the gate was tried too: without it there is no network, either."""
     if abilities(found)["egress"].level is Level.MISSING:
         return found
     try:
@@ -159,7 +159,7 @@ def _print(found: Probe, nature: Nature, short: Sequence[str], refused: str, *, 
 
 
 def _grounds(name: str, guarantee: Guarantee, found: Probe) -> str:
-    """What it rests on: the backend's words about it, else its walls."""
+    """Returns its grounds: the backend's words about it, else its walls."""
     if name in found.protections:
         return _detail(found.protections[name]) if found.ready else ""
     lacking = f"without {', '.join(guarantee.lacking)}" if guarantee.lacking else ""

@@ -30,7 +30,7 @@ _NAMED = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``what``, ``packages`` and ``is_skill``, which :func:`_asked` takes."""
+    """Adds ``what``, ``packages`` and ``is_skill``, which :func:`_asked` takes."""
     for decorate in (
         click.option("--skill", "is_skill", is_flag=True, help="WHAT is a skill, also where it could be a name."),
         click.option(
@@ -44,7 +44,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def environment() -> None:
-    """Packages for runs: what is built, and building it ahead of the first run."""
+    """Packages for runs: list, show, build and remove environments."""
 
 
 @environment.command()
@@ -118,13 +118,13 @@ add_calls(
     {
         "list": Call(
             method="environments.list",
-            help="""Environments: builds at work, built ones, the one used last first, and names of the settings that
-            are not built.""",
+            help="""List environments: builds at work, built ones, the one used last first, and names of the settings
+            that are not built.""",
             show=lambda found, _: emit_table(_HEADER, _rows(found), cut=True),
         ),
         "show": Call(
             method="environments.show",
-            help="""What is in an environment, or how far its build is.
+            help="""Show what is in an environment, or how far its build is.
 
             WHAT is a name of the settings, a digest as `environment list` shows it, or a skill as NAME or NAME@VERSION.
             """,
@@ -165,7 +165,7 @@ def _asked(target: Target, what: str | None, packages: tuple[str, ...], is_skill
 
 
 def _is_there(target: Target, asked: dict[str, Any], absent: str) -> bool:
-    """``absent`` is the type of error that says that it is not."""
+    """Returns whether it is there; ``absent`` is the type of the error that says no."""
     from skillyard.client.errors import RpcError
     from skillyard.domain.errors import SkillyardError
 
@@ -179,7 +179,7 @@ def _is_there(target: Target, asked: dict[str, Any], absent: str) -> bool:
 
 
 def _tell_left(target: Target) -> None:
-    """A build belongs to all who wait for it: who goes ends nothing but the waiting."""
+    """Says that the build goes on: it belongs to everybody who waits for it."""
     from skillyard.client.sync import SyncClient
 
     if isinstance(target, SyncClient):
@@ -216,7 +216,7 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def _key(one: dict[str, Any]) -> object:
-    """What is built has a digest, what is not has requirements."""
+    """Returns the digest of a built environment, else its requirements."""
     return one.get("digest") or tuple(one["requirements"])
 
 
@@ -236,7 +236,7 @@ _PIECE = 1 << 20
 
 
 def write_wheels(target: Target, found: dict[str, Any], directory: Path, *, quiet: bool) -> list[Path]:
-    """The files that are there then. Raises Failure for an archive that holds anything else."""
+    """Writes the wheels and returns their files. Raises Failure for an archive that holds anything else."""
     from skillyard.faces.cli.progress import transfer
     from skillyard.stores.archives import ArchiveRefused, TarReceiver
 
@@ -280,6 +280,6 @@ def _digest(path: Path) -> str:
 
 
 def _moved(path: Path, directory: Path) -> Path:
-    """Readable by all: sandboxes see it as users of their own."""
+    """Moves a file there, readable by all: sandboxes see it as users of their own."""
     path.chmod(0o644)
     return path.replace(directory / path.name)

@@ -31,7 +31,7 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
 @click.command()
 @json_option
 def version(as_json: bool) -> None:
-    """The version of this program, of its Python and of the kernel."""
+    """Print the version of this program, of its Python and of the kernel."""
     python, kernel = sys.version.split()[0], os.uname()
     if as_json:
         from skillyard.faces.cli.render import emit_json

@@ -17,7 +17,7 @@ from skillyard.faces.cli.shown import show_explained, show_layers
 
 @click.group()
 def policy() -> None:
-    """What runs may reach over the network, and which rule decides."""
+    """Show what runs may reach over the network, and explain which rule decides."""
 
 
 def _ask(given: Given) -> dict[str, Any]:
@@ -104,7 +104,7 @@ add_calls(
         ),
         "show": Call(
             method="policy.show",
-            help="""What the operator lets runs reach, which skills rules approve, and which isolations can give a
+            help="""Show what the operator lets runs reach, which skills rules approve, and which isolations can give a
             network.""",
             show=_show,
         ),

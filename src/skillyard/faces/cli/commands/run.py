@@ -38,7 +38,7 @@ _FULL_PREVIEW = 2000
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that :func:`perform` takes, by the names that it takes them under."""
+    """Adds the options that :func:`perform` takes, under its names."""
     for decorate in reversed(_OPTIONS):
         command = decorate(command)
     return command
@@ -86,7 +86,7 @@ def perform(
     detail: str | None,
     as_json: bool,
 ) -> None:
-    """Upload, run, show. Ends the command with FAILED for a failed run."""
+    """Uploads, runs and shows. Ends the command with FAILED for a failed run."""
     from skillyard.client.run import Run
     from skillyard.faces.cli.progress import running
 
@@ -115,7 +115,7 @@ def perform(
 
 
 def _environment(params: dict[str, Any]) -> dict[str, Any] | None:
-    """What tells how far the build of the run's environment is."""
+    """Returns the parameters that tell how far the build of the run's environment is."""
     if "name" in params:
         return {"skill": params["name"]} | ({"version": params["version"]} if "version" in params else {})
     if params.get("packages"):

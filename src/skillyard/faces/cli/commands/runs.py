@@ -32,7 +32,7 @@ def runs() -> None:
 @json_option
 @server_options
 def logs(run_id: str, follow: bool, as_json: bool, where: Where) -> None:
-    """What a run wrote to stdout and stderr, whole; also while it works."""
+    """Print all that a run wrote to stdout and stderr; also while it works."""
     with where.open() as target:
         pieces = _log_pieces(target, run_id, follow=follow)
         if as_json:
@@ -77,7 +77,7 @@ add_calls(
     {
         "list": Call(
             method="runs.list",
-            help="Your runs, newest first.",
+            help="List your runs, newest first.",
             options=(
                 click.option("--status", type=click.Choice(["running", "completed", "failed"])),
                 limit_option,
@@ -96,7 +96,7 @@ add_calls(
         ),
         "show": Call(
             method="runs.show",
-            help="The record of one run: how it ended, what was enforced and granted, what it used.",
+            help="Show the record of one run: how it ended, what was enforced and granted, what it used.",
             options=(_run_id, detail_option),
             key="run",
             show=_show,
@@ -132,7 +132,7 @@ add_calls(
 
 
 def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
-    """The log from its start: to its present end, or with ``follow`` until the run has ended."""
+    """Yields the log from its start: to its present end, or with ``follow`` until the run has ended."""
     offset = 0
     while True:
         page = target.call("runs.logs", {"run_id": run_id, "offset": offset})

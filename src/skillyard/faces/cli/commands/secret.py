@@ -27,7 +27,7 @@ _ALL = "*"
 
 @click.group()
 def secret() -> None:
-    """Values that skills which declare them get, kept sealed.
+    """Store sealed values for the skills that declare them.
 
     Commands work on the files of the data directory, beside a server that may run on it, or through the server that
     --url or SKILLYARD_URL names, with a token of the scope admin. No command and no server ever shows a value.
@@ -56,7 +56,7 @@ class _Place:
 
 
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``where``: a place that opens the methods."""
+    """Adds ``where``: a place that opens the methods."""
 
     @click.option(
         "--url", envvar="SKILLYARD_URL", help="A server to do it; else it is done here.  [env: SKILLYARD_URL]"
@@ -71,7 +71,7 @@ def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``project`` and ``skills``: whom a secret is for."""
+    """Adds ``project`` and ``skills``: whom a secret is for."""
     for decorate in (
         click.option(
             "--skills",
@@ -131,7 +131,7 @@ def rotate(data_dir: Path | None) -> None:
 
 @secret.group()
 def key() -> None:
-    """The key that seals the store, where you give it yourself."""
+    """Make and load the key that seals the store, where you give it yourself."""
 
 
 @key.command("new")
@@ -164,7 +164,7 @@ def load(name: str) -> None:
 
 
 def _read_value(name: str, file: Path | None) -> str:
-    """The whole input without the line break at its end; asked for when somebody types."""
+    """Returns the whole input without the line break at its end; asks for it on a terminal."""
     if file is None and sys.stdin.isatty():
         value: str = click.prompt(f"value of {name}", hide_input=True, err=True)
         return value
@@ -288,7 +288,7 @@ add_calls(
         ),
         "list": Call(
             method="secrets.list",
-            help="What secrets there are, for whom, and when they were last used; values are never shown.",
+            help="List secrets, whom they are for and when they were last used; values are never shown.",
             key="secrets",
             paged=True,
             columns={
@@ -324,7 +324,7 @@ add_calls(
         ),
         "audit": Call(
             method="secrets.audit",
-            help="Who used, was denied or changed which secret, newest first; of NAME alone when it is given.",
+            help="List uses, refusals and changes of secrets, newest first; of NAME alone when it is given.",
             options=(click.argument("name", required=False), limit_option),
             key="events",
             paged=True,

@@ -25,7 +25,7 @@ _USUAL = "discover,execute,run_code,blobs"
 
 @click.group()
 def token() -> None:
-    """Bearer tokens. Each is a principal of its own, with its own runs and blobs."""
+    """Create, list and revoke bearer tokens. Each is a principal of its own, with its own runs and blobs."""
 
 
 @token.command()
@@ -80,7 +80,7 @@ def create(
 @json_option
 @data_dir_option
 def list_(as_json: bool, data_dir: Path | None) -> None:
-    """Who has a token, and what it lets them do."""
+    """List tokens, and what each allows."""
     with _tokens(data_dir) as (store, wait):
         found = list(wait(store.list()))
     if as_json:

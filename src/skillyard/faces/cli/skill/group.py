@@ -36,7 +36,7 @@ add_calls(skill, CALLS)
 @json_option
 @server_options
 def list_(name: str | None, namespace: str | None, versions: bool, as_json: bool, where: Where) -> None:
-    """The skills that can be used, by name."""
+    """List the skills that can be used, by name."""
     if name and (namespace or not versions):
         raise click.UsageError("NAME goes with --versions alone; --namespace lists what is below a name.")
     params = {"detail": "summary"} | ({"namespace": namespace} if namespace else {})
@@ -62,7 +62,7 @@ def list_(name: str | None, namespace: str | None, versions: bool, as_json: bool
 @json_option
 @server_options
 def show(skill: str, version: str | None, path: str | None, as_json: bool, where: Where) -> None:
-    """What a skill says of itself: manifest, files, documentation."""
+    """Show the manifest, the files and the documentation of a skill."""
     name, wanted = chosen(skill, version)
     params = {"name": name} | ({"version": wanted} if wanted else {})
     with where.open() as target:
@@ -81,7 +81,7 @@ _PIECE = 4 * 1024 * 1024
 
 
 def _show_file(target: Target, params: dict[str, Any], *, as_json: bool) -> None:
-    """The whole file, piece by piece; with ``as_json`` the answer that holds its first 4 MiB."""
+    """Prints the whole file, piece by piece; with ``as_json`` the answer that holds its first 4 MiB."""
     piece = target.call("read_skill_file", {**params, "max_bytes": _PIECE})
     if as_json:
         emit_json(piece)

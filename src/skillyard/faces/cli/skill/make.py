@@ -87,7 +87,8 @@ def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
 
 
 def _skills(path: str) -> list[str]:
-    """The path itself, or the directories of skills in it when it is none; versions lie one directory deeper."""
+    """Returns the path itself, or the directories of skills in it when it is not a skill; versions lie one directory
+    deeper."""
     root = Path(path)
     if any((root / name).is_file() for name in _MARKS):
         return [path]
@@ -101,7 +102,7 @@ def is_valid(findings: Sequence[Finding]) -> bool:
 
 
 def print_findings(path: str, findings: Sequence[Finding]) -> None:
-    """Each with its mend below it, and the verdict on standard error."""
+    """Prints each finding with its mend below it, and the verdict on standard error."""
     for finding in findings:
         click.echo(calm(str(finding) if finding.file == path else f"{path}/{finding}"))
     click.echo(calm(f"{path}: {'valid' if is_valid(findings) else 'invalid'}"), err=True)

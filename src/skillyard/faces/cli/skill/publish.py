@@ -33,7 +33,7 @@ _EXPECTED = frozenset({"archive-stripped"})
 
 
 def published_facts(done: PublishedSkill) -> dict[str, Any]:
-    """As JSON has it."""
+    """Returns the version as JSON has it."""
     return {**{name: getattr(done, name) for name in _FACTS}, "findings": list(done.findings)}
 
 
@@ -56,7 +56,7 @@ def print_published(source: str, done: PublishedSkill) -> None:
 
 
 def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
-    """The error to be raised, once its findings were shown."""
+    """Shows the findings of an error and returns the error to be raised."""
     data: dict[str, Any] = error.data if isinstance(error, RpcError) else error.details
     findings = data.get("findings")
     if not isinstance(findings, list):

@@ -28,7 +28,7 @@ _COLOURS = {"error": "red", "danger": "red", "warning": "yellow"}
 @json_option
 @server_options
 def review(skill: str, level: str, as_json: bool, where: Where) -> None:
-    """What a reader should know before trusting a skill, from its files alone: nothing of it is executed.
+    """Show what to know before trusting a skill, from its files alone: nothing of it is executed.
 
     A PATH is a directory, a zip or a tar on this machine. Exits with 1 when something is found that an honest skill has
     no reason for, with 2 when it is not a valid skill. That nothing is found is no promise.
@@ -45,7 +45,7 @@ def review(skill: str, level: str, as_json: bool, where: Where) -> None:
 
 
 def _is_path(text: str) -> bool:
-    """Names have no slash; what lies here goes before what is served."""
+    """Returns whether it is a path: names have no slash, and a file here goes before a served skill."""
     return "/" in text or text in (".", "..") or Path(text).exists()
 
 
@@ -114,7 +114,7 @@ def _show_diff(found: Mapping[str, Any], given: Given) -> None:
 
 diff = Call(
     method="catalogue.diff",
-    help="What version B of a skill asks for, is and holds that version A did not. B is the latest when left out.",
+    help="Show what changed from version A of a skill to version B, its needs first. B is the latest when left out.",
     options=(
         click.argument("name"),
         click.argument("old", metavar="A"),
@@ -127,7 +127,7 @@ diff = Call(
 
 
 def _show_needs(needs: list[Mapping[str, Any]]) -> None:
-    """What it asks for anew stands out; approvals of the version before say nothing of it."""
+    """Prints changed needs; new ones stand out, since approvals of the version before say nothing of them."""
     if needs:
         click.echo(click.style("\nneeds", bold=True))
     for change in needs:
@@ -176,7 +176,7 @@ def _one_line(text: str) -> str:
 @json_option
 @server_options
 def problems(as_json: bool, where: Where) -> None:
-    """Why a skill in a served directory cannot be used: what is wrong with it, or what comes before it."""
+    """Say why skills in served directories cannot be used: a mistake in one, or another that comes first."""
     from skillyard.domain.skill.skill import Finding
 
     with where.open() as target:

@@ -79,7 +79,7 @@ def test(
 
 
 def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quiet: bool) -> Iterator[Result]:
-    """Each result as it comes; meanwhile how far the build of the skill's environment is."""
+    """Yields each result as it comes; tells meanwhile how far the build of the skill's environment is."""
     from skillyard.faces.cli.progress import running
 
     skill = runner.subject.skill

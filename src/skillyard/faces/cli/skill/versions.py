@@ -37,7 +37,7 @@ def approve(skill: Named, note: str, as_json: bool, where: Where) -> None:
 
 
 def approve_seen(target: Target, named: dict[str, Any], note: str, *, quiet: bool) -> dict[str, Any]:
-    """Approve what is shown, and no other bytes: before it is printed, since who reads it may go away after the first
+    """Approves the bytes that are shown, and no others: before it prints them, since the reader may leave after one
     line. Raises what the methods raise."""
     view = target.call("catalogue.needs", named)
     seen = {"name": view["name"], "version": view["version"], "digest": view["digest"], "note": note}
@@ -52,7 +52,7 @@ def approve_seen(target: Target, named: dict[str, Any], note: str, *, quiet: boo
 
 
 def show_versions(target: Target, names: list[str], *, as_json: bool) -> None:
-    """Every version of each name."""
+    """Shows every version of each name."""
     found = [target.call("catalogue.versions", {"name": name}) for name in names]
     if as_json:
         emit_json(found)
@@ -76,7 +76,7 @@ def _row(of: Mapping[str, Any], version: Mapping[str, Any]) -> tuple[object, ...
 
 
 def _withdrawn(done: Mapping[str, Any], given: Given) -> str:
-    """The first reason stays: a second withdrawal changes nothing."""
+    """Words a withdrawal. The first reason stays: a second withdrawal changes nothing."""
     said = "withdrawn"
     if not done["changed"]:
         said = f"was withdrawn on {moment(done['withdrawn_at'])}: {done.get('reason') or 'no reason was given'}"
@@ -137,7 +137,7 @@ CALLS = {
     ),
     "needs": Call(
         method="catalogue.needs",
-        help="What a skill declares that it needs, what policy leaves of it, and whether it is approved.",
+        help="Show what a skill declares that it needs, what policy leaves of it, and whether it is approved.",
         options=(skill_argument(),),
         show=lambda view, _: show_declared(view),
     ),
@@ -150,7 +150,7 @@ CALLS = {
     ),
     "approvals": Call(
         method="catalogue.approvals",
-        help="What operators approved one by one; rules stand in the settings (trust.approve).",
+        help="List what operators approved one by one; rules stand in the settings (trust.approve).",
         options=(click.argument("name", required=False),),
         key="approvals",
         paged=True,
