@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from skillyard.faces.cli.target import Where
-from skillyard.sandbox.registry import choices
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -52,9 +54,30 @@ def bench_options(command: F) -> F:
     return command
 
 
+class _Isolation(click.ParamType[str]):
+    """One of the backends. Their registry is imported only when a name is given or help is shown."""
+
+    name = "isolation"
+
+    @property
+    def _choice(self) -> click.Choice[str]:
+        from skillyard.sandbox.registry import choices
+
+        return click.Choice(choices())
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return self._choice.convert(value, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self._choice.get_metavar(param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self._choice.shell_complete(ctx, param, incomplete)
+
+
 def isolation_option(help_text: str) -> Callable[[F], F]:
     """Adds ``isolation``: a backend's name, ``auto``, or None for what the settings say."""
-    return click.option("--isolation", type=click.Choice(choices()), help=help_text)
+    return click.option("--isolation", type=_Isolation(), help=help_text)
 
 
 def network_option(help_text: str) -> Callable[[F], F]:
