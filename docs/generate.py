@@ -27,6 +27,7 @@ def pages() -> dict[str, str]:
     archives = runpy.run_path(str(HERE / "archives.py"))["archives_page"]
     methods = runpy.run_path(str(HERE / "methods_page.py"))
     programs = runpy.run_path(str(HERE / "programs.py"), run_name="programs")["programs_page"]
+    python = runpy.run_path(str(HERE / "python_page.py"))["python_page"]
     rules = runpy.run_path(str(HERE / "rules_page.py"))["rules_page"]
     walls = runpy.run_path(str(HERE / "walls.py"))["walls_page"]
     return {
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "methods.md": methods["methods_page"](NOTE),
         "openrpc.json": methods["openrpc_file"](),
         "programs.md": programs(NOTE),
+        "python.md": python(NOTE),
         "rules.md": rules(NOTE),
         "settings.md": settings_page(),
         "system-calls.md": calls(NOTE),
@@ -43,8 +45,18 @@ def pages() -> dict[str, str]:
 
 
 def cli_page() -> str:
-    parts = [NOTE, "# Command line\n", *_command(cli, "skillyard")]
+    parts = [NOTE, _CLI_HEAD, *_command(cli, "skillyard")]
     return "\n".join(parts)
+
+
+_CLI_HEAD = """# Command line
+
+A command talks to the server that `--url` or `SKILLYARD_URL` names, else to the server that runs on the data
+directory. When there is none, it does the work in its own process; then commands on one data directory wait for
+each other, for a minute at most. Beside a server, a command with `--skills-dir` works in a data directory of its
+own (`beside`, inside the server's) and says so: it keeps its runs and blobs there, and does not have the server's
+approvals and secrets.
+"""
 
 
 def _command(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:

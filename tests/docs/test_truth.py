@@ -19,6 +19,7 @@ GENERATED = (
     "methods.md",
     "openrpc.json",
     "programs.md",
+    "python.md",
     "rules.md",
     "settings.md",
     "system-calls.md",
@@ -105,13 +106,13 @@ def test_security_and_the_page_name_every_guarantee_with_its_walls() -> None:
         assert (bearing, further) == (walls.bearing, walls.further)
 
 
-def test_readme_gives_the_limits_that_hold() -> None:
+def test_the_page_of_limits_gives_those_that_hold() -> None:
     from skillyard.domain.work.limits import LimitFamily
 
-    family, readme = LimitFamily(), text_of(ROOT / "README.md")
+    family, page = LimitFamily(), text_of(ROOT / "docs" / "limits.md")
     for name, default in family.defaults.as_dict().items():
         row = f"| `{name}` | {default:,} | {getattr(family.maxima, name):,} |"
-        assert row in readme
+        assert row in page
 
 
 def test_nothing_of_a_machine_is_in_the_lock() -> None:
