@@ -54,8 +54,20 @@ class Channel:
         if not self.alive:
             close_all(sockets)
             return
-        idle = not self._out
-        self._out.put(encode(header, body, len(sockets)), sockets)
+        data, idle = encode(header, body, len(sockets)), not self._out
+        if idle and not sockets:
+            # Most frames leave at once, and never wait in the outbox.
+            try:
+                sent = self._sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._lose()
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._out.put(data, sockets)
         if idle:
             self._flush()
 
