@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skillyard.domain.sandbox.guarantees import AUTO
 from skillyard.engine.app import Ports
@@ -128,11 +128,7 @@ def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -
 
 def make_backend(name: str, settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:
     """Returns the backend of that name, as the settings want it. Raises KeyError for one that there is not."""
-    kind = registry.kind(name)
-    options: dict[str, Any] = {}
-    for section in kind.sections:
-        options |= getattr(settings, section).model_dump()
-    return kind.make(registry.Place(run_dir, options, settings.limits.pids, plug))
+    return registry.kind(name).make(registry.Place(run_dir, settings, plug))
 
 
 @dataclass(frozen=True, slots=True)

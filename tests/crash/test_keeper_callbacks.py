@@ -8,25 +8,25 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import skillyard
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
 from skillyard.domain.work.outcome import Outcome
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop
-from skillyard.sandbox.native.launch import KeeperOptions, _connect
+from skillyard.sandbox.native.launch import _connect
 from tests.attacks.preloading.packages import Yard, write_packages
 from tests.crash import faulty_keeper
 
 pytestmark = pytest.mark.anyio
 
-OPTIONS = KeeperOptions(ready=1)
+OPTIONS = NativeSettings(ready=1)
 BOUND_S = 30
 SELDOM = {
     "Sandbox.kill_program:after": "two seconds after a kill that init did not manage",
@@ -92,7 +92,7 @@ class Faulty:
         self.directory = directory
         run_dir = directory / "run"
         run_dir.mkdir(mode=0o700)
-        config = {"run_dir": str(run_dir), "fault": fault, "when": when, **asdict(OPTIONS)}
+        config = {"run_dir": str(run_dir), "fault": fault, "when": when, **OPTIONS.model_dump()}
         roots = [str(Path(skillyard.__file__).parents[1]), str(Path(__file__).parents[2])]
         run = f"runpy.run_path({faulty_keeper.__file__!r}, run_name='__main__')"
         code = f"import sys, runpy; sys.path[:0] = {roots!r}; {run}"

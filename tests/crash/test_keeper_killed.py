@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from skillyard.client.run import Run
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.programs import ENDLESS, QUICK
 from tests.crash.server import Callers, Server
@@ -55,7 +55,7 @@ async def test_at_random_moments(tmp_path: Path, times: int) -> None:
 
 async def test_no_name_of_the_old_one_is_a_name_of_the_next(tmp_path: Path) -> None:
     """Who still holds a handle of the old one's, to destroy it or attach to it, must not get another's sandbox."""
-    footprint, backend, handles = Footprint(tmp_path), NativeBackend(tmp_path / "run", KeeperOptions(ready=0)), []
+    footprint, backend, handles = Footprint(tmp_path), NativeBackend(tmp_path / "run", NativeSettings(ready=0)), []
     try:
         for _ in range(2):
             handles.append((await backend.create(SandboxSpec(), "the-key")).handle)

@@ -7,15 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import KEEPER, Footprint, gone
 from tests.crash.programs import FOREVER, QUICK
 from tests.crash.server import Server, launch, log_of
@@ -69,7 +68,7 @@ async def test_a_second_keeper_refuses(tmp_path: Path) -> None:
     try:
         sandbox = await backend.create(SandboxSpec(), "the-key")
         keepers = footprint.keepers()
-        config = {"run_dir": str((tmp_path / "run").resolve()), **asdict(KeeperOptions())}
+        config = {"run_dir": str((tmp_path / "run").resolve()), **NativeSettings().model_dump()}
         code = f"import json, sys; from {KEEPER} import main; main(json.loads(sys.argv[1]))"
         done = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", code, json.dumps(config)], capture_output=True, timeout=BOUND_S

@@ -5,15 +5,18 @@ A backend is a module with a ``KIND`` and one line in :data:`BACKENDS`. It is im
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 from skillyard.domain.sandbox.guarantees import AUTO, Nature
-from skillyard.ports.gate import Plug
-from skillyard.ports.sandbox import Backend
+
+if TYPE_CHECKING:
+    from skillyard.config.sections import Sections
+    from skillyard.ports.gate import Plug
+    from skillyard.ports.sandbox import Backend
 
 BACKENDS: dict[str, str] = {
     "native": "skillyard.sandbox.native.backend",
@@ -25,24 +28,20 @@ BACKENDS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a backend is made with. ``run_dir`` is where backends keep what belongs to running sandboxes; ``options``
-    are the values of its sections of the settings; ``usual_pids`` is the limit of processes of a run that names none;
-    sandboxes with a network are plugged into ``plug``."""
+    """What a backend is made with. Backends keep in ``run_dir`` what belongs to running sandboxes; sandboxes with
+    a network are plugged into ``plug``."""
 
     run_dir: Path
-    options: Mapping[str, Any]
-    usual_pids: int
+    settings: Sections
     plug: Plug | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a backend declares of itself: its nature, the sections of the settings that it reads (a later one wins), and
-    how it is made. Making one starts nothing."""
+    """What a backend declares of itself: its nature, and how it is made. Making one starts nothing."""
 
     nature: Nature
     make: Callable[[Place], Backend]
-    sections: tuple[str, ...] = ()
 
 
 def choices() -> tuple[str, ...]:

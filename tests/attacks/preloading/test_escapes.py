@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.attacks.preloading.escapes import MAPS, SOURCES, UNCOVERS
 from tests.attacks.preloading.packages import Yard
 
@@ -37,7 +37,7 @@ class Ground:
         self.skill.chmod(0o777)
         self.file = base / "file"
         self.file.write_text("bytes")
-        self.backend = NativeBackend(base / "run", KeeperOptions(ready=1))
+        self.backend = NativeBackend(base / "run", NativeSettings(ready=1))
 
     def spec(self, module: str) -> SandboxSpec:
         mounts = (
@@ -125,9 +125,9 @@ _READ = """
 import asyncio, pathlib, sys
 from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
+from skillyard.config.backends import NativeSettings
 async def main():
-    backend = NativeBackend(pathlib.Path(sys.argv[1], 'run'), KeeperOptions(ready=0))
+    backend = NativeBackend(pathlib.Path(sys.argv[1], 'run'), NativeSettings(ready=0))
     sandbox = await backend.create(SandboxSpec(), 'reads')
     process = await sandbox.start(Argv(('cat', sys.argv[2])), id='p', timeout_ms=20_000)
     await process.wait()

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Stream
 from skillyard.domain.work.outcome import Outcome
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
-from skillyard.sandbox.native.launch import KeeperOptions, _connect
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.launch import _connect
 from skillyard.sandbox.registry import nature
 from tests.attacks.preloading.packages import Yard
 
@@ -70,9 +71,9 @@ async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         (packages / f"{name}.py").write_text(SPEAKS.format(words=words))
     backend: NativeBackend
     if request.param == "native":
-        backend = NativeBackend(base / "run", KeeperOptions(ready=0))
+        backend = NativeBackend(base / "run", NativeSettings(ready=0))
     else:
-        backend = LandlockBackend(base / "run", LandlockOptions(ready=0))
+        backend = LandlockBackend(base / "run", NativeSettings(ready=0))
     if not (probe := await backend.probe()).ready:
         pytest.skip(probe.facts["why"])
     yield Yard(backend, packages, nature(request.param).without)

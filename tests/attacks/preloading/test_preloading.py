@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import Argv
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.attacks.preloading.packages import Yard, write_packages
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ async def need(yard: Yard) -> None:
 @pytest.fixture(scope="module")
 async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     base = tmp_path_factory.mktemp("preloading")
-    options = KeeperOptions(ready=1, preload_mb=96, preload_s=1.5, zygotes_mb=4096)
+    options = NativeSettings(ready=1, preload_mb=96, preload_s=1.5, zygotes_mb=4096)
     backend = NativeBackend(base / "run", options)
     yard = Yard(backend, write_packages(base / "packages"))
     await need(yard)
@@ -107,7 +107,7 @@ async def test_what_is_imported_ahead_sees_nothing_of_others_and_can_make_nothin
 
 
 async def test_zygotes_that_were_used_longest_ago_are_closed(tmp_path: Path) -> None:
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0, zygotes_mb=1))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0, zygotes_mb=1))
     yard = Yard(backend, write_packages(tmp_path / "packages"))
     try:
         await need(yard)
@@ -121,7 +121,7 @@ async def test_zygotes_that_were_used_longest_ago_are_closed(tmp_path: Path) -> 
 
 async def test_what_a_spoiled_zygote_started_ends_with_the_last_sandbox_of_it(tmp_path: Path) -> None:
     """Here in a session of its own, as a child of the keeper; but not before that sandbox, which goes on."""
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0))
     yard = Yard(backend, write_packages(tmp_path / "packages"))
     try:
         await need(yard)
@@ -139,7 +139,7 @@ async def test_what_a_spoiled_zygote_started_ends_with_the_last_sandbox_of_it(tm
 
 
 async def test_zygotes_that_nobody_needs_are_closed(tmp_path: Path) -> None:
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0, retire_s=0.5))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0, retire_s=0.5))
     yard = Yard(backend, write_packages(tmp_path / "packages"))
     try:
         await need(yard)

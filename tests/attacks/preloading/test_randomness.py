@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
-from skillyard.sandbox.native.launch import KeeperOptions
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.sandbox.registry import nature
 from tests.attacks.preloading.packages import Yard, write_packages
 from tests.hosts.landlock import host
@@ -130,12 +130,12 @@ def _packages(place: Path) -> Path:
 async def yard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     base = tmp_path_factory.mktemp("randomness")
     if request.param == "native":
-        backend: Any = NativeBackend(base / "run", KeeperOptions(ready=0))
+        backend: Any = NativeBackend(base / "run", NativeSettings(ready=0))
         if not (probe := await backend.probe()).ready:
             pytest.skip(probe.facts["why"])
         yard = Yard(backend, _packages(base / "packages"))
     else:
-        backend = LandlockBackend(base / "run", LandlockOptions(ready=0))
+        backend = LandlockBackend(base / "run", NativeSettings(ready=0))
         host.need(await backend.probe())
         yard = Yard(backend, _packages(base / "packages"), nature("landlock").without)
     yield yard

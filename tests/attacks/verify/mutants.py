@@ -17,6 +17,7 @@ import pytest
 
 import skillyard
 from skillyard import own_process
+from skillyard.config.backends import NativeSettings
 from skillyard.config.settings import Settings
 from skillyard.domain.sandbox.guarantees import Probe, Protection
 from skillyard.ports.gate import Plug
@@ -24,7 +25,6 @@ from skillyard.sandbox import registry
 from skillyard.sandbox.native import backend as native
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.verify.canaries import planted, planted_file
 from skillyard.verify.home import own_runtime
 from skillyard.verify.yard import Yard
@@ -61,7 +61,7 @@ class Claiming(NativeBackend):
     """Claims what the unharmed backend has: else every run of a mutant would be refused, as it should be."""
 
     def __init__(self, run_dir: Path, claims: Claims | None, plug: Plug | None = None) -> None:
-        super().__init__(run_dir, KeeperOptions(ready=1), plug)
+        super().__init__(run_dir, NativeSettings(ready=1), plug)
         self._claims = claims
 
     async def probe(self) -> Probe:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.conformance.regrtest import expected, modules, places
 from tests.conformance.regrtest.results import FAILED, PASSED, SKIPPED, Results
 
@@ -24,7 +24,7 @@ MODULES = [
 @pytest.mark.timeout(4 * BOUND_S)
 @pytest.mark.parametrize("module", MODULES)
 async def test_module(tmp_path: Path, module: str) -> None:
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0))
     try:
         inside = await places.inside(backend, module, BOUND_S)
         print(f"\n{module}: {_counts(inside)}")

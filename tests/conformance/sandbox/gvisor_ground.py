@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
+from skillyard.config.backends import GvisorSettings
 from skillyard.sandbox.native.grounds.gvisor import runsc
-from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend, GvisorOptions
+from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.sandbox.native.keeper.watch.processes import tree_of
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.observe import processes
 
-OPTIONS = GvisorOptions(runsc=os.environ.get("SKILLYARD_GVISOR__RUNSC", ""))
+OPTIONS = GvisorSettings(runsc=os.environ.get("SKILLYARD_GVISOR__RUNSC", ""))
 
 
 def absent() -> str:
@@ -22,12 +22,12 @@ def absent() -> str:
     return "" if runsc.locate(OPTIONS.runsc) else "no runsc on PATH and none named by SKILLYARD_GVISOR__RUNSC"
 
 
-def named(path: str) -> GvisorOptions:
-    return replace(OPTIONS, runsc=path)
+def named(path: str) -> GvisorSettings:
+    return OPTIONS.changed(runsc=path)
 
 
-def options(platform: str) -> GvisorOptions:
-    return replace(OPTIONS, platform=platform)
+def options(platform: str) -> GvisorSettings:
+    return OPTIONS.changed(platform=platform)
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def _witness(handle: str) -> list[int]:
     return sorted({pid for runsc in processes(handle) for pid in tree_of(runsc)})
 
 
-def _reopen(run_dir: Path, chosen: GvisorOptions) -> Callable[[], Awaitable[GvisorBackend]]:
+def _reopen(run_dir: Path, chosen: GvisorSettings) -> Callable[[], Awaitable[GvisorBackend]]:
     async def reopen() -> GvisorBackend:
         return GvisorBackend(run_dir, chosen)
 

@@ -31,8 +31,9 @@ HEAVY = {
     "skillyard.engine",
     "skillyard.runtime",
     "skillyard.stores",
-    "skillyard.sandbox",
-    "skillyard.config.settings",
+    "skillyard.ports",
+    "skillyard.sandbox.native",
+    "skillyard.config",
 }
 
 _LIST = """

@@ -9,8 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import Argv
-from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend, LandlockOptions
+from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.sandbox.registry import nature
 from tests.attacks.preloading.packages import Yard, write_packages
 from tests.hosts.landlock.host import need
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(scope="module")
 async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     base = tmp_path_factory.mktemp("preloading")
-    backend = LandlockBackend(base / "run", LandlockOptions(ready=0, preload_mb=96, preload_s=1.5))
+    backend = LandlockBackend(base / "run", NativeSettings(ready=0, preload_mb=96, preload_s=1.5))
     need(await backend.probe())
     yield Yard(backend, write_packages(base / "packages"), nature("landlock").without)
     await backend.close()
@@ -47,7 +48,7 @@ async def test_a_process_beside_the_worker_keeps_no_rights(yard: Yard) -> None:
 
 async def test_nobody_has_the_pid_of_a_zygote_while_a_sandbox_of_it_lives(tmp_path: Path) -> None:
     """Libraries tell a fork by their pid, and these pids are the host's."""
-    backend = LandlockBackend(tmp_path / "run", LandlockOptions(ready=0, retire_s=0.5))
+    backend = LandlockBackend(tmp_path / "run", NativeSettings(ready=0, retire_s=0.5))
     need(await backend.probe())
     yard = Yard(backend, write_packages(tmp_path / "packages"), nature("landlock").without)
     try:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import Guest, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from tests.crash.leftovers import Footprint, Snapshot, gone
 from tests.hosts.soak.weigh import MIB, unshared
 
@@ -26,7 +26,7 @@ SPEC = SandboxSpec(Limits(memory_mb=64, disk_mb=16, pids=32), single=True)
 @pytest.mark.parametrize("count", [32, pytest.param(1000, marks=pytest.mark.long)])
 async def test_ready_at_once(tmp_path: Path, count: int) -> None:
     footprint = Footprint(tmp_path)
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=count, tenant_pids=512 + 8 * count))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=count, tenant_pids=512 + 8 * count))
     try:
         started = time.monotonic()
         await backend.prepare(SPEC)

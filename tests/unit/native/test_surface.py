@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp, system_calls
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from tests.unit.native.bpf_machine import ALLOW, ERRNO, strictest
@@ -88,7 +88,7 @@ def test_each_name_is_a_call() -> None:
 
 @pytest.mark.anyio
 async def test_a_sandbox_answers_each_number_as_documented(tmp_path: Path) -> None:
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0))
     try:
         counted = (await backend.probe()).protections["memory"].level is Level.KERNEL
         answers = await _inside(backend)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SandboxFault
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.launch import KeeperOptions
 
 pytestmark = [
     pytest.mark.anyio,
@@ -43,7 +43,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[NativeBackend]:
-    backend = NativeBackend(tmp_path / "run", KeeperOptions(ready=0))
+    backend = NativeBackend(tmp_path / "run", NativeSettings(ready=0))
     if not (probe := await backend.probe()).ready:
         pytest.skip(probe.facts["why"])
     yield backend
@@ -79,7 +79,7 @@ async def test_a_server_takes_no_other_users_socket_for_a_keeper(tmp_path: Path)
         assert impostor.stdout is not None
         assert impostor.stdout.readline() == b"listening\n"
         with pytest.raises(SandboxFault, match=f"the user {STRANGER} answers in place of the keeper"):
-            await NativeBackend(run_dir, KeeperOptions(ready=0)).facts()
+            await NativeBackend(run_dir, NativeSettings(ready=0)).facts()
         impostor.kill()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
@@ -16,7 +17,7 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Pr
 from skillyard.domain.work.outcome import Usage
 from skillyard.ipc.frames import close_all
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.native.launch import KeeperOptions, connect_or_start, keeper_lives
+from skillyard.sandbox.native.launch import connect_or_start, keeper_lives
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.probe import probe
 from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, listen
@@ -24,19 +25,21 @@ from skillyard.sandbox.registry import Kind, Place
 
 _CLOSE_BOUND_S = 8.0
 _CONNECTS = 5
-_DEFAULT_OPTIONS = KeeperOptions()
+_USUAL = NativeSettings()
 
 
 class NativeBackend:
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
 
+    program = "skillyard.sandbox.native.grounds.namespaces.ground"
+    """The module whose ``main`` becomes the keeper."""
     usual_pids = 16
     """The limits of the probe's sandbox. With the operator's defaults it finds out what would refuse every run."""
 
-    def __init__(self, run_dir: Path, options: KeeperOptions = _DEFAULT_OPTIONS, plug: Plug | None = None) -> None:
+    def __init__(self, run_dir: Path, settings: NativeSettings = _USUAL, plug: Plug | None = None) -> None:
         """``plug`` is where sandboxes with ``egress`` are plugged in; without it there are none."""
         self._run_dir = run_dir
-        self._options = options
+        self._settings = settings
         self._plug = plug
         self._link: Link | None = None
         self._lost_link: Link | None = None
@@ -54,6 +57,10 @@ class NativeBackend:
     @property
     def name(self) -> str:
         return "native"
+
+    def keeper_options(self) -> dict[str, Any]:
+        """Returns the options that the keeper is started with."""
+        return self._settings.model_dump()
 
     @property
     def nature(self) -> Nature:
@@ -233,7 +240,7 @@ class NativeBackend:
     async def _connected(self) -> Link:
         """A keeper that was killed may take a connection before it is gone: then another one."""
         for _ in range(_CONNECTS):
-            sock, _ = await connect_or_start(self._run_dir, self._options)
+            sock, _ = await connect_or_start(self._run_dir, self.program, self.keeper_options())
             link = Link(sock, self._ended, self._lost, self._on_part_fault)
             try:
                 await link.facts()
@@ -318,10 +325,10 @@ def _show(mount: Mount) -> dict[str, Any]:
 
 
 def _make(place: Place) -> NativeBackend:
-    backend = NativeBackend(place.run_dir, KeeperOptions(**place.options), place.plug)
-    backend.usual_pids = place.usual_pids
+    backend = NativeBackend(place.run_dir, place.settings.native, place.plug)
+    backend.usual_pids = place.settings.limits.pids
     return backend
 
 
-KIND = Kind(Nature(rank=1), _make, sections=("native",))
+KIND = Kind(Nature(rank=1), _make)
 """Every wall of ours, and the speed of a fork."""

@@ -8,9 +8,9 @@ import json
 import os
 import socket
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from skillyard.domain.errors import SandboxFault
 from skillyard.ipc.peers import peer
@@ -20,29 +20,11 @@ _LOOK_AGAIN_S = 0.02
 _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main; main(json.loads(sys.argv[2]))"
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperOptions:
-    """``ready`` sandboxes are made ahead for each shape in use. Ids and retirement: see SECURITY. ``tenant_pids``
-    bounds the processes of all sandboxes of one tenant; 0: by the host's processors. A warm interpreter that imports
-    packages ahead may hold ``preload_mb`` and take ``preload_s`` for each; all of them hold ``zygotes_mb``.
+async def connect_or_start(run_dir: Path, program: str, options: Mapping[str, Any]) -> tuple[socket.socket, bool]:
+    """Returns a connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault.
 
-    ``PROGRAM`` is the module whose ``main`` becomes the keeper; it gets all fields.
+    ``program`` is the module whose ``main`` becomes the keeper; it gets ``run_dir`` and ``options``.
     """
-
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.namespaces.ground"
-    ready: int = 4
-    uid_base: int = 1_900_000_000
-    uid_count: int = 8192
-    retire_runs: int = 2000
-    retire_s: float = 1800.0
-    preload_mb: int = 256
-    preload_s: float = 30.0
-    zygotes_mb: int = 1024
-    tenant_pids: int = 0
-
-
-async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socket.socket, bool]:
-    """A connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault."""
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -50,7 +32,7 @@ async def connect_or_start(run_dir: Path, options: KeeperOptions) -> tuple[socke
     found = await _find(run_dir)
     if found is not None:
         return found, False
-    pid = await _start(run_dir, options)
+    pid = await _start(run_dir, program, options)
     started = _connect(run_dir)
     if started is None:
         raise SandboxFault("the keeper started and cannot be reached")
@@ -89,15 +71,15 @@ def _connect(run_dir: Path) -> socket.socket | None:
     return sock
 
 
-async def _start(run_dir: Path, options: KeeperOptions) -> int:
+async def _start(run_dir: Path, program: str, options: Mapping[str, Any]) -> int:
     """Starts the keeper and returns its pid. Raises SandboxFault."""
-    config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **asdict(options)}
+    config: dict[str, Any] = {"run_dir": str(run_dir.resolve()), **options}
     package_root = str(Path(__file__).resolve().parents[3])
     executable = getattr(sys, "_base_executable", "") or sys.executable
     try:
         process = await asyncio.create_subprocess_exec(
             executable,
-            *("-I", "-S", "-B", "-c", _CODE.format(options.PROGRAM), package_root, json.dumps(config)),
+            *("-I", "-S", "-B", "-c", _CODE.format(program), package_root, json.dumps(config)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -35,7 +35,7 @@ _BACKLOG = 8
 def launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop]) -> None:
     """Prints ``{"pid": …}`` or ``{"error": …}`` on standard output and exits; the keeper goes on in the background.
 
-    ``config`` has ``run_dir`` (which exists, 0700), all fields of KeeperOptions, and those of the ground.
+    ``config`` has ``run_dir`` (which exists, 0700), the values of ``[native]``, and those of the ground.
     """
     try:
         pid = _launch(config, start, make_loop)

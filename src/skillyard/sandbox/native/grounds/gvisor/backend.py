@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from skillyard.config.backends import GvisorSettings, NativeSettings
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.gvisor import runsc
 from skillyard.sandbox.native.grounds.gvisor.probe import absent, probe
-from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.registry import Kind, Place
 
-
-@dataclass(frozen=True, slots=True)
-class GvisorOptions(KeeperOptions):
-    """``runsc`` is a path, or empty for the one on PATH; ``platform`` one of PLATFORMS or ``auto``; ``ready``
-    sandboxes are made ahead for each of the shapes used last: each holds some 35 MiB."""
-
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.gvisor.ground"
-
-    ready: int = 1
-    runsc: str = ""
-    platform: str = "auto"
-
-
-_DEFAULT_OPTIONS = GvisorOptions()
+_USUAL, _USUAL_NATIVE = GvisorSettings(), NativeSettings()
 
 
 class GvisorBackend(NativeBackend):
@@ -37,10 +22,17 @@ class GvisorBackend(NativeBackend):
     All that the server and its keeper say to each other is the native backend's.
     """
 
-    def __init__(self, run_dir: Path, options: GvisorOptions = _DEFAULT_OPTIONS) -> None:
-        self._program = runsc.locate(options.runsc)
-        super().__init__(run_dir, dataclasses.replace(options, runsc=self._program))
-        self._named = options.runsc
+    program = "skillyard.sandbox.native.grounds.gvisor.ground"
+
+    def __init__(
+        self, run_dir: Path, settings: GvisorSettings = _USUAL, native: NativeSettings = _USUAL_NATIVE
+    ) -> None:
+        super().__init__(run_dir, native)
+        self._gvisor = settings
+        self._runsc = runsc.locate(settings.runsc)
+
+    def keeper_options(self) -> dict[str, Any]:
+        return {**super().keeper_options(), **self._gvisor.model_dump(), "runsc": self._runsc}
 
     @property
     def name(self) -> str:
@@ -51,8 +43,8 @@ class GvisorBackend(NativeBackend):
         return KIND.nature
 
     async def look(self) -> Probe:
-        if not self._program:
-            return absent(f"there is no {self._named or 'runsc on PATH'}", {}, mend=runsc.MEND)
+        if not self._runsc:
+            return absent(f"there is no {self._gvisor.runsc or 'runsc on PATH'}", {}, mend=runsc.MEND)
         return await probe(self)
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
@@ -68,10 +60,10 @@ class GvisorBackend(NativeBackend):
 
 def _make(place: Place) -> GvisorBackend:
     """Its keeper stands beside the native one, and takes a block of user ids of its own from the same range."""
-    backend = GvisorBackend(place.run_dir / "gvisor", GvisorOptions(**place.options))
-    backend.usual_pids = place.usual_pids
+    backend = GvisorBackend(place.run_dir / "gvisor", place.settings.gvisor, place.settings.native)
+    backend.usual_pids = place.settings.limits.pids
     return backend
 
 
-KIND = Kind(Nature(rank=2, network=False), _make, sections=("native", "gvisor"))
+KIND = Kind(Nature(rank=2, network=False), _make)
 """Every wall of ours that a user-space kernel needs."""

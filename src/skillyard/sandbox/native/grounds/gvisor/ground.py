@@ -31,8 +31,8 @@ _TASKS_EACH, _TASKS_MORE = 3, 512
 
 
 def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
-    """Becomes the gVisor backend's keeper. ``config`` has ``run_dir`` and all fields of GvisorOptions; ``runsc`` is an
-    absolute path."""
+    """Becomes the gVisor backend's keeper. ``config`` has ``run_dir`` and the values of ``[native]`` and ``[gvisor]``;
+    ``runsc`` is an absolute path."""
     launch(config, Start(namespaces.enter, namespaces.settle, GvisorGround), make_loop)
 
 

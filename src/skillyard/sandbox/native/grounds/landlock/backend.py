@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
 from skillyard.sandbox.native.grounds.landlock.probe import probe
-from skillyard.sandbox.native.launch import KeeperOptions
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.sandbox import NativeSandbox
 from skillyard.sandbox.registry import Kind, Place
@@ -43,24 +40,18 @@ class LandlockSandbox(NativeSandbox):
 _PLACES = {"workspace": "/workspace", "blob_root": "/blobs"}
 
 
-@dataclass(frozen=True, slots=True)
-class LandlockOptions(KeeperOptions):
-    """Ids apart from the native backend's, and more: each sandbox takes two."""
-
-    PROGRAM: ClassVar[str] = "skillyard.sandbox.native.grounds.landlock.ground"
-    uid_base: int = 1_901_000_000
-    uid_count: int = 16_384
-
-
-_DEFAULT_OPTIONS = LandlockOptions()
+_OWN_IDS = {"uid_base": 1_901_000_000, "uid_count": 16_384}
+"""Ids apart from the native backend's, and more: each sandbox takes two."""
 
 
 class LandlockBackend(NativeBackend):
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it) and, where each is a
     user of its own, below a directory that every user can enter."""
 
-    def __init__(self, run_dir: Path, options: LandlockOptions = _DEFAULT_OPTIONS) -> None:
-        super().__init__(run_dir, options)
+    program = "skillyard.sandbox.native.grounds.landlock.ground"
+
+    def keeper_options(self) -> dict[str, Any]:
+        return super().keeper_options() | _OWN_IDS
 
     @property
     def name(self) -> str:
@@ -83,9 +74,8 @@ class LandlockBackend(NativeBackend):
 
 def _make(place: Place) -> LandlockBackend:
     """Its keeper stands beside the native one; its user ids are apart from those."""
-    own = {name: value for name, value in place.options.items() if name not in ("uid_base", "uid_count")}
-    backend = LandlockBackend(place.run_dir / "landlock", LandlockOptions(**own))
-    backend.usual_pids = place.usual_pids
+    backend = LandlockBackend(place.run_dir / "landlock", place.settings.native)
+    backend.usual_pids = place.settings.limits.pids
     return backend
 
 
@@ -100,5 +90,5 @@ _WITHOUT = frozenset(
         "private_proc",
     }
 )
-KIND = Kind(Nature(rank=3, without=_WITHOUT, network=False), _make, sections=("native",))
+KIND = Kind(Nature(rank=3, without=_WITHOUT, network=False), _make)
 """The walls that are left where namespaces are closed."""

@@ -45,7 +45,7 @@ _NO_IDS = "all user ids for sandboxes are in use"
 
 
 def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
-    """Becomes the landlock backend's keeper. ``config`` has ``run_dir`` and all fields of LandlockOptions."""
+    """Becomes the landlock backend's keeper. ``config`` has ``run_dir`` and the values of ``[native]``."""
     launch(config, Start(support.check, settle, LandlockGround), make_loop)
 
 

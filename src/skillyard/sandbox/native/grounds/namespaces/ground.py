@@ -39,7 +39,7 @@ _GROUP_HEADROOM = 24 * MIB
 
 
 def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
-    """Becomes the native backend's keeper. ``config`` has ``run_dir`` and all fields of KeeperOptions."""
+    """Becomes the native backend's keeper. ``config`` has ``run_dir`` and the values of ``[native]``."""
     launch(config, START, make_loop)
 
 

@@ -34,7 +34,7 @@ class Upkeep:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Upkeep:
-        """Reads the fields of KeeperOptions."""
+        """Reads the values of ``[native]``."""
         names = ("retire_runs", "retire_s", "preload_mb", "zygotes_mb", "preload_s")
         return cls(*(config[name] for name in names))
 
