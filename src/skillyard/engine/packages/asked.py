@@ -6,7 +6,7 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import InvalidInput, shown
@@ -15,10 +15,6 @@ from skillyard.domain.package.names import admits, normalized, within
 from skillyard.domain.package.script_metadata import read_script_metadata
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.skill.skill import Skill
-
-if TYPE_CHECKING:
-    from skillyard.engine.runs.plan import Plan
-
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -96,14 +92,6 @@ class Asked:
 
     def __str__(self) -> str:
         return "the request" if self.skill is None else f"'{self.skill.name}'"
-
-
-def asked_by(plan: Plan) -> tuple[Asked, ...]:
-    """Everybody who asks for packages beside the operator's named environment."""
-    asked = [Asked(skill.needs.dependencies, skill) for skill in plan.skills if skill.needs.dependencies]
-    if plan.request.packages:
-        asked.append(Asked(plan.request.packages))
-    return tuple(asked)
 
 
 def union(definition: EnvironmentSettings, asked: Iterable[Asked]) -> Wanted:

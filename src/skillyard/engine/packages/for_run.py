@@ -12,7 +12,7 @@ from skillyard.domain.package.names import denies
 from skillyard.domain.skill.requirement import Requirement, is_requirement
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import ApprovedPackages
-from skillyard.engine.packages.asked import Asked, asked_by, required_name, union, why_refused
+from skillyard.engine.packages.asked import Asked, required_name, union, why_refused
 from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.failure import Refused
@@ -41,7 +41,7 @@ class RunPackages:
 
         Raises Refused; InvalidInput for an environment that does not exist.
         """
-        environments, asked = self._environments, asked_by(plan)
+        environments, asked = self._environments, _asked_by(plan)
         try:
             ready = await environments.meeting(plan.environment, asked)
             if ready is not None:  # what a named environment has anyway needs nobody's leave
@@ -180,6 +180,14 @@ class RunPackages:
                 raise Refused(
                     "PolicyRefused", f"{who} asks for the packages {shown}: {setting} admits none of them{lacks}"
                 )
+
+
+def _asked_by(plan: Plan) -> tuple[Asked, ...]:
+    """Returns everybody who asks for packages beside the operator's named environment."""
+    asked = [Asked(skill.needs.dependencies, skill) for skill in plan.skills if skill.needs.dependencies]
+    if plan.request.packages:
+        asked.append(Asked(plan.request.packages))
+    return tuple(asked)
 
 
 def _operators(plan: Plan, asked: Sequence[Asked]) -> list[Skill]:
