@@ -14,6 +14,10 @@ from tests.attacks.programs import Row, expressions, program
 Attack = Callable[..., Run]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("ordinary")
+
+
 @pytest.fixture(scope="session")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncRuntime]:
     with SyncRuntime(tmp_path_factory.mktemp("attacks") / "data") as runtime:

@@ -24,6 +24,7 @@ from tests.conformance.sandbox import gvisor_ground
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.ordinary,
     pytest.mark.skipif(bool(gvisor_ground.absent()), reason=gvisor_ground.absent()),
 ]
 WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)"

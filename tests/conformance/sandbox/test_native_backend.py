@@ -13,7 +13,7 @@ from skillyard.testing.sandbox_suite import Check, Ground
 from skillyard.testing.twin_gate import TwinGate
 from tests.conformance.sandbox.conftest import Hold
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 PATIENCE = float(os.environ.get("SKILLYARD_TEST_PATIENCE") or 1)
 """More than one for an emulated machine, as tests/hosts/vm boots it."""
 

@@ -27,7 +27,7 @@ from skillyard.testing.sandbox_suite.observe import processes
 from skillyard.testing.twin_gate import KNOWN_NAME, TwinGate
 from tests.hosts.landlock.host import need
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 PLAN = Egress("session", (443, 8080))
 
 

@@ -20,6 +20,7 @@ from tests.conformance.sandbox.exec_backend import ExecBackend
 
 pytestmark = [
     pytest.mark.anyio,
+    pytest.mark.ordinary,
     pytest.mark.skipif(bool(exec_walls.missing_tools()), reason=exec_walls.missing_tools()),
 ]
 NAMED = {check.id: check for check in CHECKS}

@@ -13,6 +13,10 @@ from tests.unit.gate.rooms import Rooms
 GATE_UID = 1_899_999_999
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("ordinary")
+
+
 @pytest.fixture(scope="module")
 def rooms() -> Iterator[Rooms]:
     rooms = Rooms()

@@ -1,0 +1,9 @@
+"""Real server processes, which an ordinary user starts too."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("ordinary")
