@@ -64,7 +64,7 @@ class DataDir:
 
     @property
     def catalogue(self) -> Path:
-        """What was read of the skills: a cache."""
+        """The cache of the catalogue: its index of what was read."""
         return self.home / "catalogue.db"
 
     @property

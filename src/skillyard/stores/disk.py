@@ -1,4 +1,4 @@
-"""What every store does on the disk: owners, syncing, removing trees."""
+"""Helpers of every store for the disk: owners, syncing, removing trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends the reading of an archive."""
+"""The refusal that ends the reading of an archive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def printable(name: str | bytes) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Whether all of it prints, and is seen when it does."""
+    """Returns whether all of it prints, and is seen when it does."""
     return text.isprintable() and not _UNSEEN.search(text)
 
 

@@ -24,7 +24,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_fault(error: OSError) -> StoreFault:
-    """What an error of the file system means to whoever stores or reads a blob."""
+    """Returns an error of the file system as a fault of the blob store."""
     if error.errno in _FULL:
         return StoreFault("the blob store's disk is full; free some space")
     return StoreFault(f"the blob store cannot use its files: {error.strerror}")
@@ -98,7 +98,7 @@ class BlobFiles:
         return staged.seal(sync=self._sync)
 
     def holds(self, key: str, size: int) -> bool:
-        """Whether the content is there, whole as far as its size tells."""
+        """Returns whether the content is there, whole as far as its size tells."""
         try:
             return self.path(key).stat().st_size == size
         except OSError:

@@ -24,7 +24,7 @@ INLINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What came in: ``inline`` bytes, or a sealed ``staged`` file."""
+    """A content that came in: ``inline`` bytes, or a sealed ``staged`` file."""
 
     size: int
     sha256: str
@@ -87,7 +87,7 @@ class Gauge:
 
 
 class Intake:
-    """Takes one blob's bytes; whoever made it calls :meth:`close`, whatever happened."""
+    """Takes one blob's bytes; its maker calls :meth:`close`, whatever happened."""
 
     def __init__(self, files: BlobFiles, gauge: Gauge) -> None:
         self._files = files

@@ -1,6 +1,6 @@
 """Blobs on the local disk: rows in the database, contents in the rows or in files by owner and content.
 
-How rows and files stay in step, whatever stops the process and whoever else works on the same directory:
+How rows and files stay in step, whatever stops the process and whichever others work on the same directory:
 a file gets its final name under the database's write lock, in the transaction that stores the first row
 naming it; it loses that name under the write lock too, after the last such row is gone for good. So a row's
 content is always there, and all that a crash can leave is a file that no row names: :meth:`sweep` takes it.
@@ -150,7 +150,7 @@ class LocalBlobs:
         return await self._collector.purge(self._clock.now()) + await self._collector.tidy()
 
     async def _relieve(self, owner: str) -> tuple[int, int]:
-        """What the owner stores once the expired ones are gone."""
+        """Removes an owner's expired blobs; returns how many blobs and bytes the owner stores then."""
         now = self._clock.now()
         if await self._database.lookup(rows.ANY_EXPIRED, (now, owner)):
             await self._collector.purge(now, owner)

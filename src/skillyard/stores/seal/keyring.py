@@ -24,7 +24,7 @@ _LINK, _UNLINK, _SEARCH, _READ = 8, 9, 10, 11
 
 
 def read_key(name: str) -> bytes:
-    """What the key holds. Raises StoreFault."""
+    """Returns the text of a key. Raises StoreFault."""
     _keyctl(name, _LINK, _USER, _THREAD)  # whose key one may read, one has to possess: keyrings(7)
     try:
         found = _keyctl(name, _SEARCH, _USER, b"user", name.encode(), 0)

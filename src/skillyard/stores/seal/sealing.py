@@ -165,7 +165,7 @@ def _entry(row: Mapping[str, Any]) -> SecretEntry:
 
 
 def _bound_value(key_id: str, entry: SecretEntry, version: SecretVersion) -> bytes:
-    """What is authenticated beside a value. No part can hold a line break."""
+    """Returns the text that is authenticated beside a value. No part can hold a line break."""
     parts = ("skillyard secret value", str(FORMAT), key_id, *entry.key, str(version.number), version.id)
     return "\n".join(parts).encode()
 

@@ -127,7 +127,7 @@ class LocalBundles:
 
 
 def own_name(tree: Tree) -> str:
-    """What a bundle calls itself; the name of the directory that it came in says nothing. Empty when it has none."""
+    """Returns the name that a bundle gives itself, empty when it has none; its directory's name says nothing."""
     manifest = tree.files.get(MANIFEST)
     if manifest is not None:
         try:

@@ -67,7 +67,7 @@ class Snapshots:
                 raise
 
     def names(self) -> set[str]:
-        """What lies there: the digests of snapshots, and what a crash left."""
+        """Returns the names that lie there: digests of snapshots, and temporary ones that a crash left."""
         try:
             with os.scandir(self._directory) as entries:
                 return {entry.name for entry in entries}
@@ -103,7 +103,7 @@ def _mode(file: TreeFile) -> int:
 
 
 def _holds(home: Path, tree: Tree) -> bool:
-    """Whether a snapshot is exactly ``tree``: nothing missing, changed, added or linked."""
+    """Returns whether a snapshot is exactly ``tree``: nothing missing, changed, added or linked."""
     found = {str(path.relative_to(home)): path for path in home.rglob("*") if not _is_directory(path)}
     return found.keys() == tree.files.keys() and all(_same(found[path], file) for path, file in tree.files.items())
 

@@ -21,7 +21,7 @@ from skillyard.domain.skill.skill import Finding
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What one skill may hold. 512 files and 16 MiB are what every host has to support (agent-skills-format §4)."""
+    """The size of a skill, at most. Every host has to support 512 files and 16 MiB (agent-skills-format §4)."""
 
     files: int = 512
     bytes: int = 16 * 1024 * 1024

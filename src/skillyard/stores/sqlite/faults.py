@@ -1,4 +1,4 @@
-"""What SQLite says, as a fault that names the cause and the mend."""
+"""Errors of SQLite as faults that name the cause and the remedy."""
 
 from __future__ import annotations
 

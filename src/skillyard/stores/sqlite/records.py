@@ -176,7 +176,7 @@ def conflict() -> IdempotencyConflict:
 
 
 def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[object, ...]) -> InvalidInput | None:
-    """What speaks against the record; returned, since raising would undo others' writes beside it."""
+    """Returns why the record is refused; it is not raised, since raising would undo others' writes beside it."""
     if connection.execute(_INSERT, values).rowcount == 1:
         return None
     key = (record.principal, record.idempotency_key)

@@ -19,7 +19,7 @@ its first run was rolled back, so it changes nothing but the database."""
 
 
 class Done(NamedTuple):
-    """What an operation returned, or why it failed (then nothing of it was stored)."""
+    """The result of an operation, or why it failed (then nothing of it was stored)."""
 
     value: Any = None
     error: Exception | None = None
@@ -46,7 +46,7 @@ def commit_together(connection: sqlite3.Connection, operations: Sequence[Operati
     try:
         done = [Done(operation(connection)) for operation in operations]
         connection.execute("COMMIT")
-    except Exception as error:  # noqa: BLE001 - told to whoever awaits the operation
+    except Exception as error:  # noqa: BLE001 - told to the caller that awaits the operation
         roll_back(connection)
         if len(operations) == 1:
             return [Done(error=error)]
@@ -64,7 +64,7 @@ def roll_back(connection: sqlite3.Connection) -> None:
 def _alone(connection: sqlite3.Connection, operation: Operation[Any]) -> Done:
     try:
         return Done(transact(connection, operation))
-    except Exception as error:  # noqa: BLE001 - told to whoever awaits the operation
+    except Exception as error:  # noqa: BLE001 - told to the caller that awaits the operation
         return Done(error=error)
 
 
@@ -98,7 +98,7 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        """Whether every job has been answered."""
+        """Returns whether every job has been answered."""
         return self._waiting == 0
 
     def put(self, job: Job) -> None:
@@ -164,7 +164,7 @@ def answer(done: Sequence[tuple[Job, Done]], name: str) -> None:
 
 
 def translated(error: Exception, name: str) -> Exception:
-    """What a caller of the database sees of an operation's error."""
+    """Returns an operation's error as a caller of the database sees it."""
     if isinstance(error, sqlite3.Error):
         fault = as_fault(error, name)
         fault.__cause__ = error

@@ -1,4 +1,4 @@
-"""What a build installed, compared with its lock and with what the distributions themselves record.
+"""Compares what a build installed with its lock and with what the distributions themselves record.
 
 Every file must stand in the ``RECORD`` of a distribution with a digest that fits (the binary distribution format of the
 packaging specifications); bytecode may lie beside the source that it was made from. Every distribution of the lock must
@@ -173,7 +173,7 @@ def _digest(path: Path, algorithm: str) -> str:
 
 
 def _modules(files: Mapping[str, int]) -> tuple[str, ...]:
-    """What ``import`` finds: modules, and directories that hold one at any depth."""
+    """Returns what ``import`` finds: modules, and directories that hold one at any depth."""
     found = set()
     for path in files:
         top, slash, rest = path.partition("/")

@@ -73,7 +73,7 @@ class Locks:
                 yield file
 
     def _trim(self) -> None:
-        """Whoever may ask for packages may ask for ever new sets: the oldest give way."""
+        """Removes the oldest locks: callers may ask for ever new sets of packages."""
         files = list(self._directory.iterdir()) if self._directory.is_dir() else []
         if len(files) < MOST_LOCKS:
             return

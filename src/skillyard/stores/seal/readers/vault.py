@@ -95,7 +95,7 @@ class VaultSecrets:
         return answer if self._monotonic() < until else None
 
     def _asked(self, path: str) -> asyncio.Task[Answer | None]:
-        """Who asks for the same at the same time waits for one answer, whoever of them goes away."""
+        """Returns the one request for a path that several callers wait for, even when some of them go away."""
         task = self._asking.get(path)
         if task is None:
             task = self._asking[path] = asyncio.create_task(self._ask(path), name="vault")
@@ -138,7 +138,7 @@ class VaultSecrets:
         return headers | ({"X-Vault-Namespace": self._place.namespace} if self._place.namespace else {})
 
     def _token(self) -> str:
-        """Read anew each time: whoever renews it writes the file. Raises StoreFault naming where it should be."""
+        """Returns the token, read anew each time, since its file may be renewed. Raises StoreFault naming its place."""
         file, variable = self._place.token_file, self._place.token_env
         if file is not None:
             where = f"the token file {file}"

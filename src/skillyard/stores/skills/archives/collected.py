@@ -13,7 +13,7 @@ from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
 from skillyard.stores.skills.tree import Tree, TreeFile, digest_of
 
 MARKS = ("SKILL.md", "skill.toml")
-"""What stands at the root of a bundle."""
+"""Files that stand at the root of a bundle."""
 MAX_FINDINGS = 20
 _NAMED = 8
 
@@ -82,7 +82,7 @@ class Collected:
         return None if self.findings else "/".join(parts)
 
     def add(self, path: str, data: bytes, *, executable: bool) -> None:
-        """What was promised for ``path``."""
+        """Takes the content that was claimed for ``path``."""
         self._files[path] = TreeFile(data, executable, hashlib.sha256(data).hexdigest())
 
     def report(self, refused: ArchiveRefused) -> None:

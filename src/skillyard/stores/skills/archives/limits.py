@@ -1,4 +1,4 @@
-"""How much an archive may make us do, and what comes out of one."""
+"""The limits of an archive, and the tree that comes out of one."""
 
 from __future__ import annotations
 

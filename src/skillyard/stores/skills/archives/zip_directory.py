@@ -140,7 +140,7 @@ def _check_flags(flags: int, method: int, name: bytes) -> None:
 
 
 def _kind(mode: int, name: bytes) -> tuple[bool, bool]:
-    """Whether it is a directory, and executable. Tools of other systems leave the mode 0."""
+    """Returns whether it is a directory, and executable. Tools of other systems leave the mode 0."""
     kind = stat.S_IFMT(mode)
     directory = name.endswith(b"/")
     if kind == stat.S_IFLNK:

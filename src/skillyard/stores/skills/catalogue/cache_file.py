@@ -1,7 +1,7 @@
 """The file of the catalogue's index: opened when it is whole and of the right kind, else made anew. All of it blocks.
 
-Two connections: ``near`` answers on the event loop's thread and only reads; ``far`` belongs to whoever changes the
-index, one at a time. Commits survive the death of the process; SQLite's log keeps the file whole whatever happens.
+Two connections: ``near`` answers on the event loop's thread and only reads; ``far`` changes the index, for
+one thread at a time. Commits survive the death of the process; SQLite's log keeps the file whole whatever happens.
 """
 
 from __future__ import annotations

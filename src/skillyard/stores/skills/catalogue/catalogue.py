@@ -204,7 +204,7 @@ class Catalogue:
             return upkeep
 
     async def _check(self, upkeep: Upkeep) -> None:
-        """What was served goes on being served where nothing can be written."""
+        """Checks everything. Where nothing can be written, the skills that were served are served on."""
         try:
             await asyncio.to_thread(upkeep.check)
         except sqlite3.Error as error:

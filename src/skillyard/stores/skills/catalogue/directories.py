@@ -30,7 +30,7 @@ SHELVES = frozenset({".curated", ".experimental", ".system"})
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """How far a search goes: ``depth`` directories below the root, ``directories`` altogether."""
+    """The reach of a search: ``depth`` directories below the root, ``directories`` altogether."""
 
     depth: int = 6
     directories: int = 200_000
@@ -62,8 +62,8 @@ def starts_of(root: str) -> tuple[Sequence[str], Finding | None]:
 
 
 def look(directory: str, *, before: Collection[str] = (), deepest: bool = False) -> Folder | None:
-    """What there is in ``directory``, None when it is a bundle. ``before`` are entries that were bundles when they
-    were last looked at, and whose own stamps tell when that changes. Below the ``deepest`` nothing is searched."""
+    """Returns the content of ``directory``, None when it is a bundle. ``before`` are entries that were bundles at the
+    last look, and whose own stamps tell when that changes. Below the ``deepest`` nothing is searched."""
     now = time.time_ns()
     seen = stamp(directory, True)
     try:
@@ -86,7 +86,7 @@ def look(directory: str, *, before: Collection[str] = (), deepest: bool = False)
 
 
 def folder_signature(directory: str, links: Sequence[str]) -> bytes:
-    """What the stamp of a folder with these links is as long as nothing in it changes."""
+    """Returns the stamp that a folder with these links has as long as nothing in it changes."""
     return signature([stamp(directory, True), *_stamps(directory, links)])
 
 

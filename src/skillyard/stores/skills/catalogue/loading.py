@@ -43,7 +43,7 @@ def watch(directory: str, caps: Caps) -> Watch:
 
 
 def is_unchanged(entry: Entry) -> bool:
-    """Whether a bundle is what it was when ``entry`` was made, by stamps alone."""
+    """Returns whether a bundle is what it was when ``entry`` was made, by stamps alone."""
     if not entry.stamp:
         return False
     directory = entry.location
@@ -122,7 +122,7 @@ def _placed(path: Path, findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _difference(publication: Publication, tree: Tree | None, skill: Skill | None) -> Finding | None:
-    """Why what is there for a publication is not served."""
+    """Returns why the snapshot of a publication is not served, None when it is."""
     what = f"{publication.name} {publication.version}"
     if tree is None or tree.digest != publication.digest:
         message = f"the bundle of {what} is missing or damaged"

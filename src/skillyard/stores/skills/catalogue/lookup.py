@@ -182,7 +182,7 @@ class Finder:
         return True
 
     def _is_true(self, upkeep: Upkeep, found: Name | None, entry: Entry | None) -> bool:
-        """Whether what the index says of a name holds, as far as the bundle and the directories above it tell; of a
+        """Returns whether the index is right about a name, as far as its bundle and the directories above tell; for a
         name that it does not know, those where searches begin."""
         if entry is None and found is not None:
             entry = next(iter(found.by_version.values()))

@@ -1,4 +1,4 @@
-"""What the store of publications says, brought into the index: at the start what is new, later what it is told of."""
+"""Brings publications into the index: at the start all new ones, later those that it is told of."""
 
 from __future__ import annotations
 

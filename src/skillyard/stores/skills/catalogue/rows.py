@@ -73,10 +73,6 @@ class Entry:
         """Raises Damaged."""
         return cls(*opened(row))  # type: ignore[arg-type]
 
-    def skill_line(self) -> SkillLine:
-        name, version, kind, form, namespace, description, short, tags = json.loads(self.line)
-        return SkillLine(name, version, SkillKind(kind), SkillFormat(form), namespace, description, short, tuple(tags))
-
     def weight(self) -> int:
         """Returns what the bundle adds to the catalogue's revision, which is the sum over all bundles: whatever was
         changed and in whatever order, the same skills have the same revision."""
@@ -87,6 +83,7 @@ class Entry:
 
 
 COLUMNS = tuple(column.name for column in fields(Entry))
+_LINE = COLUMNS.index("line")
 
 
 def added(revision: int, before: Entry | None, after: Entry | None) -> int:
@@ -135,6 +132,12 @@ def note_of(rank: int, name: str, version: str, line: str = "") -> Entry:
 
 def line_text(line: SkillLine) -> str:
     return json.dumps(astuple(line))
+
+
+def line_of(row: Sequence[object]) -> SkillLine:
+    """Returns the line of an entry's row. Raises Damaged."""
+    name, version, kind, form, namespace, description, short, tags = json.loads(str(opened(row)[_LINE]))
+    return SkillLine(name, version, SkillKind(kind), SkillFormat(form), namespace, description, short, tuple(tags))
 
 
 def folder_row(root: int, path: str, folder: Folder) -> tuple[object, ...]:

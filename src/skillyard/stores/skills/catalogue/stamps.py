@@ -57,7 +57,8 @@ def _entries(directory: str, depth: int) -> Iterator[tuple[str, bool]]:
 
 
 def is_settled(stamps: Iterable[Stamp | None], since_ns: int) -> bool:
-    """Whether nothing was written just before ``since_ns``, when the reading began: then equal stamps mean equal
-    bytes. Times in the future come from another clock and say nothing."""
+    """Returns whether nothing was written just before ``since_ns``, when the reading began.
+
+    Then equal stamps mean equal bytes. Times in the future come from another clock and say nothing."""
     newest = max((max(seen[3], seen[4]) for seen in stamps if seen), default=0)
     return not since_ns - TICK_NS <= newest <= since_ns + 40 * TICK_NS

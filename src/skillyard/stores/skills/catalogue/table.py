@@ -25,6 +25,7 @@ from skillyard.stores.skills.catalogue.rows import (
     folder_of,
     folder_row,
     key_of,
+    line_of,
     name_of,
     opened,
     sealed,
@@ -125,7 +126,7 @@ class Table:
     def page(self, after: str | None, limit: int, namespace: str | None) -> list[SkillLine]:
         """``namespace`` ends at a dot: what is below it sorts from ``namespace.`` up to ``namespace/``."""
         values = (after or "", namespace, namespace, f"{namespace}.", f"{namespace}/", limit)
-        return [Entry.of(row).skill_line() for row in self._connection.execute(_PAGE, values)]
+        return [line_of(row) for row in self._connection.execute(_PAGE, values)]
 
     def of_name(self, name: str) -> list[Entry]:
         """Returns every entry that says to be ``name``, in the order in which they are found."""

@@ -23,7 +23,7 @@ from skillyard.stores.skills.catalogue.directories import (
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What is below one root. ``starts`` are where its search begins; ``tops`` those that are bundles themselves."""
+    """The directories below one root. Its search begins at ``starts``; ``tops`` are those that are bundles."""
 
     root: str
     starts: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class _Search:
                 self._tops.append(start)
 
     def _visit(self, path: str, depth: int, *, is_bundle: bool = False) -> bool:
-        """Whether ``path`` is a bundle that nothing led to before."""
+        """Returns whether ``path`` is a bundle that nothing led to before."""
         if not self._is_new(path):
             return False
         folder = None if is_bundle else self._folder(path, depth)

@@ -54,7 +54,7 @@ class Work:
         self.removed.discard((place.key, place.rank))
 
     def take(self, change: Change, trees: Sequence[Tree]) -> None:
-        """What another look found; what is removed is taken first, since it may be found elsewhere."""
+        """Takes the result of another look: removals first, since a removed bundle may be found elsewhere."""
         for number, path in change.removed:
             self._remove(path, FIRST_ROOT + number)
         for number, path in change.added:
@@ -97,7 +97,7 @@ class Updater:
     """First :meth:`look`, then :meth:`step` as long as it says so. ``notes`` are findings about the search itself."""
 
     def __init__(self, table: Table, loader: Loader, search: Search, serving: Serving) -> None:
-        """What the index knows is taken from there; bundles of another search are set aside to be found again."""
+        """Starts from the index; bundles of another search are set aside to be found again."""
         self._table = table
         self._loader = loader
         self._search = search
@@ -122,11 +122,11 @@ class Updater:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything to do."""
+        """Returns whether there is anything to do."""
         return bool(self._work)
 
     def is_stale(self) -> bool:
-        """Whether directories differ from what they were, or something is left to do; for few of them."""
+        """Returns whether directories differ from what they were, or something is left to do; for few of them."""
         seen = walk(self._search.roots, self._search.limits, self._trees)
         return self.is_busy or bool(difference(self._trees, seen))
 
@@ -168,7 +168,7 @@ class Updater:
             self.look()
 
     def _read(self, places: Sequence[Place], *, finish: bool) -> bool:
-        """Whether one of them is no bundle any more."""
+        """Returns whether one of them is no bundle any more."""
         entries = {place: self._entry(place) for place in places}
         lost = [place for place, entry in entries.items() if entry is None]
         with self._serving.changed() as names:
@@ -192,7 +192,7 @@ class Updater:
         return reading.entry if reading else None
 
     def _finish(self) -> set[str]:
-        """What is gone, and the directories as they are."""
+        """Removes what is gone and stores the directories; returns the names that changed."""
         names = self._drop(self._work.removed)
         for number, path in self._work.folders:
             self._table.put_folder(number, path, self._trees[number].folders.get(path))
@@ -215,7 +215,7 @@ class Updater:
             self._table.put_folder(number, parent, tree.folders[parent])
 
     def _is_known(self) -> bool:
-        """Whether the index was made by this search."""
+        """Returns whether the index was made by this search."""
         return self._table.fact(_SEARCHED) == str(self._search)
 
     def _known(self, number: int) -> Tree:

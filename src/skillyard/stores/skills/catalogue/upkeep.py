@@ -130,12 +130,12 @@ class Upkeep:
 
     @property
     def paths(self) -> int:
-        """How many a full check looks at."""
+        """The number of paths that a full check looks at."""
         return self._serving.paths + sum(len(tree.folders) for tree in self._updater.trees)
 
     @property
     def is_large(self) -> bool:
-        """Whether looking at everything takes longer than a caller should wait."""
+        """Returns whether looking at everything takes longer than a caller should wait."""
         return self.paths > AWAITED
 
     @property
@@ -160,7 +160,7 @@ class Upkeep:
             self._tell(None)
 
     def is_stale(self) -> bool:
-        """Whether anything on disk differs from the index; for few paths, on the loop's thread."""
+        """Returns whether anything on disk differs from the index; for few paths, on the loop's thread."""
         return self._updater.is_stale() or bool(self._updater.survey(self.near, 0, SLICE)[0])
 
     def begin(self) -> None:

@@ -90,7 +90,7 @@ def _collect(home: int, tracked: Mapping[str, Tracked], collected: Collected) ->
 
 
 def _add(home: int, name: str, target: str, collected: Collected) -> bool:
-    """Whether the file is there."""
+    """Returns whether the file is there."""
     raw = os.fsencode(name)
     try:
         with _opened(home, target) as handle:
@@ -111,7 +111,9 @@ def _add(home: int, name: str, target: str, collected: Collected) -> bool:
 
 
 def _led_to(home: int, path: str, tracked: Mapping[str, Tracked]) -> dict[str, str]:
-    """What a link stands for: itself as another file, or the files of a directory below it. Raises ArchiveRefused."""
+    """Returns what a link stands for: itself as another file, or the files of a directory below it.
+
+    Raises ArchiveRefused."""
     target = path
     for _ in range(_HOPS):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(target), _link_text(home, target)))

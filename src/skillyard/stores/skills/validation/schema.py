@@ -1,4 +1,4 @@
-"""Whether a skill's ``[inputs]`` or ``[outputs]`` is a JSON Schema 2020-12 that can be applied to an object."""
+"""Returns whether a skill's ``[inputs]`` or ``[outputs]`` is a JSON Schema 2020-12 that can be applied to an object."""
 
 from __future__ import annotations
 

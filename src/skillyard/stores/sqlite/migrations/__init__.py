@@ -71,7 +71,7 @@ def _version(connection: sqlite3.Connection, name: str, migrations: Sequence[Mig
 
 
 def _check_whole(connection: sqlite3.Connection, name: str, migrations: Sequence[Migration]) -> None:
-    """Every table and index is there. Whoever took one away took records with it: making it anew would hide that."""
+    """Every table and index is there. Without one, records are gone too: making it anew would hide that."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
         for migration in migrations:
             fresh.executescript(migration.sql)
