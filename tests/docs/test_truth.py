@@ -64,6 +64,20 @@ def test_named_files_exist(file: Path) -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_architecture_names_modules_that_exist() -> None:
+    """Also those that it names by the end of their path, such as ``engine/packages/ahead.py``."""
+    known = [str(path) for path in (ROOT / "src").rglob("*")] + [str(path) for path in (ROOT / "tests").rglob("*.py")]
+    pattern = r"`((?:[\w.]+/)*\w+\.py|(?:domain|engine|stores)/[\w/]+)`"
+    named = set(re.findall(pattern, text_of(ROOT / "ARCHITECTURE.md")))
+    assert [name for name in sorted(named) if not any(path.endswith("/" + name) for path in known)] == []
+
+
+def test_front_pages_are_short() -> None:
+    lines = {name: text_of(ROOT / name).count("\n") for name in ("README.md", "ARCHITECTURE.md")}
+    assert lines["README.md"] < 200
+    assert lines["ARCHITECTURE.md"] < 350
+
+
 @pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
 def test_named_tests_exist(file: Path) -> None:
     named = re.findall(r"`(tests/[\w./-]+\.py)::(\w+)`", text_of(file))
