@@ -39,7 +39,7 @@ class PublishedSkill:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSkill:
-    """What was written: ``size_bytes`` of an archive of the bundle with ``digest``."""
+    """An archive that was written: ``size_bytes`` of the bundle with ``digest``."""
 
     name: str
     version: str

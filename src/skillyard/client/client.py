@@ -38,7 +38,7 @@ class StoredBlob:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBlob:
-    """What :meth:`Client.get_blob` wrote: ``size_bytes`` of a blob that has ``total_bytes``."""
+    """A blob that was written to a file: ``size_bytes`` of its ``total_bytes``."""
 
     blob_id: str
     kind: str
@@ -113,9 +113,10 @@ class Client(ProtocolMethods):
     async def put_blob(
         self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None
     ) -> StoredBlob:
-        """Store bytes of any size in constant memory, from a path, bytes, a binary file or an iterator.
+        """Stores bytes of any size in constant memory.
 
-        ``kind`` is a MIME type; ``progress`` is called with the bytes sent and the bytes in all (or None).
+        ``source`` is a path, bytes, a binary file or an iterator. ``kind`` is a MIME type;
+        ``progress`` is called with the bytes sent and the bytes in all (or None).
         Raises QuotaExceeded, and BadArgument for a file that cannot be read.
         """
         with Upload(source, self._transport, progress) as upload:
@@ -166,7 +167,9 @@ class Client(ProtocolMethods):
                 yield chunk
 
     async def publish_skill(self, source: Source, *, progress: Progress | None = None) -> PublishedSkill:
-        """Publish the skill of a directory, or of a zip, tar or tar.gz: a path, bytes, a binary file or an iterator.
+        """Publishes the skill of a directory, or of a zip, tar or tar.gz.
+
+        ``source`` is a path, bytes, a binary file or an iterator.
 
         ``progress`` as in :meth:`put_blob`. Raises BundleRefused, whose ``data["findings"]`` say what is wrong and
         where, VersionTaken for other content under a published version, Forbidden, QuotaExceeded.
@@ -182,7 +185,9 @@ class Client(ProtocolMethods):
         form: ArchiveFormat = "tar.gz",
         progress: Progress | None = None,
     ) -> ExportedSkill:
-        """Write a version's exact bundle, the latest's when none is named, as an archive to a path or a binary file.
+        """Writes the exact bundle of a version as an archive to a path or a binary file.
+
+        Without ``version`` it is the latest.
 
         A file at a path appears only when everything came. Raises SkillNotFound.
         """

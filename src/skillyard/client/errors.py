@@ -22,7 +22,7 @@ class BadArgument(ClientError, ValueError):
 
 
 class ConnectionFailed(ClientError):
-    """No answer came. The message names the server, the reason and the mend."""
+    """No answer came. The message names the server, the reason and the remedy."""
 
 
 class Unreachable(ConnectionFailed):
@@ -61,44 +61,56 @@ class RpcError(ClientError):
         self.type = str(self.data.get("type", type(self).__name__))
 
 
-class ParseError(RpcError): ...
+class ParseError(RpcError):
+    """The request was not valid JSON."""
 
 
-class InvalidRequest(RpcError): ...
+class InvalidRequest(RpcError):
+    """The request was not a valid JSON-RPC request."""
 
 
-class MethodNotFound(RpcError): ...
+class MethodNotFound(RpcError):
+    """The server does not have this method."""
 
 
 class InvalidParams(RpcError):
     """``data["field"]`` is the path of the parameter where the server knows it."""
 
 
-class SkillNotFound(InvalidParams): ...
+class SkillNotFound(InvalidParams):
+    """The skill or its version does not exist, or the token may not use it."""
 
 
-class BlobNotFound(InvalidParams): ...
+class BlobNotFound(InvalidParams):
+    """The blob does not exist, has expired, or belongs to another principal."""
 
 
-class FileNotFound(InvalidParams): ...
+class FileNotFound(InvalidParams):
+    """The skill does not have this file."""
 
 
-class RunNotFound(InvalidParams): ...
+class RunNotFound(InvalidParams):
+    """The run does not exist, or belongs to another principal."""
 
 
-class EnvironmentNotFound(InvalidParams): ...
+class EnvironmentNotFound(InvalidParams):
+    """The environment is not defined or not built."""
 
 
-class NotExecutable(InvalidParams): ...
+class NotExecutable(InvalidParams):
+    """The skill is text for the model to read, not code."""
 
 
-class UnsupportedLanguage(InvalidParams): ...
+class UnsupportedLanguage(InvalidParams):
+    """The server runs Python only."""
 
 
-class IdempotencyConflict(InvalidParams): ...
+class IdempotencyConflict(InvalidParams):
+    """The key was used before with other parameters."""
 
 
-class QuotaExceeded(InvalidParams): ...
+class QuotaExceeded(InvalidParams):
+    """Storing this would exceed a limit; nothing was stored."""
 
 
 class BundleRefused(InvalidParams):
@@ -109,29 +121,37 @@ class VersionTaken(InvalidParams):
     """``data["stored_digest"]`` and ``data["offered_digest"]`` tell the two contents apart."""
 
 
-class Unauthenticated(RpcError): ...
+class Unauthenticated(RpcError):
+    """The token is missing or not valid."""
 
 
-class Forbidden(RpcError): ...
+class Forbidden(RpcError):
+    """The token lacks the scope for this call."""
 
 
-class ProtectionMissing(RpcError): ...
+class ProtectionMissing(RpcError):
+    """The host cannot enforce a protection that was demanded."""
 
 
 class Busy(RpcError):
+    """Too many runs wait or work at once; the call may be repeated later."""
+
     @property
     def retry_after_ms(self) -> int:
         """Milliseconds after which to come again."""
         return int(self.data.get("retry_after_ms", 1000))
 
 
-class InternalError(RpcError): ...
+class InternalError(RpcError):
+    """The server failed."""
 
 
-class SandboxError(InternalError): ...
+class SandboxError(InternalError):
+    """The machinery of sandboxes failed."""
 
 
-class StoreError(InternalError): ...
+class StoreError(InternalError):
+    """A store of the server cannot be read or written."""
 
 
 _BY_CODE: dict[int, type[RpcError]] = {

@@ -237,7 +237,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         return await self.call("policy.explain", params)
 
     async def show_policy(self) -> Json:
-        """What the operator lets runs reach; needs ``admin``."""
+        """Returns what the operator lets runs reach; needs ``admin``."""
         return await self.call("policy.show")
 
     async def list_blobs(self, *, limit: int | None = None, cursor: str | None = None, all: bool | None = None) -> Json:
@@ -249,7 +249,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         return await self.call("blobs.stat", {"blob_id": blob_id})
 
     async def delete_blob(self, blob_id: str) -> bool:
-        """Whether it was there."""
+        """Returns whether it was there."""
         return bool((await self.call("blobs.delete", {"blob_id": blob_id}))["deleted"])
 
     async def set_secret(
@@ -298,7 +298,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         return await self.call("secrets.rollback", given(name=name, version=version, project=project, skills=skills))
 
     async def delete_secret(self, name: str, *, project: str | None = None, skills: str | None = None) -> bool:
-        """Whether it was there."""
+        """Returns whether it was there."""
         params = given(name=name, project=project, skills=skills)
         return bool((await self.call("secrets.delete", params))["deleted"])
 

@@ -8,7 +8,7 @@ from skillyard.client.calling import Calls, Json, Waits, blocking, given, listed
 
 
 class CatalogueMethods(Calls):
-    """What is published, approved and told of skills' versions."""
+    """Methods about the versions of skills, their approvals and what they need."""
 
     async def skill_versions(self, name: str, *, history: int | None = None) -> Json:
         """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
@@ -112,7 +112,7 @@ class EnvironmentMethods(Calls):
         refresh: bool | None = None,
         wait: bool | None = None,
     ) -> Json:
-        """Build it ahead of its first run: ``environment``. A build that failed is no exception: its ``state`` is
+        """Build it ahead of its first run: ``environment``. A failed build does not raise: its ``state`` is
         ``failed``, and ``error`` says why. With ``wait=False`` it returns while the build goes on."""
         asked = given(environment=environment, skill=skill, version=version, packages=listed(packages))
         return await self.call("environments.build", {**asked, **given(refresh=refresh, wait=wait)})

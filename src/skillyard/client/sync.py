@@ -129,7 +129,7 @@ class _Connection:
             self._sock.sendall(piece)
 
     def _answered(self) -> bool:
-        """Whether the server spoke while we were still sending: a refusal. Unknowable below TLS."""
+        """Returns whether the server spoke while we were still sending: a refusal. Unknowable below TLS."""
         return self._url.scheme == "http" and _readable(self._sock)
 
     def head(self) -> h11.Response:
@@ -164,7 +164,7 @@ class _Connection:
         return False
 
     def fresh(self, timeout: float | None) -> bool:
-        """Whether an idle connection still stands: a server's end of it shows as readable."""
+        """Returns whether an idle connection still stands: a server's end of it shows as readable."""
         if _readable(self._sock):
             return False
         self._sock.settimeout(timeout)

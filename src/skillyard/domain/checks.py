@@ -21,7 +21,7 @@ _LONG = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOS
 
 
 def is_blob_id(text: str) -> bool:
-    """Whether ``text`` has the form of a blob id (skills-protocol §5.1)."""
+    """Returns whether ``text`` has the form of a blob id (skills-protocol §5.1)."""
     return BLOB_ID.fullmatch(text) is not None and text not in ("blob:.", "blob:..")
 
 

@@ -1,4 +1,4 @@
-"""Every error that crosses a face. A run that fails is no error: see :mod:`skillyard.domain.work.outcome`.
+"""Every error that crosses a face. A failed run is not an error: see :mod:`skillyard.domain.work.outcome`.
 
 ``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
 (skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019.
@@ -48,15 +48,19 @@ class InvalidInput(SkillyardError):
 
 
 class SkillNotFound(InvalidInput):
+    """The skill or its version does not exist, or the principal may not use it."""
+
     type = "SkillNotFound"
 
 
 class BlobNotFound(InvalidInput):
+    """The blob does not exist, has expired, or belongs to another principal."""
+
     type = "BlobNotFound"
 
 
 class BundleRefused(InvalidInput):
-    """An uploaded bundle is no archive that is taken, or no valid skill; ``findings`` says what and where."""
+    """An uploaded bundle is not a readable archive or not a valid skill; ``findings`` say why."""
 
     type = "BundleRefused"
 
@@ -68,18 +72,26 @@ class VersionTaken(InvalidInput):
 
 
 class EnvironmentNotFound(InvalidInput):
+    """The environment is not defined or not built."""
+
     type = "EnvironmentNotFound"
 
 
 class FileNotFound(InvalidInput):
+    """The skill does not have this file."""
+
     type = "FileNotFound"
 
 
 class RunNotFound(InvalidInput):
+    """The run does not exist, or belongs to another principal."""
+
     type = "RunNotFound"
 
 
 class SecretNotFound(InvalidInput):
+    """The secret or its version does not exist."""
+
     type = "SecretNotFound"
 
 
@@ -90,6 +102,8 @@ class NotExecutable(InvalidInput):
 
 
 class UnsupportedLanguage(InvalidInput):
+    """The server runs Python only."""
+
     type = "UnsupportedLanguage"
 
 
@@ -106,17 +120,21 @@ class QuotaExceeded(InvalidInput):
 
 
 class Unauthenticated(SkillyardError):
+    """The token is missing or not valid."""
+
     type = "Unauthenticated"
     code = -32001
 
 
 class Forbidden(SkillyardError):
+    """The principal lacks the scope for this call."""
+
     type = "Forbidden"
     code = -32003
 
 
 class ProtectionMissing(SkillyardError):
-    """A protection that was asked for cannot be enforced here; the message names it and the mend."""
+    """A protection that was asked for cannot be enforced here; the message names it and the remedy."""
 
     type = "ProtectionMissing"
     code = -32004

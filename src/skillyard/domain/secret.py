@@ -143,7 +143,7 @@ EVERYBODY = SecretScope()
 
 
 def covers(pattern: str, skill: str) -> bool:
-    """Whether a scope's pattern admits a skill's name."""
+    """Returns whether a scope's pattern admits a skill's name."""
     if pattern.endswith("*"):
         return skill.startswith(pattern[:-1])
     return pattern in ("", skill)

@@ -85,7 +85,7 @@ class Backends:
 
     @property
     def default(self) -> Offer | None:
-        """What a run gets that names no isolation; None before :meth:`start`."""
+        """Returns what a run gets that names no isolation; None before :meth:`start`."""
         return self._default
 
     @property
@@ -109,7 +109,7 @@ class Backends:
 
     @property
     def choices(self) -> frozenset[str]:
-        """What a run may name."""
+        """Returns what a run may name."""
         policy = self._policy
         return policy.isolations | {policy.isolation} | ({self._default.name} if self._default else frozenset())
 
@@ -119,7 +119,7 @@ class Backends:
         self._default = await self._resolve(self._policy.isolation)
 
     async def choose(self, asked: str | None = None) -> Offer:
-        """What a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
+        """Returns what a run gets. Raises InvalidInput for an isolation that policy does not offer, ProtectionMissing
         for one that does not stand here, SandboxFault."""
         if asked is not None and asked not in self.choices:
             rule = f"must be one that policy.isolations offers: {', '.join(sorted(self.choices))}"

@@ -79,7 +79,7 @@ class Loan:
 
     @property
     def spec(self) -> SandboxSpec:
-        """What the sandbox is made from, with its way out once it has one."""
+        """Returns what the sandbox is made from, with its way out once it has one."""
         return self._spec
 
     async def begin(self) -> dict[str, Any] | None:

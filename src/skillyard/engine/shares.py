@@ -151,7 +151,7 @@ class Admission:
         return min(memory_mb, self._memory_mb)
 
     def would_wait(self, principal: str, memory_mb: int) -> bool:
-        """Whether :meth:`enter` would not return at once."""
+        """Returns whether :meth:`enter` would not return at once."""
         has_share = self._has_share(self._tenants.look(principal), memory_mb)
         return self.waiting > 0 or not self._fits(memory_mb) or not has_share
 
@@ -188,7 +188,7 @@ class Admission:
         )
 
     def _leaves_enough(self, held: int, free: int) -> bool:
-        """Whether what is left free is at least ``reserve`` of it and of what this principal holds."""
+        """Returns whether what is left free is at least ``reserve`` of it and of what this principal holds."""
         return held * self._settings.reserve <= free * (1 - self._settings.reserve)
 
     def _take(self, tenant: Tenant, memory_mb: int) -> Place:

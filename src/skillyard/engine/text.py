@@ -22,7 +22,7 @@ TEXT_KINDS = frozenset(
 
 
 def is_text(kind: str) -> bool:
-    """Whether a MIME type names text that we show as text."""
+    """Returns whether a MIME type names text that we show as text."""
     name = kind.partition(";")[0].strip().lower()
     return name.startswith("text/") or name in TEXT_KINDS or name.endswith(("+json", "+xml"))
 

@@ -54,7 +54,7 @@ class BlobStore(Protocol):
         ...
 
     async def delete(self, blob_id: str) -> bool:
-        """Whether it was there."""
+        """Returns whether it was there."""
         ...
 
     async def list(self, owner: str | None, *, limit: int = 100, after: str | None = None) -> Sequence[BlobInfo]:

@@ -55,7 +55,7 @@ class EnvironmentStore(Protocol):
     """One process at a time writes. What is stored appears whole or not at all, and never changes."""
 
     async def lock(self, wanted: Wanted, origin: Origin) -> StoredLock | None:
-        """What these requirements were resolved to. Raises StoreFault."""
+        """Returns what these requirements were resolved to. Raises StoreFault."""
         ...
 
     async def keep_lock(self, wanted: Wanted, origin: Origin, lock: Lock) -> None:
@@ -95,7 +95,7 @@ class EnvironmentStore(Protocol):
         ...
 
     async def remove(self, digest: str) -> bool:
-        """Whether it was there. Nobody may use it: its files go at once."""
+        """Returns whether it was there. Nobody may use it: its files go at once."""
         ...
 
     async def forget_lock(self, digest: str) -> int:

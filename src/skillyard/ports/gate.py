@@ -32,7 +32,7 @@ class GateSession(Protocol):
         ...
 
     async def log(self) -> NetworkLog:
-        """What was decided so far."""
+        """Returns what was decided so far."""
         ...
 
     async def close(self) -> NetworkLog:

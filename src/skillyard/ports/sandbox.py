@@ -53,7 +53,7 @@ class Process(Protocol):
 class Sandbox(Protocol):
     @property
     def handle(self) -> str:
-        """What ``Backend.attach`` takes, after a restart too."""
+        """Returns what ``Backend.attach`` takes, after a restart too."""
         ...
 
     @property
@@ -105,11 +105,11 @@ class Backend(Protocol):
 
     @property
     def nature(self) -> Nature:
-        """What it is by design, on any host."""
+        """Returns what it is by design, on any host."""
         ...
 
     async def probe(self) -> Probe:
-        """What can be enforced here and, for what cannot, why. Found by trying; may be cached."""
+        """Returns what can be enforced here and, for what cannot, why. Found by trying; may be cached."""
         ...
 
     async def create(self, spec: SandboxSpec, key: str) -> Sandbox:

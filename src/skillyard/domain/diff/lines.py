@@ -21,7 +21,7 @@ class Budget:
         self.left = steps
 
     def spend(self, steps: int) -> bool:
-        """Whether there was as much."""
+        """Returns whether there was as much."""
         self.left -= steps
         return self.left >= 0
 

@@ -34,7 +34,7 @@ class NeedChange:
 
 
 def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
-    """What widens first, then by kind and name."""
+    """Returns what widens first, then by kind and name."""
     found = [
         *_network(old.network, new.network),
         *_secrets(old.secrets, new.secrets),
@@ -71,7 +71,7 @@ def _secret_text(need: SecretNeed | None) -> str | None:
 
 
 def _reaches(was: SecretNeed | None, now: SecretNeed | None) -> bool:
-    """Whether the secret goes where it did not go before."""
+    """Returns whether the secret goes where it did not go before."""
     if was is None or now is None:
         return now is not None
     told = was.delivery is Delivery.GATE and now.delivery is not Delivery.GATE

@@ -36,13 +36,13 @@ def parse_patterns(texts: Iterable[object], field: str) -> tuple[str, ...]:
 
 
 def denies(patterns: Iterable[str], name: str) -> bool:
-    """Whether some ``!`` pattern of :func:`parse_patterns` denies the package."""
+    """Returns whether some ``!`` pattern of :func:`parse_patterns` denies the package."""
     plain = normalized(name)
     return any(fnmatchcase(plain, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
 
 
 def admits(patterns: Iterable[str], name: str) -> bool:
-    """Whether some pattern (of :func:`parse_patterns`) names the package and no ``!`` one denies it."""
+    """Returns whether some pattern (of :func:`parse_patterns`) names the package and no ``!`` one denies it."""
     plain, named = normalized(name), False
     for pattern in patterns:
         if fnmatchcase(plain, pattern.removeprefix("!")):
@@ -53,7 +53,7 @@ def admits(patterns: Iterable[str], name: str) -> bool:
 
 
 def within(version: str, bounds: str) -> bool | None:
-    """Whether ``version`` (its release numbers) fits ``bounds`` such as ``>=3.9,<4``; an empty one admits all.
+    """Returns whether ``version`` (its release numbers) fits ``bounds`` such as ``>=3.9,<4``; an empty one admits all.
     None when a bound is not understood."""
     answers = [_holds(_release(version), text.strip()) for text in bounds.split(",") if text.strip()]
     return None if None in answers else all(answers)

@@ -30,7 +30,7 @@ def code_lines(text: Text) -> frozenset[int]:
 
 
 def _end_of_html(line: str) -> str:
-    """What ends the block of HTML that a line begins, a blank line as ``\\n``; empty when it begins none."""
+    """Returns what ends the block of HTML that a line begins, a blank line as ``\\n``; empty when it begins none."""
     found = _HTML.match(line)
     if found is None:
         return ""

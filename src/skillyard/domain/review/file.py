@@ -59,7 +59,7 @@ class File:
 
     @property
     def cut(self) -> bool:
-        """Whether the text is only the beginning."""
+        """Returns whether the text is only the beginning."""
         return bool(self.encoding) and len(self.data) > MOST_TEXT
 
 

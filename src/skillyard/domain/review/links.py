@@ -48,7 +48,7 @@ class Hosts:
     first: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def take(self, host: str, file: str, line: int) -> bool:
-        """Whether it is the first time."""
+        """Returns whether it is the first time."""
         if host in self.first or len(self.first) >= 200:
             return False
         self.first[host] = (file, line)

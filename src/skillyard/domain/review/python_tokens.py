@@ -62,7 +62,7 @@ def _is_formatted(text: str) -> bool:
 
 
 def _fields(text: str, offset: int, depth: int) -> Iterator[Token]:
-    """What stands between the braces of an f-string, each between marks."""
+    """Yields what stands between the braces of an f-string, each between marks."""
     start, level = 0, 0
     at = 0
     while at < len(text):
@@ -82,7 +82,7 @@ def _fields(text: str, offset: int, depth: int) -> Iterator[Token]:
 
 
 def value_of(token: Token) -> str:
-    """What a string literal says, escapes left as they are written."""
+    """Returns what a string literal says, escapes left as they are written."""
     body = token.text.lstrip("rRbBuUfFtT")
     for quote in ('"""', "'''", '"', "'"):
         if body.startswith(quote):

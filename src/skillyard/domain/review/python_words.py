@@ -142,7 +142,7 @@ def provides(requirement: str) -> frozenset[str]:
 
 
 def is_wanted(dotted: str) -> bool:
-    """Whether a review has something to say of this name."""
+    """Returns whether a review has something to say of this name."""
     return (
         dotted in CALLS
         or dotted in DECODING

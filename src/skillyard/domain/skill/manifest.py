@@ -245,7 +245,7 @@ def _check_module(report: Report, entrypoint: str) -> None:
 
 
 def check_relative(report: Report, path: Path, value: str) -> bool:
-    """Whether ``value`` is a plain relative path that cannot leave the skill's root; reported when not."""
+    """Returns whether ``value`` is a plain relative path that cannot leave the skill's root; reported when not."""
     parts = value.split("/")
     if "\0" in value or "\\" in value or not value.isprintable():
         rule = "must not hold backslashes or control characters"

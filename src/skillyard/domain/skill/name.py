@@ -55,7 +55,7 @@ def check_namespace(report: Report, path: Path, namespace: str, name: str) -> No
 
 
 def is_servable(name: str) -> bool:
-    """Whether a name that breaks a naming rule is still fit to be a directory and a part of a URL."""
+    """Returns whether a name that breaks a naming rule is still fit to be a directory and a part of a URL."""
     return len(name.encode("utf-8", "replace")) <= MAX_BYTES and _SERVABLE.fullmatch(name) is not None
 
 

@@ -58,7 +58,7 @@ class Version:
 
     @property
     def precedence(self) -> Precedence:
-        """What versions are ordered by (semver §11): a release is above its pre-releases."""
+        """Returns what versions are ordered by (semver §11): a release is above its pre-releases."""
         return (self.major, self.minor, self.patch, not self.pre, _identifiers(self.pre))
 
     @property

@@ -95,7 +95,7 @@ def check_offer(offer: Offer, has_gate: bool, policy: Policy) -> None:
 
 
 def ability(offer: Offer, has_gate: bool) -> Protection:
-    """Whether runs of a backend can have a network here, and if not, why and how."""
+    """Returns whether runs of a backend can have a network here, and if not, why and how."""
     able = offer.probe.abilities.get(EGRESS, Protection(Level.MISSING, why="the backend does not offer it"))
     if able.level is not Level.MISSING and not has_gate:
         return Protection(Level.MISSING, why="this server has no gate")

@@ -96,7 +96,7 @@ def counted(network: Mapping[str, Any]) -> dict[str, int]:
 
 
 def failed_to_connect(error: Mapping[str, Any]) -> bool:
-    """Whether some exception behind ``error`` looks like one of a connection."""
+    """Returns whether some exception behind ``error`` looks like one of a connection."""
     names = [str(error.get("type", "")), *_HEADS.findall(str(error.get("traceback", "")))]
     return any(_CONNECTING.search(name) for name in names)
 

@@ -25,7 +25,7 @@ async def resolve(name: str, field: str) -> tuple[Address, ...]:
 
 
 def is_own(address: Address) -> bool:
-    """Whether it is one of the host's: only those can be bound (ip(7))."""
+    """Returns whether it is one of the host's: only those can be bound (ip(7))."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:

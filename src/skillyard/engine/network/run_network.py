@@ -132,7 +132,7 @@ class RunNetwork:
         self._ports |= frozenset(egress.ports)
 
     async def so_far(self) -> dict[str, Any]:
-        """What a record says of it now; without connections while the gate does not answer."""
+        """Returns what a record says of it now; without connections while the gate does not answer."""
         log = self._closed
         if log is None and self._opening is not None and self._opening.done():
             with suppress(GateFault):
@@ -175,7 +175,7 @@ class RunNetwork:
 
 
 def first_record(policy: Policy) -> dict[str, Any]:
-    """What a record says before anything was tried: what is left of a run that is lost. ``complete`` says that
+    """Returns what a record says before anything was tried: what is left of a run that is lost. ``complete`` says that
     nothing can be missing of ``connections``. Of a policy that was changed, ``in_force`` are the layers since."""
     return {"layers": layers_of(policy), "changes": [], "connections": [], "dropped": 0, "complete": False}
 

@@ -72,7 +72,7 @@ class SandboxBuilder:
 
 
 def _platform(pins: Sequence[Pin], source: Sequence[str]) -> str:
-    """What is built from source is another thing than the wheel of the same version."""
+    """Returns what is built from source is another thing than the wheel of the same version."""
     built = {normalized(name) for name in source} & {pin.name for pin in pins}
     return " ".join([platform_name(), *(f"source:{name}" for name in sorted(built))])
 

@@ -49,7 +49,7 @@ class Environments:
         return tuple(sorted(self._definitions))
 
     def is_named(self, environment: Environment) -> bool:
-        """Whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
+        """Returns whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
         return not environment.ref.name.startswith(UNNAMED) and environment.built is not None
 
     def definition(self, name: str) -> EnvironmentSettings:
@@ -61,7 +61,7 @@ class Environments:
         return found
 
     def wanted(self, name: str) -> Wanted:
-        """What the named environment shall have. Raises InvalidInput."""
+        """Returns what the named environment shall have. Raises InvalidInput."""
         return union(self.definition(name), ())
 
     async def get(self, name: str, owner: str = OPERATOR) -> Environment:
@@ -95,7 +95,7 @@ class Environments:
         return await self._used(built, name)
 
     async def ready(self, wanted: Wanted) -> BuiltEnvironment | None:
-        """What was built for these requirements. Raises StoreFault."""
+        """Returns what was built for these requirements. Raises StoreFault."""
         digest = self._locks.get(wanted.digest)
         if digest is None:
             stored = await self.lock(wanted)

@@ -106,7 +106,7 @@ def _hints(text: str) -> str:
 
 
 def _without_flags(hints: Iterable[str]) -> list[str]:
-    """What uv advises for its command line is no help here."""
+    """Returns what uv advises for its command line is no help here."""
     return [hint for hint in hints if "`--" not in hint]
 
 

@@ -42,7 +42,7 @@ class Target:
     refusal: str = ""
 
     def require(self) -> Wanted:
-        """What can be built. Raises Forbidden, InvalidInput."""
+        """Returns what can be built. Raises Forbidden, InvalidInput."""
         if self.refusal:
             raise Forbidden(self.refusal)
         if self.wanted is None:
@@ -84,7 +84,7 @@ async def _beginning(packages: PackageService, digest: str) -> BuiltEnvironment 
 
 
 async def _of_skill(packages: PackageService, principal: Principal, name: str, version: str | None) -> Target:
-    """What a run of the skill alone would get."""
+    """Returns what a run of the skill alone would get."""
     skill = await packages.skills.find(principal, name, version, field="skill")
     named = skill.runtime.environment if skill.runtime is not None else DEFAULT_ENVIRONMENT
     asked = (Asked(skill.needs.dependencies, skill),) if skill.needs.dependencies else ()
@@ -97,7 +97,7 @@ async def _of_skill(packages: PackageService, principal: Principal, name: str, v
 
 
 def _of_packages(service: PackageService, principal: Principal, packages: list[str]) -> Target:
-    """What code that asks for them would get."""
+    """Returns what code that asks for them would get."""
     for index, text in enumerate(packages):
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"

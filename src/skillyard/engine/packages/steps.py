@@ -118,7 +118,7 @@ class Steps:
 
     @property
     def source(self) -> tuple[str, ...]:
-        """What is built from source."""
+        """Returns what is built from source."""
         return self._config.source
 
     @property
@@ -127,7 +127,7 @@ class Steps:
         return self._config.disk_mb * MIB + _HEADERS
 
     async def output(self, asked: Mapping[str, Any], log: BuildLog, most_bytes: int) -> AsyncGenerator[bytes, None]:
-        """What the program writes to standard output; what it says goes to ``log``. It has to be closed.
+        """Yields what the program writes to standard output; what it says goes to ``log``. It has to be closed.
 
         Raises BuildFailed, at the end too: what came before is then worth nothing.
         """

@@ -190,7 +190,7 @@ class BlobSink:
             await blob.stream.abort()
 
     async def _exists(self, n: int) -> bool:
-        """Whether the creation that was interrupted had happened."""
+        """Returns whether the creation that was interrupted had happened."""
         return await self._target.store.stat(self._id(n)) is not None
 
     def _id(self, n: int) -> str:

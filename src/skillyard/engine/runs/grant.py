@@ -170,7 +170,7 @@ class Granter:
 
 
 def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[GateSecret, ...]]:
-    """What stands in the sandbox's environment, and what stays at the gate."""
+    """Returns what stands in the sandbox's environment, and what stays at the gate."""
     env: dict[str, str] = {}
     gated = []
     for secret in given:
@@ -234,7 +234,7 @@ def _importable(skill: Skill) -> SkillMount:
 def _digests(
     plan: Plan, environment: EnvironmentRef, policy: Policy | None, given: Sequence[GivenSecret]
 ) -> dict[str, Any]:
-    """What makes the run repeatable."""
+    """Returns what makes the run repeatable."""
     request = plan.request
     digests: dict[str, Any] = {"args": _sha256(request.args_json), "environment": environment.digest}
     if request.code is not None:

@@ -156,7 +156,7 @@ async def _stored(blobs: BlobStore, record: RunRecord, offset: int, max_bytes: i
 
 
 async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
-    """What the process has written up to now: read until it pauses. Empty when it is silent for a while."""
+    """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
     if active.process is None:
         return b""
     redactor = active.redactor()

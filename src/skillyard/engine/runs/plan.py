@@ -165,7 +165,7 @@ def capped(declared: Mapping[str, Any], maxima: Limits) -> dict[str, Any]:
 
 
 def _environment(request: RunRequest, skill: Skill | None, skills: Iterable[Skill]) -> str:
-    """What the request names, else what the executed skill names, else what the mounted skills agree on."""
+    """Returns what the request names, else what the executed skill names, else what the mounted skills agree on."""
     if request.environment is not None:
         return request.environment
     if skill is not None and skill.runtime is not None and skill.runtime.environment != DEFAULT_ENVIRONMENT:

@@ -293,7 +293,7 @@ def in_detail(run: dict[str, Any], detail: str) -> dict[str, Any]:
 
 
 def run_object(record: RunRecord) -> dict[str, Any]:
-    """What ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
+    """Returns what ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
     completed = record.status is RunStatus.COMPLETED
     run: dict[str, Any] = {
         "status": "completed" if completed else "failed",

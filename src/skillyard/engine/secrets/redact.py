@@ -31,7 +31,7 @@ class Redactor:
         self._covered = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What is safe to hand on after ``data`` came."""
+        """Returns what is safe to hand on after ``data`` came."""
         if self._search is None:
             return data
         self._pending += data

@@ -94,7 +94,7 @@ async def revoke(approvals: Approvals, principal: Principal, params: Params) -> 
 
 
 async def _still(approvals: Approvals, name: str, version: str | None) -> dict[str, Any] | None:
-    """What approves the version, or the latest, all the same: a rule, or where it lies."""
+    """Returns what approves the version, or the latest, all the same: a rule, or where it lies."""
     try:
         skill = await approvals.skills.store.get(name, version)
     except SkillNotFound:
@@ -149,7 +149,7 @@ async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) 
 
 
 def _rows(config: Sections, skill: Skill) -> Iterable[Row]:
-    """What it asks for, and what the operator's policy leaves of it once it is approved."""
+    """Returns what it asks for, and what the operator's policy leaves of it once it is approved."""
     yield from need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)], config.network.open)
     declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
     yield from need_rows.secret_rows(skill, declared)
@@ -161,7 +161,7 @@ def _rows(config: Sections, skill: Skill) -> Iterable[Row]:
 
 
 async def _requires_rows(approvals: Approvals, principal: Principal, skill: Skill) -> list[Row]:
-    """What it would be mounted with, and whether that is approved, too."""
+    """Returns what it would be mounted with, and whether that is approved, too."""
     if not skill.needs.requires:
         return []
     try:

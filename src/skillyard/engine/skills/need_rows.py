@@ -46,7 +46,7 @@ class Row:
 
 
 def declares(skill: Skill) -> bool:
-    """Whether it asks for anything at all."""
+    """Returns whether it asks for anything at all."""
     needs = skill.needs
     return bool(
         needs.network or needs.secrets or needs.limits or needs.requires or needs.dependencies
