@@ -16,7 +16,7 @@ from skillyard.domain.errors import ProtectionMissing
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import kernel_memory
-from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects, Seen
 from tests.attacks.programs import program
 
 TAKES = {
@@ -255,3 +255,10 @@ def _body(text: str) -> str:
     lines = text.strip("\n").splitlines()
     margin = len(lines[0]) - len(lines[0].lstrip())
     return "\n".join(line[margin:] for line in lines)
+
+
+def test_a_process_with_many_watches_is_looked_at_sooner() -> None:
+    """One that took many between two costly looks must not keep them for minutes."""
+    now = time.monotonic()
+    assert Seen(watches=5000, cost_s=0.1, at=now - 5).due(now, 0.0)
+    assert not Seen(watches=10, cost_s=0.1, at=now - 5).due(now, 0.0)

@@ -21,13 +21,15 @@ from skillyard.sandbox.native.keeper.sandbox import Sandbox
 
 LOCKS = 4096
 IN_FLIGHT = 256
-_MOST_WATCHES, _LEAST_WATCHES, _SHARE_OF_WATCHES = 1 << 16, 4096, 64
+_MOST_WATCHES, _LEAST_WATCHES, _SHARE_OF_WATCHES = 1 << 14, 4096, 64
+_FEW_WATCHES = 1024
+"""More than honest programs need. Listing many takes long, and a process that has them is looked at more often."""
 _MAPPING, _MAPPINGS = 256, 1 << 16
 """Bytes that the kernel holds for one mapping, and the most of a process (max_map_count)."""
 _READ_MAPS = 2 << 20
 _PIECE = 1 << 16
 _WORKED_S, _WORKED_TIMES = 0.1, 10
-_PAUSE_S, _PAUSE_TIMES = 2.0, 1000
+_PAUSE_S, _PAUSE_TIMES, _SUSPECT_TIMES = 2.0, 1000, 20
 """Processor time and time until the next look; what the last one took counts so many times."""
 _AT_ONCE_S = 0.02
 """For looking at one sandbox: others wait meanwhile."""
@@ -56,9 +58,8 @@ class Seen:
 
     def due(self, now: float, worked_s: float) -> bool:
         since = worked_s - self.worked_s
-        return since >= _WORKED_S + self.cost_s * _WORKED_TIMES or (
-            now - self.at >= _PAUSE_S + self.cost_s * _PAUSE_TIMES
-        )
+        times = _PAUSE_TIMES if self.watches <= _FEW_WATCHES else _SUSPECT_TIMES
+        return since >= _WORKED_S + self.cost_s * _WORKED_TIMES or now - self.at >= _PAUSE_S + self.cost_s * times
 
 
 class Objects:
