@@ -1,4 +1,4 @@
-"""What the engine tells whoever watches: typed events, turned into logs, metrics and spans by the faces.
+"""The events of the engine: typed events, turned into logs, metrics and spans by the faces.
 
 Events are plain values and are emitted on the event loop's thread; an observer must neither block nor raise.
 """

@@ -1,4 +1,4 @@
-"""What the operator lets runs reach, and why: ``policy.show`` and ``policy.explain``."""
+"""Methods that show which hosts runs may reach, and why: ``policy.show`` and ``policy.explain``."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _CONNECTING = re.compile(
 _NO_WAY = re.compile(
     r"Network is unreachable|Name or service not known|Temporary failure in name resolution|[Cc]ould not resolve host"
 )
-"""What programs say in a sandbox that has no network."""
+"""Messages of programs in a sandbox that has no network."""
 _NOBODY_LISTENS = re.compile(r"Connection refused|ECONNREFUSED")
 _TOLD = 10
 _MOST_REASON = 300

@@ -18,9 +18,9 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.environments import EnvironmentStore, StoredLock
 
 OPERATOR = "operator"
-"""Who owns the logs of what the settings ask for."""
+"""The owner of the logs of environments that the settings name."""
 UNNAMED = "packages"
-"""What an environment is called that nobody has named."""
+"""The name of an environment without a name."""
 JUST_USED_S = 120.0
 """A run that was given an environment has a sandbox with it, or is counted, after this time."""
 

@@ -1,4 +1,4 @@
-"""What a build's sandbox runs: ``python3 -I -S -c`` gets this file's text, and one JSON object on standard input.
+"""The program of a build's sandbox: ``python3 -I -S -c`` gets this file's text, and one JSON object on standard input.
 
 ``resolve`` writes a requirements file with digests to standard output, ``install`` a tar archive of the installed
 packages, ``fetch`` one of wheels. uv's own words go to standard error. Standard library only; it imports nothing of

@@ -38,7 +38,7 @@ from skillyard.ports.sandbox import Process
 
 TOKEN_USER = "__token__"  # noqa: S105 - who a token belongs to, by the custom of package indexes
 BUILDER = "environments"
-"""Who used the secret, in the audit."""
+"""The user of the secret in the audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ async def index_access(config: PackagesSettings, book: SecretBook, build: str) -
 
 MIB = 1024 * 1024
 PREFIX = "build_"
-"""What the keys of the sandboxes of builds begin with."""
+"""Prefix of the keys of build sandboxes."""
 _TENANT = "\0builds"
 """Whose share of places builds take: nobody's runs wait behind them. Which build is next was decided before."""
 _CPUS, _PIDS = 2.0, 512

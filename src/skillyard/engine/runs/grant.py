@@ -1,6 +1,6 @@
-"""What a planned run may have: packages, network, secrets. Decided before a sandbox is made.
+"""The rights of a planned run: packages, network, secrets. Decided before a sandbox is made.
 
-What is refused here is a failed run with a record of its own (skills-protocol §6 and §10): the request was
+A refusal here is a failed run with a record of its own (skills-protocol §6 and §10): the request was
 well formed, and what it asks for cannot be given or does not fit the skill.
 """
 

@@ -1,4 +1,4 @@
-"""What a request means here: the skills, blobs, limits and environment it names, found and checked.
+"""The plan of a request: the skills, blobs, limits and environment it names, found and checked.
 
 Everything in this file answers to the caller's request as such, so what it finds wrong is a protocol-level
 error and leaves no record (skills-protocol §6). What the run may have is decided in

@@ -1,4 +1,4 @@
-"""What a caller asked to be run, after the parameters were checked and before anything was looked up."""
+"""The request for a run, after the parameters were checked and before anything was looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one skill declares that it needs, line by line, each beside what is granted of it and why not more."""
+"""The declared needs of one skill, line by line, each beside what is granted of it and why not more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the skills of a run declare that they need, beside what the run was granted of it: ``needs`` of its record.
+"""The declared needs of the skills of a run, beside what the run was granted of it: ``needs`` of its record.
 
 ``{"least": "...", "skills": [...], "dropped": 0}``: ``least`` says why the run got the least policy, ``dropped`` counts
 the rows that a record has no room for. A skill is ``{"skill", "version", "approved", "by", "because", "needs": [...]}``
