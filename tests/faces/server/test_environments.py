@@ -23,8 +23,8 @@ from skillyard.faces.cli.main import cli
 from skillyard.server_process import ServerProcess
 from skillyard.stores.disk import remove_tree
 from tests.bundles import skill_files, tar
+from tests.conformance.gate.programs.authority import Authority
 from tests.unit.engine.fake_builder import pack
-from tests.unit.gate.programs.authority import Authority
 from tests.unit.packages.index import Index
 from tests.unit.packages.wheels import info_of, installed, make_wheel, wheel_name
 

@@ -14,8 +14,8 @@ import pytest
 from skillyard.gate.addresses import Host
 from skillyard.gate.failures import Refused
 from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
+from tests.conformance.gate.programs.authority import Authority
 from tests.unit.gate.hellos import HELLO_RANDOM, extension, hello, message, records, server_name, vector
-from tests.unit.gate.programs.authority import Authority
 
 NAME = "a.x.com"
 RETRY_RANDOM = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
