@@ -22,7 +22,8 @@ RUNTIME = """
 import json, sys
 from skillyard import SyncRuntime
 from skillyard.domain.errors import SkillyardError
-from skillyard.config.settings import PolicySettings, Settings
+from skillyard.config.policy import PolicySettings
+from skillyard.config.settings import Settings
 
 def attempt(isolation):
     settings = Settings(data_dir=sys.argv[1] + "/" + isolation, policy=PolicySettings(isolation=isolation))

@@ -2,7 +2,7 @@
 
 The operator's layer bounds what a skill declares or what code gets, and that what a request narrows. Skills that are
 mounted beside an executed one, or required by it, add nothing. ``least`` says why a run gets nothing that its skills
-declare (:class:`skillyard.engine.skills.needs.RunTrust`), and is empty for one that does.
+declare (:class:`skillyard.engine.skills.standings.RunTrust`), and is empty for one that does.
 """
 
 from __future__ import annotations
