@@ -17,6 +17,8 @@ from skillyard import SyncRuntime
 from skillyard.client.run import Run
 from skillyard.stores.seal.secrets import SealedSecrets
 
+pytestmark = pytest.mark.ordinary
+
 SKILL = """
 from . import helper
 import os

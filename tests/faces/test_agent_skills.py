@@ -17,6 +17,8 @@ from skillyard.domain.errors import ProtectionMissing
 from tests.unit.packages.wheels import make_wheel, wheel_name
 from tests.unit.skills.skilldirs import action, agent_skill, write
 
+pytestmark = pytest.mark.ordinary
+
 FILES = {
     "requirements.txt": "acme-colors>=1\n",
     "core/gif.py": "from core.easing import ease\ndef frames(n):\n    return [ease(i) for i in range(n)]\n",
