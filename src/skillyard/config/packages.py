@@ -90,6 +90,7 @@ class PackagesSettings(Section):
     index: str = Field(
         default=PYPI,
         description="Index that builds ask (PEP 503, PEP 691): a URL, or `pypi`. Name your own mirror here.",
+        json_schema_extra={"default": PYPI_WORD},
     )
     network: Hosts = Field(
         default=None,

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.stores.archives import ArchiveRefused, Received, ReceiverLimits, TarReceiver, receive_tar
+from skillyard.testing.sandbox_suite.observe import descriptors
 from tests.unit.archives.corpus import ATTACKS, Attack
 from tests.unit.archives.tars import END, GNU, member, pax, record, tar
 
@@ -35,15 +36,11 @@ def receive(home: Path, raw: bytes, limits: ReceiverLimits | None = None, *, sea
 
 
 def refusal(home: Path, raw: bytes, limits: ReceiverLimits | None = None) -> str:
-    before = _descriptors()
+    before = descriptors()
     with pytest.raises(ArchiveRefused) as refused:
         receive(home, raw, limits)
-    assert _descriptors() == before
+    assert descriptors() == before
     return refused.value.rule
-
-
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def contents(home: Path) -> dict[str, tuple[bytes, int]]:
@@ -171,7 +168,7 @@ async def test_a_stream_that_breaks_off(home: Path) -> None:
 
 @pytest.mark.anyio
 async def test_cancelled_while_it_writes_it_lets_go_of_everything(home: Path) -> None:
-    before = _descriptors()
+    before = descriptors()
     waiting = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -186,9 +183,9 @@ async def test_cancelled_while_it_writes_it_lets_go_of_everything(home: Path) ->
     with pytest.raises(asyncio.CancelledError):
         await task
     deadline = time.monotonic() + 10
-    while _descriptors() > before and time.monotonic() < deadline:
+    while descriptors() > before and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
-    assert _descriptors() == before
+    assert descriptors() == before
 
 
 def test_closing_waits_for_the_thread_that_writes(home: Path) -> None:
