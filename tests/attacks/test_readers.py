@@ -41,8 +41,8 @@ from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed
 from skillyard.ipc import packets
-from skillyard.ipc.frames import FrameReader as Frames
-from skillyard.ipc.strict import BadMessage, read_object
+from skillyard.ipc.channel import BadMessage, read_object
+from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.inside_look import look
@@ -211,7 +211,7 @@ READERS = {
         (b'{"pid":5}', b'{"fault":"x"}'),
     ),
     "the server, the keeper and the gate of frames": Reader(
-        _ipc_frames, (BadMessage,), "ipc/frames.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
+        _ipc_frames, (BadMessage,), "ipc/channel.py", (b"\0\0\0\x02\0\0\0\0{}", b"\0\0\x40\0\0\0\0\0" + b"[" * 0x4000)
     ),
     "the server of a guest's channel": Reader(_frames, (FrameFault,), "domain/sandbox/frames.py", (CHANNEL,)),
     "the server of foreign JSON": Reader(parse_json, (BadJson,), "domain/foreign_json.py", (ENDED,)),
@@ -255,8 +255,7 @@ OWN_WORDS = {
     "sandbox/native/host_checks.py": "a child of our own",
     "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
-    "ipc/strict.py": "read by every keeper's row above",
-    "ipc/channel.py": "frames, through FrameReader; tests/unit/ipc/test_channel.py",
+    "ipc/channel.py": "read by every keeper's row above; frames in tests/unit/ipc",
     "ipc/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",
     "sandbox/native/grounds/landlock/zygote.py": "the keeper's",

@@ -18,7 +18,7 @@ from skillyard.domain.sandbox.spec import Mount
 from skillyard.gate.link import Link, start
 from skillyard.gate.trust import TRUST_ENV, TrustFiles, operators
 from skillyard.gate.wire import log_in, plan_out, policy_out
-from skillyard.ipc.frames import Header
+from skillyard.ipc.channel import Header
 
 _LOG = logging.getLogger("skillyard.gate")
 _PROXY = f"http://127.0.0.1:{PROXY_PORT}"

@@ -15,8 +15,7 @@ from typing import Any
 
 from skillyard.domain.errors import GateFault
 from skillyard.gate.wire import MAX_MESSAGE
-from skillyard.ipc.channel import Channel
-from skillyard.ipc.frames import Header
+from skillyard.ipc.channel import Channel, Header
 from skillyard.own_process import start_own
 
 _PROGRAM = "skillyard.gate.process"
@@ -64,7 +63,7 @@ class Link:
         """Called once with the reason when the gate ended without having been closed."""
         self._loop = asyncio.get_running_loop()
         self._process = process
-        self._channel = Channel(sock, self._message, self._lost, MAX_MESSAGE)
+        self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._facts: asyncio.Future[Header] = self._loop.create_future()

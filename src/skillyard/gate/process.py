@@ -19,8 +19,7 @@ from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.trust import upstream_context
 from skillyard.gate.wire import MAX_MESSAGE, plan_in, policy_in
-from skillyard.ipc.channel import Channel
-from skillyard.ipc.frames import Header
+from skillyard.ipc.channel import Channel, Header
 from skillyard.sandbox.native.linux import jail
 from skillyard.watches import new_event_loop
 
@@ -78,7 +77,7 @@ class Service:
         self._dialer = dialer
         self._capacity = capacity
         self._sessions: dict[str, _Open] = {}
-        self._channel = Channel(sock, self._message, self.ended.set, MAX_MESSAGE)
+        self._channel = Channel(self._loop, sock, self._message, self.ended.set, MAX_MESSAGE)
         self._loop.call_later(_TELL_S, self._report_logs)
 
     def tell(self, message: Header) -> None:

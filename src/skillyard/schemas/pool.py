@@ -15,8 +15,7 @@ from skillyard.config.skills import SchemaSettings
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
-from skillyard.ipc.frames import FrameReader, encode
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc.channel import BadMessage, FrameReader, encode
 from skillyard.own_process import start_own
 from skillyard.schemas.turns import Turns
 from skillyard.schemas.wire import MOST_ANSWER, REMEMBERED

@@ -15,7 +15,7 @@ import socket
 from typing import Any
 
 from skillyard.domain.skill.schema import MOST_ERRORS, breaches
-from skillyard.ipc.frames import FrameReader, encode
+from skillyard.ipc.channel import FrameReader, encode
 from skillyard.sandbox.native.linux import bpf, jail, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from skillyard.schemas import dialect

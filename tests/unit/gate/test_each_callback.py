@@ -19,8 +19,7 @@ from skillyard.gate.process import Service
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.wire import plan_out
-from skillyard.ipc.channel import Channel
-from skillyard.ipc.frames import Header, encode
+from skillyard.ipc.channel import Channel, Header, encode
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +62,7 @@ async def gate() -> AsyncIterator[Gate]:
     theirs.setblocking(False)
     service = Service(theirs, Dialer(frozenset), Capacity(10_000))
     told: asyncio.Queue[Header] = asyncio.Queue()
-    channel = Channel(ours, lambda message, *_: told.put_nowait(message), lambda: None)
+    channel = Channel(asyncio.get_running_loop(), ours, lambda message, *_: told.put_nowait(message), lambda: None)
     yield Gate(service, channel, ours, told)
     channel.close()
     async with asyncio.timeout(20):

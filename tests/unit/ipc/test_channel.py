@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.ipc.channel import Channel
-from skillyard.ipc.frames import HEAD, Header, encode
+from skillyard.ipc.channel import HEAD, Channel, Header, encode
 
 pytestmark = pytest.mark.anyio
 
@@ -19,8 +18,8 @@ async def test_messages_and_their_descriptors_arrive_in_order_and_whole() -> Non
     ours, theirs = socket.socketpair()
     got: list[tuple[Header, list[int]]] = []
     lost = asyncio.Event()
-    one = Channel(ours, lambda *_: None, lambda: None)
-    Channel(theirs, lambda message, _, fds: got.append((message, fds)), lost.set)
+    one = Channel(asyncio.get_running_loop(), ours, lambda *_: None, lambda: None)
+    Channel(asyncio.get_running_loop(), theirs, lambda message, _, fds: got.append((message, fds)), lost.set)
     for number in range(60):
         made = [socket.socket() for _ in range(number % 7)]
         one.send({"number": number, "text": "x" * (number * 3001)}, sockets=made)
@@ -53,7 +52,7 @@ async def test_a_frame_that_is_not_a_message_ends_the_channel_and_raises_nothing
     lost = asyncio.Event()
     failed: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
-    Channel(ours, lambda *_: None, lost.set)
+    Channel(asyncio.get_running_loop(), ours, lambda *_: None, lost.set)
     with theirs:
         theirs.sendall(frame)
         async with asyncio.timeout(20):
@@ -73,7 +72,7 @@ async def test_a_message_that_cannot_be_taken_does_not_hold_up_the_next() -> Non
             raise KeyError("what is missing")
         second.set()
 
-    channel = Channel(ours, take, lambda: None)
+    channel = Channel(asyncio.get_running_loop(), ours, take, lambda: None)
     with theirs:
         theirs.sendall(2 * encode({}))
         async with asyncio.timeout(20):
@@ -85,7 +84,7 @@ async def test_a_message_that_cannot_be_taken_does_not_hold_up_the_next() -> Non
 async def test_descriptors_of_a_frame_that_is_not_whole_are_closed() -> None:
     ours, theirs = socket.socketpair()
     lost = asyncio.Event()
-    Channel(ours, lambda *_: None, lost.set)
+    Channel(asyncio.get_running_loop(), ours, lambda *_: None, lost.set)
     reading, writing = os.pipe()
     with theirs:
         socket.send_fds(theirs, [encode({}, sockets=1)[:-1]], [writing])

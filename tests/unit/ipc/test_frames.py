@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from skillyard.ipc.frames import AT_ONCE, BESIDE, FrameReader, Outbox, encode
+from skillyard.ipc.channel import AT_ONCE, BESIDE, FrameReader, Outbox, encode
 from skillyard.ipc.packets import descriptors
 
 

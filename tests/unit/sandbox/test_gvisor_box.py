@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.ipc.strict import read_object
+from skillyard.ipc.channel import read_object
 from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
 from skillyard.sandbox.native.inside.protocol import READY
 from skillyard.sandbox.native.keeper import init_words

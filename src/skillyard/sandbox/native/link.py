@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
-from skillyard.ipc.channel import Channel
-from skillyard.ipc.frames import Header, close_all
+from skillyard.ipc.channel import Channel, Header, close_all
 
 
 class Link:
@@ -36,7 +35,7 @@ class Link:
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
-        self._channel = Channel(sock, self._heard, self._lost)
+        self._channel = Channel(self._loop, sock, self._heard, self._lost)
 
     @property
     def alive(self) -> bool:

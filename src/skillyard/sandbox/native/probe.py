@@ -13,7 +13,7 @@ from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Pro
 from skillyard.domain.sandbox.spec import Mount, SandboxSpec
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Usage
-from skillyard.ipc.frames import close_all
+from skillyard.ipc.channel import close_all
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.native.host_advice import filter_mend, look, mend
 from skillyard.sandbox.native.host_checks import Surroundings

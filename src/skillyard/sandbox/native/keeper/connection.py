@@ -6,8 +6,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.ipc.frames import FrameReader, Header, Outbox, close_all, encode
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc.channel import BadMessage, FrameReader, Header, Outbox, close_all, encode
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop
 
 

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.ipc import strict
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc import channel
+from skillyard.ipc.channel import BadMessage
 
 TEXT_KEPT = 400
 MOST_BYTES = 16 * 1024
@@ -40,7 +40,7 @@ def hear(sock: socket.socket) -> dict[str, Any] | None:
 
     Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
-    got = strict.receive(sock, MOST_BYTES, fds=0)
+    got = channel.receive(sock, MOST_BYTES, fds=0)
     return None if got is None else read(got[0])
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from skillyard.ipc.frames import close_all
+from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.inside import walls
 
 MIB = 1 << 20

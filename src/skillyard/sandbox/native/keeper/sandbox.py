@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from skillyard.ipc import packets
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper import init_words
 from skillyard.sandbox.native.keeper.account import Account, forced

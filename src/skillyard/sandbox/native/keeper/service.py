@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from skillyard.ipc.frames import close_all
+from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop

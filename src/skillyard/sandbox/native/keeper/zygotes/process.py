@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from skillyard.ipc import packets
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from skillyard.ipc import packets, strict
-from skillyard.ipc.strict import BadMessage
+from skillyard.ipc import channel, packets
+from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.keeper.watch.processes import children, status
 from skillyard.sandbox.native.linux import kernel
 
@@ -44,7 +44,7 @@ def hear(sock: socket.socket) -> Said | None:
 
     Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
-    got = strict.receive(sock, packets.MAX_PACKET, fds=1)
+    got = channel.receive(sock, packets.MAX_PACKET, fds=1)
     if got is None:
         return None
     try:
