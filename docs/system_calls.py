@@ -19,8 +19,8 @@ HEAD = """# System calls
 What foreign code can ask of the host's kernel under the native backend. Everything that is not named here is refused.
 The lists are `src/skillyard/sandbox/native/linux/system_calls.py` and
 `src/skillyard/sandbox/native/linux/call_arguments.py`; the filters are made of them, and
-`tests/unit/native/test_surface.py` holds this page to what the filters do, to what a running sandbox answers to each
-number, and the count of calls to a ceiling.
+`tests/conformance/sandbox/test_surface.py` holds this page to what the filters do, to what a running sandbox answers to
+each number, and the count of calls to a ceiling.
 """
 
 ANSWERS = """## How a call is answered

@@ -51,9 +51,9 @@ from skillyard.sandbox.native.keeper.zygotes import words
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import TarStream
 from skillyard.stores.skills.archives import read_archive
-from tests.unit.archives.sinks import Kept
-from tests.unit.archives.test_fuzz import SEEDS as ARCHIVES
 from tests.unit.gate.hellos import hello
+from tests.unit.stores.archives.sinks import Kept
+from tests.unit.stores.archives.test_fuzz import SEEDS as ARCHIVES
 
 DEEP = 100_000
 

@@ -22,7 +22,7 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.environments import LocalEnvironments, store
 from skillyard.stores.files.environments.locks import Locks
-from tests.unit.engine.fake_builder import FakeBuilder
+from tests.unit.engine.packages.fake_builder import FakeBuilder
 
 WANTED = Wanted.of(["alpha", "beta"])
 STEPS: dict[str, tuple[Any, str]] = {

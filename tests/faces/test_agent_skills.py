@@ -14,8 +14,8 @@ import pytest
 from skillyard import SyncRuntime
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
-from tests.unit.packages.wheels import make_wheel, wheel_name
-from tests.unit.skills.skilldirs import action, agent_skill, write
+from tests.unit.engine.packages.wheels import make_wheel, wheel_name
+from tests.unit.stores.skills.skilldirs import action, agent_skill, write
 
 pytestmark = pytest.mark.ordinary
 

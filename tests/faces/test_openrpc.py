@@ -21,7 +21,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.table import METHODS, openrpc
 from skillyard.stores.disk import remove_tree
 from tests.bundles import skill_files, tar
-from tests.unit.packages.index import Index
+from tests.unit.engine.packages.index import Index
 
 pytestmark = pytest.mark.timeout(240)
 

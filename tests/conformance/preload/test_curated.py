@@ -20,7 +20,7 @@ from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages.ahead import CURATED, READS, is_read
 from skillyard.engine.packages.environment import base_interpreter, uv_program
 from skillyard.stores.disk import remove_tree
-from tests.unit.packages import real_index
+from tests.unit.engine.packages import real_index
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -10,7 +10,7 @@ import pytest
 
 from skillyard.runtime import Runtime
 from tests.conformance.wild.conftest import Open
-from tests.unit.packages import real_index
+from tests.unit.engine.packages import real_index
 
 pytestmark = pytest.mark.anyio
 A_MINUTE = {"timeout_ms": 60_000}

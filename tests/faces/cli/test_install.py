@@ -13,7 +13,7 @@ from click.testing import Result
 
 from tests.bundles import skill_files, tar
 from tests.unit.client.yardserver import YardServer
-from tests.unit.sources.repository import repository
+from tests.unit.stores.sources.repository import repository
 
 Cli = Callable[..., Result]
 NAME = "acme.words.say"

@@ -13,7 +13,7 @@ from click.testing import Result
 
 from skillyard.bundled import EXAMPLES
 from tests.unit.client.yardserver import YardServer
-from tests.unit.skills.skilldirs import action, write
+from tests.unit.stores.skills.skilldirs import action, write
 
 Cli = Callable[..., Result]
 

@@ -24,9 +24,9 @@ from skillyard.server_process import ServerProcess
 from skillyard.stores.disk import remove_tree
 from tests.bundles import skill_files, tar
 from tests.conformance.gate.programs.authority import Authority
-from tests.unit.engine.fake_builder import pack
-from tests.unit.packages.index import Index
-from tests.unit.packages.wheels import info_of, installed, make_wheel, wheel_name
+from tests.unit.engine.packages.fake_builder import pack
+from tests.unit.engine.packages.index import Index
+from tests.unit.engine.packages.wheels import info_of, installed, make_wheel, wheel_name
 
 CODE = """
 import importlib, os, subprocess, sys

@@ -23,7 +23,7 @@ import pytest
 from skillyard.bundled import EXAMPLES
 from skillyard.client.sync import SyncClient
 from skillyard.server_process import ServerProcess
-from tests.unit.packages import real_index
+from tests.unit.engine.packages import real_index
 
 pytestmark = [
     pytest.mark.timeout(900),

@@ -16,8 +16,8 @@ from skillyard import Runtime
 from skillyard.config.settings import load_settings
 from skillyard.engine.observer import ModulesAhead
 from skillyard.stores.disk import remove_tree
-from tests.unit.packages import real_index
-from tests.unit.packages.wheels import make_wheel, wheel_name
+from tests.unit.engine.packages import real_index
+from tests.unit.engine.packages.wheels import make_wheel, wheel_name
 
 pytestmark = pytest.mark.anyio
 

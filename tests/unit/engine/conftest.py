@@ -34,10 +34,10 @@ from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.testing.memory_secrets import MemorySecrets
-from tests.unit.engine.building import MINE
-from tests.unit.engine.fake_builder import FakeBuilder
-from tests.unit.engine.fake_gate import FakeGate
 from tests.unit.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
+from tests.unit.engine.network.fake_gate import FakeGate
+from tests.unit.engine.packages.building import MINE
+from tests.unit.engine.packages.fake_builder import FakeBuilder
 
 CODE = "def main(args): return args"
 

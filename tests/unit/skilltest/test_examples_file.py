@@ -9,7 +9,7 @@ import pytest
 from skillyard.domain.skill.example import Example, Expectation, ExpectedBlob
 from skillyard.skilltest.subject import read_subject
 from skillyard.stores.skills.validation.validate import validate
-from tests.unit.skills.skilldirs import action_files, agent_skill, write
+from tests.unit.stores.skills.skilldirs import action_files, agent_skill, write
 
 WHOLE = """\
 [[example]]

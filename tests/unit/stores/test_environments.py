@@ -23,8 +23,8 @@ from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.environments import LocalEnvironments, locks
 from skillyard.testing import environments_suite
 from skillyard.testing.memory import ManualClock
-from tests.unit.engine.fake_builder import pack
-from tests.unit.packages.wheels import info_of, installed, record_digest
+from tests.unit.engine.packages.fake_builder import pack
+from tests.unit.engine.packages.wheels import info_of, installed, record_digest
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from skillyard.config.settings import load_settings
 from skillyard.data_dir import DataDir
 from skillyard.stores.disk import remove_tree
 from tests.conformance.gate.programs.clients import PACKAGES
-from tests.unit.packages import real_index
+from tests.unit.engine.packages import real_index
 
 ENVIRONMENT = "net"
 TIMEOUT_MS = 60_000
