@@ -1,10 +1,46 @@
-"""Two versions of a skill side by side: what a reviewer has to see, what it asks for before all else."""
+"""Two versions of a skill beside each other: first of all how their needs differ."""
 
 from __future__ import annotations
 
-from skillyard.domain.diff.compared import Side, SkillDiff, diff_skills
-from skillyard.domain.diff.facts import FactChange
-from skillyard.domain.diff.files import FileChange, FileSide
-from skillyard.domain.diff.needs import NeedChange
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skillyard.domain.diff.declared import FactChange, NeedChange, diff_facts, diff_needs
+from skillyard.domain.diff.files import FileChange, FileSide, diff_files
+from skillyard.domain.skill.skill import Skill
 
 __all__ = ["FactChange", "FileChange", "FileSide", "NeedChange", "Side", "SkillDiff", "diff_skills"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A version and its files by path."""
+
+    skill: Skill
+    files: Mapping[str, FileSide]
+
+
+@dataclass(frozen=True, slots=True)
+class SkillDiff:
+    """In the order in which a reviewer reads: what it asks for, how it runs and shows itself, what is in it."""
+
+    needs: tuple[NeedChange, ...]
+    facts: tuple[FactChange, ...]
+    files: tuple[FileChange, ...]
+
+    @property
+    def same(self) -> bool:
+        return not (self.needs or self.facts or self.files)
+
+    @property
+    def widens(self) -> bool:
+        return any(change.widens for change in self.needs)
+
+
+def diff_skills(old: Side, new: Side) -> SkillDiff:
+    """Bounded in time and size, whatever the files hold. Reads only files that changed; raises what reading raises."""
+    return SkillDiff(
+        tuple(diff_needs(old.skill.needs, new.skill.needs)),
+        tuple(diff_facts(old.skill, new.skill)),
+        tuple(diff_files(old.files, new.files)),
+    )

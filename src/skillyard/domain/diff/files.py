@@ -1,12 +1,17 @@
-"""The files of two bundles."""
+"""The files of two bundles, and unified diffs of texts whose author may want them to take for ever.
+
+``difflib`` compares the lines, and a budget bounds its steps: when the budget is spent, all further lines count as
+replaced. The diff is right then, too, and longer than it need be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import Match, SequenceMatcher
+from itertools import accumulate
 
-from skillyard.domain.diff.change import Change
-from skillyard.domain.diff.lines import Budget, unified
+from skillyard.domain.diff.declared import Change
 
 MAX_TEXT = 256 * 1024
 """Bytes of a file that is compared line by line."""
@@ -14,8 +19,10 @@ MAX_FILE_DIFF = 64 * 1024
 MAX_DIFF = 512 * 1024
 """Characters of one file's diff, and of all."""
 MAX_LINE = 2000
-MAX_STEPS = 1_000_000
-"""About a second."""
+MAX_STEPS = 4_000_000
+"""Comparisons of two lines for all diffs of one answer: about a second."""
+_CONTEXT = 3
+_NO_NEWLINE = "\\ No newline at end of file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +55,21 @@ class FileChange:
     reason: str = ""
 
 
-class _Room:
-    """What all diffs may hold together."""
+@dataclass(slots=True)
+class Room:
+    """The characters that all diffs may hold together, and the steps that they may take."""
 
-    def __init__(self) -> None:
-        self.characters = MAX_DIFF
-        self.budget = Budget(MAX_STEPS)
+    characters: int = MAX_DIFF
+    steps: int = MAX_STEPS
 
 
 def diff_files(old: Mapping[str, FileSide], new: Mapping[str, FileSide]) -> list[FileChange]:
-    """By path."""
-    room = _Room()
+    """Returns the changes, ordered by path."""
+    room = Room()
     return [change for path in sorted({*old, *new}) for change in _one(path, old.get(path), new.get(path), room)]
 
 
-def _one(path: str, old: FileSide | None, new: FileSide | None, room: _Room) -> Iterator[FileChange]:
+def _one(path: str, old: FileSide | None, new: FileSide | None, room: Room) -> Iterator[FileChange]:
     if old and new and (old.sha256, old.executable) == (new.sha256, new.executable):
         return
     change = Change.CHANGED if old and new else Change.ADDED if new else Change.REMOVED
@@ -80,7 +87,7 @@ def _one(path: str, old: FileSide | None, new: FileSide | None, room: _Room) -> 
     )
 
 
-def _compared(old: FileSide | None, new: FileSide, room: _Room) -> tuple[str, bool, str]:
+def _compared(old: FileSide | None, new: FileSide, room: Room) -> tuple[str, bool, str]:
     if old and old.sha256 == new.sha256:
         return "", False, ""
     if max(old.size if old else 0, new.size) > MAX_TEXT:
@@ -90,7 +97,7 @@ def _compared(old: FileSide | None, new: FileSide, room: _Room) -> tuple[str, bo
     before, after = _text(old.read()) if old else "", _text(new.read())
     if before is None or after is None:
         return "", False, "binary"
-    text, cut = _bounded(unified(before, after, room.budget), min(MAX_FILE_DIFF, room.characters))
+    text, cut = _bounded(unified(before, after, room), min(MAX_FILE_DIFF, room.characters))
     room.characters -= len(text)
     return text, cut, ""
 
@@ -113,3 +120,58 @@ def _bounded(lines: Iterator[str], room: int) -> tuple[str, bool]:
             return "".join(f"{text}\n" for text in kept), True
         kept.append(short)
     return "".join(f"{text}\n" for text in kept), cut
+
+
+def unified(old: str, new: str, room: Room) -> Iterator[str]:
+    """Yields the lines of the hunks without their ends; none when the texts are equal."""
+    before, after = _lines(old), _lines(new)
+    for hunk in _Matcher(before, after, room).get_grouped_opcodes(_CONTEXT):
+        (_, old_from, _, new_from, _), (_, _, old_to, _, new_to) = hunk[0], hunk[-1]
+        yield f"@@ -{_span(old_from, old_to)} +{_span(new_from, new_to)} @@"
+        for tag, old_from, old_to, new_from, new_to in hunk:
+            if tag == "equal":
+                yield from _marked(" ", before[old_from:old_to])
+            else:
+                yield from _marked("-", before[old_from:old_to])
+                yield from _marked("+", after[new_from:new_to])
+
+
+class _Matcher(SequenceMatcher[str]):
+    """Takes what two texts begin and end with before it searches, and stops searching when the steps are spent."""
+
+    def __init__(self, old: Sequence[str], new: Sequence[str], room: Room) -> None:
+        super().__init__(None, old, new)
+        self._old, self._new = old, new
+        self._room = room
+        places: Mapping[str, Sequence[int]] = self.b2j  # type: ignore[attr-defined]
+        self._costs = [0, *accumulate(1 + len(places.get(line, ())) for line in old)]
+
+    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Match:
+        """Returns a match of the old lines ``alo`` to ``ahi`` with the new lines ``blo`` to ``bhi``."""
+        ahi, bhi = len(self._old) if ahi is None else ahi, len(self._new) if bhi is None else bhi
+        shorter = min(ahi - alo, bhi - blo)
+        same = next((n for n in range(shorter) if self._old[alo + n] != self._new[blo + n]), shorter)
+        if same:
+            return Match(alo, blo, same)
+        same = next((n for n in range(shorter) if self._old[ahi - 1 - n] != self._new[bhi - 1 - n]), shorter)
+        if same:
+            return Match(ahi - same, bhi - same, same)
+        self._room.steps -= self._costs[ahi] - self._costs[alo]
+        return super().find_longest_match(alo, ahi, blo, bhi) if self._room.steps >= 0 else Match(alo, blo, 0)
+
+
+def _lines(text: str) -> list[str]:
+    """Splits a text at line feeds alone; a last line without one carries the mark that says so."""
+    lines = text.split("\n")
+    last = lines.pop()
+    return [*lines, f"{last}\n{_NO_NEWLINE}"] if last else lines
+
+
+def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from f"{mark}{line}".split("\n")
+
+
+def _span(start: int, end: int) -> str:
+    """Returns a span as diff writes it: an empty one names the line before it."""
+    return f"{start + 1 if end > start else start},{end - start}"

@@ -1,18 +1,25 @@
-"""What a version asks for that the other did not, and the other way round."""
+"""Differences between what two versions of a skill declare: their needs, how they run and how models see them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from skillyard.domain.diff.change import Change
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.package.names import normalized
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.requirement import Requirement
-from skillyard.domain.skill.skill import Needs, SecretNeed
+from skillyard.domain.skill.skill import Needs, SecretNeed, Skill
+
+
+class Change(StrEnum):
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -124,3 +131,42 @@ def _skill(text: str) -> str:
         return Requirement.parse(text).name
     except InvalidInput:
         return text
+
+
+MAX_FACT = 2000
+"""Characters of a value that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class FactChange:
+    """``before`` and ``after`` are empty where nothing is said."""
+
+    field: str
+    before: str
+    after: str
+
+
+def diff_facts(old: Skill, new: Skill) -> list[FactChange]:
+    before, after = dict(_facts(old)), dict(_facts(new))
+    changed = [FactChange(field, before[field], after[field]) for field in before if before[field] != after[field]]
+    schemas = [
+        FactChange(field, "one" if was else "none", "another" if was and now else "one" if now else "none")
+        for field, was, now in (
+            ("inputs schema", old.inputs_schema, new.inputs_schema),
+            ("outputs schema", old.outputs_schema, new.outputs_schema),
+        )
+        if was != now
+    ]
+    return changed + schemas
+
+
+def _facts(skill: Skill) -> Iterator[tuple[str, str]]:
+    runtime = skill.runtime
+    yield "kind", skill.kind.value
+    yield "format", skill.format.value
+    yield "language", runtime.language if runtime else ""
+    yield "entrypoint", f"{runtime.entrypoint}:{runtime.export}" if runtime else ""
+    yield "environment", runtime.environment if runtime else ""
+    yield "description", skill.description[:MAX_FACT]
+    yield "short description", skill.short_description[:MAX_FACT]
+    yield "tags", ", ".join(skill.tags)[:MAX_FACT]
