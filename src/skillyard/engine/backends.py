@@ -17,16 +17,13 @@ class Offer:
     """A backend that was probed, and the policy's verdict on it."""
 
     def __init__(self, backend: Backend, probe: Probe, demand: Demand) -> None:
+        self.name = backend.name
         self.backend = backend
         self.probe = probe
         self.demand = demand
         self.refusal = _verdict(probe, demand)
         self._met: Mapping[str, str] | None = None
         self._told: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
-
-    @property
-    def name(self) -> str:
-        return self.backend.name
 
     def check_ready(self) -> None:
         """Raises ProtectionMissing when the backend cannot give what policy demands."""

@@ -31,6 +31,7 @@ _USUAL = NativeSettings()
 class NativeBackend:
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it)."""
 
+    name = "native"
     program = "skillyard.sandbox.native.grounds.namespaces.ground"
     """The module whose ``main`` becomes the keeper."""
     usual_pids = 16
@@ -53,10 +54,6 @@ class NativeBackend:
         self._on_part_end: Callable[[str], None] = _nobody_hears
         self._on_part_fault: Callable[[str], None] = _nobody_hears
         self._demands_met: set[tuple[frozenset[str], frozenset[str]]] = set()
-
-    @property
-    def name(self) -> str:
-        return "native"
 
     def keeper_options(self) -> dict[str, Any]:
         """Returns the options that the keeper is started with."""
@@ -283,10 +280,11 @@ class NativeBackend:
     def _ended(self, header: dict[str, Any], body: bytes) -> None:
         handle = header["handle"]
         sandbox = self._sandboxes.get(handle)
-        if header["gone"]:
-            self._usages[handle] = Usage(**header["ending"]["usage"])
+        ending = None
         if sandbox is not None and (process := sandbox.processes.get(header["id"])) is not None:
-            process.ended(header, body)
+            ending = process.ended(header, body)
+        if header["gone"]:
+            self._usages[handle] = Usage(**header["ending"]["usage"]) if ending is None else ending.usage
 
     def _lost(self) -> None:
         sandboxes, self._sandboxes = self._sandboxes, {}

@@ -13,11 +13,12 @@ from skillyard.ipc.channel import Channel, Header, close_all
 
 
 class Link:
-    """The server's end of a keeper's socket; it reports to three callbacks. ``on_end(header, body)`` is called for each
-    ending, ``on_lost()`` once when the keeper is gone, ``on_fault(text)`` for each fault of the keeper's own that did
-    not end it.
+    """The server's end of a keeper's socket.
 
-    ``sockets`` in the header of an answer are socket objects, which belong to whoever asked."""
+    It reports to three callbacks: ``on_end(header, body)`` for each program that ended or could not be started,
+    ``on_lost()`` once when the keeper is gone, ``on_fault(text)`` for each fault of the keeper that did not end it.
+
+    ``sockets`` in the header of an answer are socket objects; the caller of :meth:`ask` closes them."""
 
     def __init__(
         self,
@@ -35,11 +36,8 @@ class Link:
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
+        self.alive = True
         self._channel = Channel(self._loop, sock, self._heard, self._lost)
-
-    @property
-    def alive(self) -> bool:
-        return self._channel.alive
 
     async def facts(self) -> dict[str, Any]:
         """What the keeper says of its host. Raises SandboxFault when it turns us away, SandboxGone when it ended."""
@@ -71,11 +69,11 @@ class Link:
     def tell(self, header: Header, body: bytes = b"") -> None:
         """Send without waiting for an answer. Raises SandboxGone when the keeper is gone."""
         self._channel.send(header, body)
-        if not self._channel.alive:
+        if not self.alive:
             raise SandboxGone("the keeper is gone")
 
     def close(self) -> None:
-        if self._channel.alive:
+        if self.alive:
             self._channel.close()
             self._lost()
 
@@ -99,6 +97,7 @@ class Link:
         close_all(sockets)
 
     def _lost(self) -> None:
+        self.alive = False
         for future in self._asked.values():
             if not future.done():
                 future.set_result(({"gone": "the keeper is gone"}, b""))

@@ -74,16 +74,21 @@ class NativeProcess:
             except SandboxGone:
                 return
 
-    def ended(self, header: dict[str, Any], body: bytes) -> None:
-        """The keeper's announcement, with the output where it is small."""
+    def ended(self, header: dict[str, Any], body: bytes) -> Ending | None:
+        """Takes the keeper's announcement, with the output where it is small; returns the ending that is new."""
         if self._ending.done():
-            return
+            return None
+        if "ending" not in header:
+            self.lost()
+            return None
         at = 0
         for name, size in header["inline"].items():
             self._inline[name] = body[at : at + size]
             at += size
         self._sizes = header["sizes"]
-        self._ending.set_result(_ending(header["ending"]))
+        ending = _ending(header["ending"])
+        self._ending.set_result(ending)
+        return ending
 
     def lost(self) -> None:
         if not self._ending.done():
@@ -127,18 +132,10 @@ FILES = ("python3", "-I", "-S", "-c", _FILES_CODE)
 class NativeSandbox:
     def __init__(self, link: Link, handle: str, enforced: dict[str, str]) -> None:
         self._link = link
-        self._handle = handle
-        self._enforced = enforced
+        self.handle = handle
+        self.enforced = enforced
         self._files = 0
         self.processes: dict[str, NativeProcess] = {}
-
-    @property
-    def handle(self) -> str:
-        return self._handle
-
-    @property
-    def enforced(self) -> dict[str, str]:
-        return self._enforced
 
     async def start(
         self, program: Program, *, id: str, timeout_ms: int | None = None, streams: StreamLimits = DEFAULT_STREAMS
@@ -148,15 +145,15 @@ class NativeSandbox:
         header, body = self.message(program)
         header.update(
             op="start",
-            handle=self._handle,
+            handle=self.handle,
             id=id,
             timeout_ms=timeout_ms,
             log_bytes=streams.log_bytes,
             channel_bytes=streams.channel_bytes,
         )
-        process = self.processes[id] = NativeProcess(self._link, self._handle, id)
+        process = self.processes[id] = NativeProcess(self._link, self.handle, id)
         if isinstance(program, Guest):
-            self._link.ask(header, body).add_done_callback(lambda answer: _refused(process, answer.result()[0]))
+            self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
         else:
             try:
                 await self._link.answer(header, body)
@@ -169,9 +166,9 @@ class NativeSandbox:
         known = self.processes.get(id)
         if known is not None:
             return known
-        process = self.processes[id] = NativeProcess(self._link, self._handle, id)
+        process = self.processes[id] = NativeProcess(self._link, self.handle, id)
         try:
-            await self._link.answer({"op": "wait", "handle": self._handle, "id": id})
+            await self._link.answer({"op": "wait", "handle": self.handle, "id": id})
         except BaseException:
             del self.processes[id]
             raise
@@ -209,11 +206,6 @@ def _message(program: Program) -> tuple[dict[str, Any], bytes]:
         return {"argv": None}, json.dumps(program.request, separators=(",", ":")).encode("utf-8", "surrogatepass")
     header = {"argv": list(program.args), "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}
     return header, b""
-
-
-def _refused(process: NativeProcess, answer: dict[str, Any]) -> None:
-    if "gone" in answer or "error" in answer:
-        process.lost()
 
 
 _OLD_GATE_S = 2.0
@@ -264,7 +256,7 @@ class PluggedSandbox(NativeSandbox):
         sockets: list[socket.socket] = []
         try:
             while True:
-                answer, _ = await self._link.answer({"op": "plug", "handle": self._handle, "listen": asked})
+                answer, _ = await self._link.answer({"op": "plug", "handle": self.handle, "listen": asked})
                 sockets += answer.get("sockets", ())
                 taken = self._strange(answer["taken"], sockets)
                 if not taken or clock() > until:

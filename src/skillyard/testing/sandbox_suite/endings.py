@@ -10,7 +10,18 @@ from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.outcome import Ending, Outcome
 from skillyard.ports.sandbox import Process
 from skillyard.testing.sandbox_suite.check import Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, collect, done, eventually, fresh, python, run, start, until
+from skillyard.testing.sandbox_suite.ground import (
+    Ground,
+    code,
+    collect,
+    done,
+    eventually,
+    fresh,
+    python,
+    run,
+    start,
+    until,
+)
 from skillyard.testing.sandbox_suite.observe import expect_gone, processes
 
 endings = Section("endings")
@@ -216,6 +227,17 @@ async def destroy_lets_nobody_wait(ground: Ground) -> None:
             await _bounded(process)
         except SandboxGone:
             return
+
+
+@endings.check()
+async def code_that_comes_too_late_is_lost(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await ground.backend.destroy(sandbox.handle)
+        try:
+            ending = await _bounded(await start(sandbox, code("def main(args): return 1")))
+        except SandboxGone:
+            return
+        expect(ending.outcome is Outcome.LOST, "code started in a sandbox that is gone is lost, and told so", ending)
 
 
 @endings.check()

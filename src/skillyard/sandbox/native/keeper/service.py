@@ -168,9 +168,18 @@ class Service:
         self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:
+        """Without a number only the end is told, also that of a program that could not be started."""
+        try:
+            self._start(header, body)
+        except Exception:
+            if number is None and self._server is not None:
+                self._server.send({"event": "end", "handle": header["handle"], "id": header["id"], "gone": False})
+            raise
+        self._answer(number)
+
+    def _start(self, header: Header, body: bytes) -> None:
         sandbox = self._sandbox(header)
         if header["id"] in sandbox.programs:
-            self._answer(number)
             return
         if sandbox.dead:
             raise Unknown("the sandbox has ended")
@@ -178,7 +187,6 @@ class Service:
         request = body if header["argv"] is None else None
         program = sandbox.start(header["id"], header, caps, request)
         sandbox.give_time(program, header["timeout_ms"])
-        self._answer(number)
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:
         """Answered when something worth it is there: much, the end, little for a while, or nothing for long."""

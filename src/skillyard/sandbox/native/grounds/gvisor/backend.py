@@ -22,6 +22,7 @@ class GvisorBackend(NativeBackend):
     All that the server and its keeper say to each other is the native backend's.
     """
 
+    name = "gvisor"
     program = "skillyard.sandbox.native.grounds.gvisor.ground"
 
     def __init__(
@@ -33,10 +34,6 @@ class GvisorBackend(NativeBackend):
 
     def keeper_options(self) -> dict[str, Any]:
         return {**super().keeper_options(), **self._gvisor.model_dump(), "runsc": self._runsc}
-
-    @property
-    def name(self) -> str:
-        return "gvisor"
 
     @property
     def nature(self) -> Nature:

@@ -48,14 +48,11 @@ class LandlockBackend(NativeBackend):
     """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it) and, where each is a
     user of its own, below a directory that every user can enter."""
 
+    name = "landlock"
     program = "skillyard.sandbox.native.grounds.landlock.ground"
 
     def keeper_options(self) -> dict[str, Any]:
         return super().keeper_options() | _OWN_IDS
-
-    @property
-    def name(self) -> str:
-        return "landlock"
 
     @property
     def nature(self) -> Nature:
