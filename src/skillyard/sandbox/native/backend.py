@@ -179,7 +179,7 @@ class NativeBackend:
     async def destroy(self, handle: str) -> Usage:
         known = self._usages.pop(handle, None)
         if known is not None:
-            self._sandboxes.pop(handle, None)
+            self._forget(handle)
             return known
         if self._link is None and not keeper_lives(self._run_dir):
             return Usage()
@@ -189,10 +189,13 @@ class NativeBackend:
         except SandboxGone:
             return Usage()  # with its keeper, and so are all its processes
         finally:
-            sandbox = self._sandboxes.pop(handle, None)
-            if sandbox is not None:
-                sandbox.lost()  # for what had not ended by itself and was not told of
+            self._forget(handle)
         return Usage(**answer["usage"])
+
+    def _forget(self, handle: str) -> None:
+        sandbox = self._sandboxes.pop(handle, None)
+        if sandbox is not None:
+            sandbox.lost()  # for what had not ended by itself and was not told of
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         try:

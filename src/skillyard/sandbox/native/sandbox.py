@@ -135,6 +135,7 @@ class NativeSandbox:
         self.handle = handle
         self.enforced = enforced
         self._files = 0
+        self._over = False
         self.processes: dict[str, NativeProcess] = {}
 
     async def start(
@@ -152,7 +153,9 @@ class NativeSandbox:
             channel_bytes=streams.channel_bytes,
         )
         process = self.processes[id] = NativeProcess(self._link, self.handle, id)
-        if isinstance(program, Guest):
+        if self._over:  # its endings are not announced to anybody any more
+            process.lost()
+        elif isinstance(program, Guest):
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
         else:
             try:
@@ -197,6 +200,8 @@ class NativeSandbox:
         return FILES
 
     def lost(self) -> None:
+        """Ends every wait: nothing of the sandbox is left."""
+        self._over = True
         for process in self.processes.values():
             process.lost()
 
