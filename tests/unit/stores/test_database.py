@@ -17,8 +17,7 @@ import pytest
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.sqlite import database as module
 from skillyard.stores.sqlite import migrations
-from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.writer import Operation
+from skillyard.stores.sqlite.database import Database, Operation
 
 pytestmark = pytest.mark.anyio
 
@@ -230,7 +229,7 @@ OPENER = """
 import asyncio, sys
 from pathlib import Path
 from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.writer import Operation
+from skillyard.stores.sqlite.database import Operation
 
 async def main():
     database = await Database.open(Path(sys.argv[1]))

@@ -18,20 +18,24 @@ import asyncio
 import logging
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
 from skillyard.domain.errors import StoreFault
 from skillyard.stores.disk import give_to_owner
 from skillyard.stores.sqlite import migrations
 from skillyard.stores.sqlite.faults import as_fault, is_busy
-from skillyard.stores.sqlite.writer import Done, Job, Operation, Writer, answer, commit_together, transact, translated
 
 T = TypeVar("T")
+Operation = Callable[[sqlite3.Connection], T]
+"""Reads and writes inside a transaction that it neither begins nor ends. It may run a second time after
+its first run was rolled back, so it changes nothing but the database."""
 Row = tuple[Any, ...]
 
 logger = logging.getLogger(__name__)
@@ -45,8 +49,157 @@ SLOW_S = 0.1
 RESPITE_S = 1.0
 CHECKPOINT_EVERY = 200
 _MODE_RETRY_S = 0.005
+MAX_BATCH = 256
+"""Writes that the writer thread commits in one transaction."""
 RESTART_PAGES = 4096
 """A log of 16 MiB is made to start over, with writers held back for the few milliseconds that takes."""
+
+
+class _Done(NamedTuple):
+    """The result of an operation, or why it failed (then nothing of it was stored)."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+def _transact(connection: sqlite3.Connection, operation: Operation[T]) -> T:
+    """Run one operation in an immediate transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        value = operation(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        _roll_back(connection)
+        raise
+    return value
+
+
+def _commit_together(connection: sqlite3.Connection, operations: Sequence[Operation[Any]]) -> list[_Done]:
+    """Run operations in one transaction; when one fails, each again in a transaction of its own.
+
+    Raises sqlite3.Error when no transaction can be begun.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        done = [_Done(operation(connection)) for operation in operations]
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - told to the caller that awaits the operation
+        _roll_back(connection)
+        if len(operations) == 1:
+            return [_Done(error=error)]
+    else:
+        return done
+    return [_alone(connection, operation) for operation in operations]
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """SQLite has already rolled back after some errors (a full disk is one)."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _alone(connection: sqlite3.Connection, operation: Operation[Any]) -> _Done:
+    try:
+        return _Done(_transact(connection, operation))
+    except Exception as error:  # noqa: BLE001 - told to the caller that awaits the operation
+        return _Done(error=error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """An operation and who waits for it. ``alone``: never in one transaction with another."""
+
+    operation: Operation[Any]
+    future: asyncio.Future[Any]
+    alone: bool = False
+
+
+class _Writer:
+    """Owns one connection. Jobs are committed in the order in which they came, in few transactions.
+
+    All methods but the thread's own are called on the loop.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._name = name
+        self._loop = loop
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._held: _Job | None = None
+        self.waiting = 0
+        """Jobs that are not answered yet."""
+        self._thread = threading.Thread(target=self._run, name=f"skillyard-writer-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, job: _Job) -> None:
+        self.waiting += 1
+        self._queue.put(job)
+
+    def stop(self) -> None:
+        """Finish what has queued up and end the thread. Blocks; call it off the loop."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            done = self._commit([job for job in batch if not job.future.cancelled()])
+            try:
+                self._loop.call_soon_threadsafe(self._answer, len(batch), done)
+            except RuntimeError:  # the loop has closed: nobody waits any more
+                return
+
+    def _next_batch(self) -> list[_Job] | None:
+        first = self._held or self._queue.get()
+        self._held = None
+        if first is None or first.alone:
+            return None if first is None else [first]
+        batch = [first]
+        while len(batch) < MAX_BATCH and (job := self._ready()) is not None:
+            if job.alone:
+                self._held = job
+                break
+            batch.append(job)
+        return batch
+
+    def _ready(self) -> _Job | None:
+        try:
+            job = self._queue.get_nowait()
+        except Empty:
+            return None
+        if job is None:
+            self._queue.put(None)  # nothing is put after the stop mark: it is found again next time
+        return job
+
+    def _commit(self, jobs: Sequence[_Job]) -> list[tuple[_Job, _Done]]:
+        try:
+            done = _commit_together(self._connection, [job.operation for job in jobs])
+        except Exception as error:  # noqa: BLE001 - the thread goes on: everybody else's records depend on it
+            done = [_Done(error=error)] * len(jobs)
+        return list(zip(jobs, done, strict=True))
+
+    def _answer(self, count: int, done: Sequence[tuple[_Job, _Done]]) -> None:
+        self.waiting -= count
+        _answer(done, self._name)
+
+
+def _answer(done: Sequence[tuple[_Job, _Done]], name: str) -> None:
+    """Wake who waits. An error of SQLite becomes a StoreFault."""
+    for job, (value, error) in done:
+        if job.future.done():
+            continue
+        if error is None:
+            job.future.set_result(value)
+        else:
+            job.future.set_exception(_translated(error, name))
+
+
+def _translated(error: Exception, name: str) -> Exception:
+    """Returns an operation's error as a caller of the database sees it."""
+    if isinstance(error, sqlite3.Error):
+        fault = as_fault(error, name)
+        fault.__cause__ = error
+        return fault
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +220,12 @@ class Database:
         self._loop = asyncio.get_running_loop()
         self._connections = connections
         self._near = connections.near
-        self._writer = Writer(connections.far, path.name, self._loop)
+        self._writer = _Writer(connections.far, path.name, self._loop)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix=f"skillyard-reader-{path.name}")
         self._near_from = float("inf") if durable else 0.0
         self._in_turn = False
         self._written = 0
-        self._turn: list[Job] = []
+        self._turn: list[_Job] = []
         self._since_checkpoint = 0
         self._closed = False
 
@@ -86,8 +239,16 @@ class Database:
         connections = await asyncio.to_thread(_connect_all, path, durable, busy_timeout_s)
         return cls(path, connections, durable=durable)
 
-    async def write(self, operation: Operation[T]) -> T:
-        """Run a short operation in a transaction; it is committed when this returns.
+    async def execute(self, sql: str, values: Sequence[Any]) -> int:
+        """Runs one statement, which is a transaction by itself; returns how many rows it changed.
+
+        Raises as :meth:`write`.
+        """
+        return await self.write(lambda connection: connection.execute(sql, values).rowcount, single=True)
+
+    async def write(self, operation: Operation[T], *, single: bool = False) -> T:
+        """Run a short operation in a transaction; it is committed when this returns. ``single`` is for an operation of
+        one statement.
 
         Raises what the operation raises, and StoreFault for SQLite's errors; nothing is stored then.
         A cancelled write may or may not be stored.
@@ -97,7 +258,7 @@ class Database:
             self._written += 1
             started = time.perf_counter()
             try:
-                return transact(self._near, operation)
+                return operation(self._near) if single else _transact(self._near, operation)
             except sqlite3.Error as error:
                 if not is_busy(error):
                     raise as_fault(error, self._path.name) from error
@@ -112,7 +273,7 @@ class Database:
         files and for long ones. No write of anyone's is unfinished while it runs.
         """
         self._check_open()
-        job = Job(operation, self._loop.create_future(), alone)
+        job = _Job(operation, self._loop.create_future(), alone)
         if not alone and self._may_be_near():
             self._turn.append(job)
             self._begin_turn()
@@ -158,7 +319,7 @@ class Database:
 
     def _may_be_near(self) -> bool:
         self._check_open()
-        return self._writer.idle and time.monotonic() >= self._near_from
+        return not self._writer.waiting and time.monotonic() >= self._near_from
 
     def _begin_turn(self) -> None:
         if not self._in_turn:
@@ -177,23 +338,23 @@ class Database:
             self._begin_turn()
         self._commit_near([job for job in jobs if not job.future.cancelled()])
 
-    def _commit_near(self, jobs: Sequence[Job]) -> None:
+    def _commit_near(self, jobs: Sequence[_Job]) -> None:
         started = time.perf_counter()
         try:
-            done = commit_together(self._near, [job.operation for job in jobs])
+            done = _commit_together(self._near, [job.operation for job in jobs])
         except sqlite3.Error as error:
             self._refuse_or_hand_over(jobs, error)
             return
         self._count(len(jobs), started)
-        answer(list(zip(jobs, done, strict=True)), self._path.name)
+        _answer(list(zip(jobs, done, strict=True)), self._path.name)
 
-    def _refuse_or_hand_over(self, jobs: Sequence[Job], error: sqlite3.Error) -> None:
+    def _refuse_or_hand_over(self, jobs: Sequence[_Job], error: sqlite3.Error) -> None:
         if is_busy(error):
             for job in jobs:
                 self._writer.put(job)
             self._hand_over()
         else:
-            answer([(job, Done(error=error)) for job in jobs], self._path.name)
+            _answer([(job, _Done(error=error)) for job in jobs], self._path.name)
 
     def _hand_over(self) -> None:
         """Give this turn's writes to the writer thread, before anything that is queued later."""
@@ -222,7 +383,7 @@ class Database:
             if pages > RESTART_PAGES:
                 self._connections.reader.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         except sqlite3.Error as error:
-            logger.warning("%s", translated(error, self._path.name))
+            logger.warning("%s", _translated(error, self._path.name))
 
     def _shut(self) -> None:
         self._writer.stop()

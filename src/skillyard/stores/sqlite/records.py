@@ -47,8 +47,6 @@ class SqliteRecords:
         self._database = database
 
     async def insert(self, record: RunRecord) -> None:
-        for name in ("run_id", "principal", "idempotency_key"):
-            check_unicode(name, getattr(record, name) or "")
         values = (
             record.run_id,
             record.principal,
@@ -61,6 +59,13 @@ class SqliteRecords:
             _apart(record.network),
             _apart(record.needs),
         )
+        try:
+            if await self._database.execute(_INSERT, values) == 1:
+                return
+        except UnicodeEncodeError:
+            for name in ("run_id", "principal", "idempotency_key"):
+                check_unicode(name, getattr(record, name) or "")
+            raise
         refusal = await self._database.write(lambda connection: _insert(connection, record, values))
         if refusal is not None:
             raise refusal
@@ -142,7 +147,7 @@ class SqliteRecords:
             record.principal,
             record.idempotency_key,
         )
-        return await self._database.write(lambda connection: connection.execute(_REPLACE, values).rowcount == 1)
+        return await self._database.execute(_REPLACE, values) == 1
 
     async def _position(self, principal: str | None, run_id: str) -> int:
         row = await self._database.lookup("SELECT seq, principal FROM runs WHERE run_id = ?", (run_id,))
