@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import examples
 from tests.standing import excuses
+
+examples.register()
 
 
 def pytest_configure() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import skillyard
@@ -312,7 +312,6 @@ def test_a_reader_raises_what_it_says_and_nothing_else(name: str) -> None:
     reader = READERS[name]
     seeds = (*reader.like, b"")
 
-    @settings(max_examples=150, deadline=None, database=None)
     @given(st.binary(max_size=300) | _JSON | _DEEP | _changed(seeds))
     def holds(data: bytes) -> None:
         with contextlib.suppress(*reader.raises):

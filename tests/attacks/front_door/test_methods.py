@@ -6,39 +6,25 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.engine.table import METHODS
 from tests.attacks.front_door.conftest import Door
 from tests.attacks.front_door.methods import CANARY, HIDDEN, params_of
 from tests.attacks.front_door.wire import Response
+from tests.examples import fewer
 
 COMMON = {"InvalidParams": -32602, "Forbidden": -32003, "Busy": -32005}
-QUICK = {"run_code": 30, "execute_skill": 30}
-"""Examples of methods that may start something."""
-
-
-def _settings(count: int) -> settings:
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+MAY_START = ("run_code", "execute_skill")
+"""Methods that may start something, which is dear."""
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_any_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> None:
-    _hold(door, name, QUICK.get(name, 60))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", METHODS)
-def test_many_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> None:
-    _hold(door, name, 20 * QUICK.get(name, 60))
-
-
-def _hold(door: Door, name: str, count: int) -> None:
     with door.wire() as wire:
 
-        @_settings(count)
+        @fewer(2 if name in MAY_START else 1)
         @given(params=params_of(METHODS[name]), who=st.sampled_from(("alice", "mallory", "reader")))
         def hold(params: dict[str, Any], who: str) -> None:
             body = json.dumps({"jsonrpc": "2.0", "id": "x", "method": name, "params": _calm(name, params)}).encode()
@@ -49,7 +35,7 @@ def _hold(door: Door, name: str, count: int) -> None:
 
 def _calm(name: str, params: dict[str, Any]) -> dict[str, Any]:
     """Nothing that would work for long."""
-    if name not in QUICK:
+    if name not in MAY_START:
         return params
     return {**params, "timeout_ms": 3000} if isinstance(params.get("timeout_ms", 3000), int) else params
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -232,7 +232,6 @@ NAMES = st.sampled_from(sorted({name for m in METHODS.values() for name in m.par
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(METHODS)), st.dictionaries(NAMES, JSON, max_size=5))
 def test_any_parameters_bind_or_are_refused(name: str, params: dict[str, Any]) -> None:
     method = METHODS[name]

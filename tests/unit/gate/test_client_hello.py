@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.gate.tls.client_hello import MOST, Hello, HelloReader, Malformed
@@ -70,7 +70,6 @@ def test_programs(program: list[str], name: str | None, protocols: bytes | None)
     assert protocols is None or protocols in found.alpn
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 700), max_size=8).map(sorted),
     st.integers(1, 300),
@@ -80,7 +79,6 @@ def test_segments_and_records_make_no_difference(cuts: list[int], size: int, sai
     assert read(records(said, size), cuts) == Hello("a.x.com", (b"h2",), False)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 600))
 def test_a_part_is_never_taken_for_the_whole(most: int) -> None:
     whole = PYTHONS
@@ -154,14 +152,12 @@ def test_malformed(what: str) -> None:
         read(MALFORMED[what], list(range(1, min(len(MALFORMED[what]), 300))))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_anything_at_all(data: bytes) -> None:
     with contextlib.suppress(Malformed):
         read(data)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_changed_hello_says_nothing_else_in_silence(data: st.DataObject) -> None:
     """Whatever is changed, what comes out is a name in canonical form or none."""

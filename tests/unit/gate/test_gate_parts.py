@@ -26,6 +26,7 @@ from skillyard.gate.session import MOST_KINDS, MOST_NAMES, OWN, POOL, Log, Synth
 from skillyard.gate.upstream import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out
 from skillyard.sandbox.native.linux import kernel
+from tests.examples import fewer
 
 connections = st.builds(
     Connection,
@@ -42,7 +43,6 @@ connections = st.builds(
 
 
 @given(st.lists(connections, max_size=500), st.lists(connections, max_size=20))
-@settings(max_examples=50)
 def test_a_log_counts_everything_and_stays_small(over: list[Connection], live: list[Connection]) -> None:
     log = Log()
     for one in over:
@@ -100,7 +100,7 @@ class Names(RuleBasedStateMachine):
 
 
 TestNames = Names.TestCase
-TestNames.settings = settings(max_examples=15, stateful_step_count=30)
+TestNames.settings = settings(fewer(4), stateful_step_count=30)
 
 
 def test_a_session_can_ask_for_so_many_names_only() -> None:
@@ -133,7 +133,7 @@ class Used(RuleBasedStateMachine):
 
 
 TestUsed = Used.TestCase
-TestUsed.settings = settings(max_examples=15, stateful_step_count=40)
+TestUsed.settings = settings(fewer(4), stateful_step_count=40)
 
 
 def test_the_hosts_addresses_are_known() -> None:

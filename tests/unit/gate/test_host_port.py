@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.gate.addresses import Host, parse_host_port, write_host_port
@@ -51,7 +51,6 @@ def test_a_port_may_be_left_out_only_where_one_is_meant() -> None:
     assert parse_host_port("[::1]") is None
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_what_is_read_is_written_as_it_was_read(text: str) -> None:
     found = parse_host_port(text, 80)

@@ -7,7 +7,7 @@ import time
 
 import h11
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.gate.addresses import parse_host_port
@@ -147,7 +147,6 @@ _requests = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(_requests, max_size=3), st.integers(1, 60))
 def test_whatever_is_passed_on_is_for_the_host(requests: list[bytes], step: int) -> None:
     """Read again by another parser, every request on the server's side names the one host."""
@@ -180,7 +179,6 @@ def test_whatever_is_passed_on_is_for_the_host(requests: list[bytes], step: int)
             break
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_anything_at_all(client: bytes, server: bytes) -> None:
     guard = HttpGuard(NAME, 80)

@@ -7,7 +7,7 @@ import http.server
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.gate.failures import Failure
@@ -92,7 +92,6 @@ _parts = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.lists(_parts, max_size=8))
 def test_no_request_of_a_lenient_server_is_something_else(parts: list[bytes]) -> None:
     said = b"".join(parts) + b"\n"
@@ -218,7 +217,6 @@ def test_what_becomes_a_request_after_it_began_to_pass_is_held_all_the_same() ->
         assert guard.for_server().lower() == (b"" if held else honest[4:].lower())
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.lists(_parts, max_size=8), st.integers(1, 3))
 def test_what_passes_early_is_never_a_request(parts: list[bytes], size: int) -> None:
     said, guard, passed = b"".join(parts), FirstBytes("a.x.com", 8080), b""
@@ -248,7 +246,6 @@ def test_nothing_passes_before_it_is_known_on_ports_of_the_web(port: int) -> Non
     assert guard.for_server() == b""
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=6), st.sampled_from([80, 443, 5432]))
 def test_anything_at_all(said: list[bytes], port: int) -> None:
     guard = FirstBytes("a.x.com", port)

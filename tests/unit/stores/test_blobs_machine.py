@@ -20,6 +20,7 @@ from skillyard.stores.sqlite.database import Database
 from skillyard.testing.blobs_suite import streamed, whole
 from skillyard.testing.memory import ManualClock, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
+from tests.examples import fewer
 
 LIMITS = BlobLimits(blob_bytes=20_000, owner_bytes=40_000, owner_count=6)
 OWNERS = ("alice", "bob")
@@ -142,4 +143,4 @@ class BlobMachine(RuleBasedStateMachine):
 
 
 TestBlobMachine = BlobMachine.TestCase
-TestBlobMachine.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestBlobMachine.settings = settings(fewer(4), stateful_step_count=25)

@@ -19,6 +19,7 @@ from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.memory import MemoryRecords
 from skillyard.testing.records_suite import ended, running
+from tests.examples import fewer
 
 PRINCIPALS = ("alice", "bob")
 records = st.builds(
@@ -107,4 +108,4 @@ class RecordMachine(RuleBasedStateMachine):
 
 
 TestRecordMachine = RecordMachine.TestCase
-TestRecordMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestRecordMachine.settings = settings(fewer(4), stateful_step_count=25)

@@ -6,6 +6,7 @@ the same precedence (semver §10).
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -48,6 +49,7 @@ class Version:
     build: str = ""
 
     @classmethod
+    @functools.lru_cache(maxsize=4096)  # a search for fitting versions reads the same ones hundreds of times
     def parse(cls, text: str, field: str = "version") -> Version:
         """Raises InvalidInput naming ``field``."""
         match = _VERSION.fullmatch(text) if len(text) <= MAX_LENGTH else None
@@ -109,7 +111,7 @@ class Range:
         return cls(tuple(_bound(piece.strip(), field) for piece in pieces))
 
     def admits(self, version: str) -> bool:
-        """False for what is no version."""
+        """Returns whether all bounds hold; False for text that is not a version."""
         if not is_version(version):
             return False
         parsed = Version.parse(version)

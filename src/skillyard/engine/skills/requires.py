@@ -65,7 +65,7 @@ class Seen:
         self._approvable: dict[str, frozenset[str]] = {}
 
     async def versions(self, name: str) -> tuple[list[str], str | None]:
-        """All, and the one that is pinned."""
+        """Returns all, newest first, and the one that is pinned."""
         if name not in self._versions:
             self._versions[name] = await self._look(name)
         return self._versions[name]
@@ -74,11 +74,12 @@ class Seen:
         if not self._principal.may_use(name):
             return [], None
         try:
-            versions = list(await self._store.versions(name))
+            versions = await self._store.versions(name)
         except SkillNotFound:
             return [], None
         pin = await self._publications.pinned(name)
-        return versions, pin.version if pin is not None and pin.version in versions else None
+        ordered = newest_first(version for version in versions if is_version(version))
+        return ordered, pin.version if pin is not None and pin.version in versions else None
 
     async def approvable(self, name: str) -> frozenset[str]:
         """The versions that may be approved, as far as can be told without reading them: whoever may publish a name may
@@ -158,7 +159,7 @@ class _Search:
         return frozenset(blame - {name})
 
     async def _fitting(self, name: str) -> list[str]:
-        """The versions that all who want it accept, in the order in which they are tried."""
+        """Returns the versions that all who want it accept, in the order in which they are tried."""
         needs = [need for _, need in self._wanted[name]]
         root = self._roots.get(name)
         if root is not None and root is self._target:
@@ -169,10 +170,10 @@ class _Search:
             versions = [version for version in versions if version in approvable]
             pinned = pinned if pinned in approvable else None
         first = [root.version] if root is not None else [] if pinned is None else [pinned]
-        newest = newest_first(version for version in versions if is_version(version))
+        fitting = [v for v in dict.fromkeys((*first, *versions)) if all(need.admits(v) for need in needs)]
         if not any(bound.version.pre for need in needs for bound in need.range.bounds):
-            newest.sort(key=lambda version: bool(Version.parse(version).pre))  # stable: newest first within each
-        return [v for v in dict.fromkeys((*first, *newest)) if all(need.admits(v) for need in needs)]
+            fitting.sort(key=lambda v: v not in first and bool(Version.parse(v).pre))  # newest first within each
+        return fitting
 
     async def _considered(self, name: str, version: str) -> Skill | None:
         """None when it went, or may not be chosen."""

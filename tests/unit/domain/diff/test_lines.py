@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.diff.files import Room, unified
@@ -20,7 +20,6 @@ PLENTY = 10**6
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
-@settings(deadline=None, max_examples=40)
 @given(old=TEXTS, new=TEXTS, steps=st.sampled_from((PLENTY, 0, 3)))
 def test_patch_understands_it(tmp_path_factory: pytest.TempPathFactory, old: str, new: str, steps: int) -> None:
     lines = list(unified(old, new, Room(steps=steps)))

@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skillyard.domain.review import File, review
@@ -123,7 +123,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(PIECES, max_size=60).map("".join) | st.text(max_size=60))
 @example("f'{f\"{f'{x}'}\"}'")
 def test_any_text_has_tokens_in_their_places(source: str) -> None:

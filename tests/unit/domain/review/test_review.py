@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
@@ -244,7 +244,6 @@ PATHS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(PATHS, st.lists(SCRAPS | st.binary(max_size=8), max_size=12).map(b"".join), max_size=4))
 def test_any_bundle_has_a_review(files: dict[str, bytes]) -> None:
     made = reviewed({path: (data, False) for path, data in files.items()})

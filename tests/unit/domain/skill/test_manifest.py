@@ -8,7 +8,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.secret import Delivery
@@ -364,7 +364,6 @@ json_like = st.recursive(
 )
 
 
-@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from([*ACTION, "permissions", "limits", "dependencies", "requires"]), json_like))
 def test_any_document_gives_a_manifest_or_an_error(changes: dict[str, Any]) -> None:
     manifest, problems = check_manifest(ACTION | changes)

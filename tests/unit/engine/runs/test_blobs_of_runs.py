@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import QuotaExceeded
@@ -171,7 +171,6 @@ class Forgetful:
         return BlobInfo(more["blob_id"], kind, 0, "", owner, 0.0, None)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from(list(BROKEN.values()))), max_size=8))
 async def test_no_bytes_bring_the_channel_to_anything_but_its_own_error(chunks: list[bytes]) -> None:
     tasks = Tasks()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ LONG = "".join(f"{n:04d}Qz7/" for n in range(250))
 """A secret so long that what stands in its place brings into view what was cut far behind."""
 
 Write = Callable[[str], bytes]
+Texts = Iterator[str]
 
 
 def _raises(text: str) -> bytes:
@@ -85,6 +86,24 @@ def around(boundary: int, length: int = len(SECRET)) -> range:
     return range(max(0, boundary - length - 24), boundary + 4)
 
 
+def texts(
+    boundaries: Iterable[int], behind: tuple[int, ...], secret: str = SECRET, *, all_pairs: bool
+) -> Iterator[str]:
+    """Yields texts with the secret at each place around each boundary.
+
+    ``behind`` says how much text follows. The lengths take turns from place to place, unless ``all_pairs`` are wanted.
+    """
+    for boundary in boundaries:
+        for turn, at in enumerate(around(boundary, len(secret))):
+            for length in behind if all_pairs else (behind[turn % len(behind)],):
+                yield "x" * at + secret + "y" * length
+
+
+ALL_PAIRS = pytest.mark.parametrize(
+    "all_pairs", [False, pytest.param(True, marks=(pytest.mark.long, pytest.mark.timeout(1800)))]
+)
+
+
 async def kept_of(rig: Rig, **more: Any) -> Callable[..., Any]:
     """Runs a skill that has the secret, and gives everything that was kept of the run."""
     rig.skills.add(a_skill("a.b", needs=Needs(secrets=(SecretNeed("TOKEN"),)), **more))
@@ -98,15 +117,13 @@ async def kept_of(rig: Rig, **more: Any) -> Callable[..., Any]:
     return run
 
 
+@ALL_PAIRS
 @pytest.mark.parametrize("cut", CUTS)
-async def test_at_each_cut_of_what_a_run_says(rig: Rig, cut: str) -> None:
+async def test_at_each_cut_of_what_a_run_says(rig: Rig, cut: str, all_pairs: bool) -> None:
     write, boundaries = CUTS[cut]
     run = await kept_of(rig)
-    for boundary in boundaries:
-        for at in around(boundary):
-            for behind in (0, 60, 5000):
-                kept = await run(write("x" * at + SECRET + "y" * behind))
-                assert not pieces_in(kept), (boundary, at, behind)
+    for text in texts(boundaries, (0, 60, 5000), all_pairs=all_pairs):
+        assert not pieces_in(await run(write(text))), text
 
 
 async def test_at_the_cut_of_the_guest_that_long_secrets_bring_into_view(rig: Rig) -> None:
@@ -137,16 +154,15 @@ SCHEMAS: dict[str, tuple[dict[str, Any], Callable[[str], Any], tuple[int, ...]]]
 }
 
 
+@ALL_PAIRS
 @pytest.mark.parametrize("place", SCHEMAS)
-async def test_at_each_cut_of_what_a_schema_says(rig: Rig, place: str) -> None:
+async def test_at_each_cut_of_what_a_schema_says(rig: Rig, place: str, all_pairs: bool) -> None:
     schema, value, boundaries = SCHEMAS[place]
     run = await kept_of(rig, outputs=schema)
-    for boundary in boundaries:
-        for at in around(boundary):
-            for behind in (0, 12, 30, 300):
-                kept = await run(result(value("x" * at + SECRET + "y" * behind)))
-                assert "ValidationError" in kept
-                assert not pieces_in(kept), (boundary, at, behind)
+    for text in texts(boundaries, (0, 12, 30, 300), all_pairs=all_pairs):
+        kept = await run(result(value(text)))
+        assert "ValidationError" in kept
+        assert not pieces_in(kept), text
 
 
 NAME = "Qz7Wx9Vk3Hj5"
@@ -163,19 +179,18 @@ def _left_by_guest(directory: Path, names: Iterable[str]) -> bytes:
     return frame(b"N", js(send_left(str(directory), {}, None)))  # type: ignore[arg-type] # nothing is sent
 
 
-async def test_at_each_cut_of_a_files_name(rig: Rig, tmp_path: Path) -> None:
+@ALL_PAIRS
+async def test_at_each_cut_of_a_files_name(rig: Rig, tmp_path: Path, all_pairs: bool) -> None:
     rig.secrets.values["TOKEN"] = NAME
     run = await kept_of(rig)
-    for boundary in (37, 60, 100, 160):
-        for at in around(boundary, len(NAME)):
-            for behind in (0, 20, 40, 50, 60, 70, 100):
-                name = ("x" * at + NAME + "y" * behind)[:255]
-                said = [_left_by_guest(tmp_path / "w", [name])]
-                said.append(frame(b"N", js({"others": [name], "skipped": [[f"{'d' * at}/{name}", "kind"]]})))
-                for notes in said:
-                    kept = await run(notes + result({}))
-                    assert "not kept: " in kept
-                    assert not pieces_in(kept, NAME), (boundary, at, behind)
+    for text in texts((37, 60, 100, 160), (0, 20, 40, 50, 60, 70, 100), NAME, all_pairs=all_pairs):
+        name, directory = text[:255], text[: text.index(NAME)].replace("x", "d")
+        said = [_left_by_guest(tmp_path / "w", [name])]
+        said.append(frame(b"N", js({"others": [name], "skipped": [[f"{directory}/{name}", "kind"]]})))
+        for notes in said:
+            kept = await run(notes + result({}))
+            assert "not kept: " in kept
+            assert not pieces_in(kept, NAME), name
 
 
 async def test_a_secret_that_cannot_be_shown_as_it_is_in_a_files_name(rig: Rig) -> None:

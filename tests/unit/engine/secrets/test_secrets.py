@@ -8,7 +8,7 @@ import sqlite3
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, SecretNotFound, SkillyardError, StoreFault
 from skillyard.domain.principal import LOCAL, Principal, Scope
@@ -326,7 +326,6 @@ def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
     listed: tuple[type[SkillyardError], ...] = (InvalidInput, *row.errors)
     book = SecretBook(MemorySecrets(clock), MemorySecretAudit(), clock)
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(params=params_of(row))
     def hold(params: dict[str, Any]) -> None:
         try:

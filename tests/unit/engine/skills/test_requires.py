@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import InvalidInput, SkillNotFound
@@ -192,7 +192,6 @@ universes = st.dictionaries(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(universe=universes)
 async def test_a_solution_is_found_exactly_when_there_is_one(
     rig: Rig, universe: dict[tuple[str, str], list[str]]

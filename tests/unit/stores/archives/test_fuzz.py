@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.rules import RULES
@@ -148,43 +148,26 @@ def test_the_seeds_are_right(seed: str) -> None:
     assert judged(SEEDS[seed]) is not None
 
 
-def _fuzz(amount: int) -> None:
-    @settings(deadline=None, max_examples=amount, database=None)
-    @given(st.data())
-    def tars(data: st.DataObject) -> None:
-        _tar(resealed(data.draw(mutants(SEEDS["tar"]))))
-
-    @settings(deadline=None, max_examples=amount, database=None)
-    @given(st.data())
-    def gzips(data: st.DataObject) -> None:
-        judged(data.draw(mutants(SEEDS["tar.gz"])))
-
-    @settings(deadline=None, max_examples=amount, database=None)
-    @given(st.data())
-    def zips(data: st.DataObject) -> None:
-        raw = data.draw(mutants(SEEDS["zip"]))
-        _zip(recounted(raw) if data.draw(st.booleans()) else raw)
-
-    @settings(deadline=None, max_examples=amount, database=None)
-    @given(st.binary(max_size=2000), st.sampled_from((b"", b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b\x08\x00")))
-    def noise(raw: bytes, magic: bytes) -> None:
-        judged(magic + raw)
-
-    for run in (tars, gzips, zips, noise):
-        run()
+@given(mutants(SEEDS["tar"]))
+def test_a_mutant_of_a_tar_is_a_bundle_or_findings(raw: bytes) -> None:
+    _tar(resealed(raw))
 
 
-def test_mutants_are_a_bundle_or_findings() -> None:
-    _fuzz(250)
+@given(mutants(SEEDS["tar.gz"]))
+def test_a_mutant_of_a_compressed_tar_is_a_bundle_or_findings(raw: bytes) -> None:
+    judged(raw)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_many_mutants_are_a_bundle_or_findings() -> None:
-    _fuzz(20_000)
+@given(mutants(SEEDS["zip"]), st.booleans())
+def test_a_mutant_of_a_zip_is_a_bundle_or_findings(raw: bytes, counted: bool) -> None:
+    _zip(recounted(raw) if counted else raw)
 
 
-@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=2000), st.sampled_from((b"", b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b\x08\x00")))
+def test_noise_is_a_bundle_or_findings(raw: bytes, magic: bytes) -> None:
+    judged(magic + raw)
+
+
 @given(st.lists(st.tuples(st.integers(0, 5000), st.binary(max_size=3)), max_size=6), st.integers(1, 700))
 def test_pieces_of_any_size_make_no_difference(cuts: list[tuple[int, bytes]], size: int) -> None:
     raw = bytearray(SEEDS["tar"])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.domain.errors import StoreFault
@@ -53,7 +53,6 @@ def read(raw: bytes) -> Unpacked:
 
 
 @pytest.mark.parametrize("write", FORMATS)
-@settings(deadline=None, max_examples=60)
 @given(tree=trees(), prefix=st.sampled_from(("", "my-skill", "é")))
 def test_read_back_it_is_the_same(write: Callable[..., bytes], tree: Tree, prefix: str) -> None:
     raw = write(tree, prefix)
@@ -63,7 +62,6 @@ def test_read_back_it_is_the_same(write: Callable[..., bytes], tree: Tree, prefi
     assert unpacked.stripped == prefix
 
 
-@settings(deadline=None, max_examples=30)
 @given(tree=trees())
 def test_others_read_the_same(tree: Tree) -> None:
     want = {path: (file.data, file.executable) for path, file in tree.files.items()}

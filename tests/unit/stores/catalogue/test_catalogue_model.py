@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue.directories import ScanLimits
+from tests.examples import fewer
 from tests.unit.stores.skills.skilldirs import action_files, agent_skill, write
 
 FINE_CLOCK = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 13)
@@ -206,30 +207,11 @@ async def story(seed: int, acts: list[tuple[str, ...]], home: Path) -> None:
         await pair.kept.close()
 
 
-def told(examples: int) -> Callable[[Any], Any]:
-    steps = st.tuples(st.sampled_from(INDEXES), st.sampled_from(ACTS), st.sampled_from(ACTS), st.sampled_from(ACTS))
-    acts = st.lists(steps, min_size=2, max_size=8)
-    health = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-
-    def wrap(test: Any) -> Any:
-        whole = given(seed=st.integers(0, 2**32), acts=acts)(test)
-        return settings(max_examples=examples, deadline=None, suppress_health_check=health)(whole)
-
-    return wrap
+STEPS = st.tuples(st.sampled_from(INDEXES), st.sampled_from(ACTS), st.sampled_from(ACTS), st.sampled_from(ACTS))
 
 
-def tell(seed: int, acts: list[tuple[str, ...]]) -> None:
+@fewer(4)
+@given(seed=st.integers(0, 2**32), acts=st.lists(STEPS, min_size=2, max_size=8))
+def test_an_index_says_what_the_disk_says(seed: int, acts: list[tuple[str, ...]]) -> None:
     with tempfile.TemporaryDirectory(prefix="skillyard-model-") as directory:
         asyncio.run(story(seed, acts, Path(directory)))
-
-
-@told(20)
-def test_an_index_says_what_the_disk_says(seed: int, acts: list[tuple[str, ...]]) -> None:
-    tell(seed, acts)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@told(1500)
-def test_an_index_says_what_the_disk_says_in_many_stories(seed: int, acts: list[tuple[str, ...]]) -> None:
-    tell(seed, acts)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.stores.skills.reference import (
@@ -228,15 +228,6 @@ def compare(root: Path, sample: Sample) -> None:
     assert ours == reference or explained(sample, ours), f"we say {ours}"
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(samples())
 def test_any_front_matter_is_judged_alike_or_the_difference_is_listed(tmp_path: Path, sample: Sample) -> None:
-    compare(tmp_path / "one", sample)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@settings(max_examples=20_000, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(samples())
-def test_very_many_front_matters(tmp_path: Path, sample: Sample) -> None:
     compare(tmp_path / "one", sample)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.stores.archives import ArchiveRefused
@@ -108,7 +108,6 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return raw | {"4": (home / ".git/index").read_bytes()}
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     version=st.sampled_from(("2", "4")),
     cuts=st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=4)), max_size=5),
