@@ -9,10 +9,10 @@ from typing import Any
 from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.schemas import Checked
-from skillyard.bench.baseline import PYTHON
 from skillyard.bench.idle import Idle
+from skillyard.bench.installations import PYTHON
 from skillyard.bench.report import MIB
-from skillyard.bench.stats import Rounds, median, percentile
+from skillyard.bench.turns import Rounds, median, percentile
 
 _BASE = "a clean python3 -I"
 ENOUGH_READY = 1000

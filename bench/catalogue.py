@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.made_skills import name_of, write_skills, write_version
-from skillyard.bench.stats import Rounds, in_ms, median
+from skillyard.bench.turns import Rounds, in_ms, median
 from skillyard.client.sync import SyncClient
 from skillyard.config.settings import load_settings
 from skillyard.domain.skill.name import GUIDE

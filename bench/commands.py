@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from skillyard.bench.job import WrongResult
+from skillyard.bench.subject import WrongResult
 
 _PATIENCE_S = 60.0
 

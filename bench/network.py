@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.certificates import certify
-from skillyard.bench.baseline import interpreter
-from skillyard.bench.job import SUM, WrongResult
-from skillyard.bench.stats import Rounds
+from skillyard.bench.installations import interpreter
+from skillyard.bench.subject import SUM, WrongResult
+from skillyard.bench.turns import Rounds
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import SkillyardError
 from skillyard.engine.packages.environment import base_interpreter

@@ -15,9 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from skillyard.bench.baseline import BARE, SLOW, Run, job_of, printed
-from skillyard.bench.job import DATA, SUM, WrongResult
-from skillyard.bench.subject import Skipped, Subject
+from skillyard.bench.installations import BARE, SLOW, Run, job_of, printed
+from skillyard.bench.subject import DATA, SUM, Skipped, Subject, WrongResult
 
 BUBBLEWRAP = "bubblewrap"
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/alternatives")

@@ -13,9 +13,8 @@ from bench.budget import Line
 from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.schemas import Checked
-from skillyard.bench.report import MIB, Report
-from skillyard.bench.stats import in_ms
-from skillyard.bench.tables import plain_table, show, shown_ms, shown_ratio
+from skillyard.bench.report import MIB, Report, plain_table, show, shown_ms, shown_ratio
+from skillyard.bench.turns import in_ms
 
 _VERDICT = {True: "[green]met[/]", False: "[red]not met[/]", None: "not measured"}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.bench.stats import in_ms
+from skillyard.bench.turns import in_ms
 from skillyard.client.errors import ClientError
 from skillyard.client.sync import SyncClient
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool

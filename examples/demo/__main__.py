@@ -20,7 +20,7 @@ import click
 from examples.demo.screen import Screen
 from examples.demo.story import DemoFailed, Story
 from skillyard._version import __version__
-from skillyard.bench.processes import alive, family
+from skillyard.bench.idle import alive, family
 from skillyard.bundled import EXAMPLES
 from skillyard.client.errors import RunFailed
 from skillyard.client.sync import SyncClient

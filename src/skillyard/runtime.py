@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapp
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from skillyard.client.bundles import LATEST, TYPES, ExportedSkill, PublishedSkill, packed
@@ -23,8 +24,8 @@ from skillyard.domain.principal import LOCAL, Principal
 from skillyard.engine.app import App
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.table import invoke
-from skillyard.loop_thread import LoopThread
 from skillyard.ports.bundles import ArchiveForm
+from skillyard.watches import new_event_loop
 from skillyard.wiring import at_rest, open_ports
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from skillyard.client.sources import Progress, Sink, Source
     from skillyard.client.transport import Transport
     from skillyard.ports.sandbox import Backend
+
 
 T = TypeVar("T")
 
@@ -307,3 +309,44 @@ def _end(size: int, offset: int, length: int | None) -> int:
 
 async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes | None:
     return await anext(chunks, None)
+
+
+class LoopThread:
+    """An event loop in a thread: the one place where the synchronous runtime starts one."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
+
+    def start(self) -> None:
+        if self._loop is None:
+            self._loop = new_event_loop()
+            self._thread = Thread(target=self._loop.run_forever, name="skillyard-runtime", daemon=True)
+            self._thread.start()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result; when this thread is interrupted meanwhile, the coroutine is cancelled."""
+        if self._loop is None:
+            coroutine.close()
+            raise RuntimeError("the runtime is not open: use 'with SyncRuntime(...)'")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        self._loop = self._thread = None
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

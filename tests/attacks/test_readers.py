@@ -32,11 +32,11 @@ from skillyard.gate import dns_server, listener, socks
 from skillyard.gate.addresses import parse_host_port
 from skillyard.gate.dial import Dialer
 from skillyard.gate.dns_server import read_question
-from skillyard.gate.failures import Failure, Refused
 from skillyard.gate.http import proxy
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.http.head import Heads, check_written
 from skillyard.gate.relay.first_bytes import FirstBytes, sniff
+from skillyard.gate.relay.guard import Failure, Refused
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.client_hello import HelloReader, Malformed

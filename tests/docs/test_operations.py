@@ -13,7 +13,7 @@ import pytest
 
 from skillyard.engine.observer import Event
 from skillyard.engine.table import METHODS
-from skillyard.faces.observability import events, tracing
+from skillyard.faces.observability import logs, tracing
 from skillyard.faces.observability.metrics import Metrics
 from tests.docs.test_examples import ROOT
 
@@ -33,7 +33,7 @@ def test_every_metric_is_on_the_page_with_its_type() -> None:
 
 def test_every_event_is_on_the_page_at_its_level() -> None:
     for kind in get_args(Event):
-        level = logging.getLevelName(events._LEVELS.get(kind, logging.INFO)).lower()
+        level = logging.getLevelName(logs._LEVELS.get(kind, logging.INFO)).lower()
         name = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
         assert re.search(rf"^\| `{level}` \|.*`{name}`", PAGE, re.MULTILINE), f"{name} at {level}"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import QuotaExceeded
 from skillyard.domain.principal import Principal
-from skillyard.faces.http import HttpLimits, transfers
+from skillyard.faces.http import HttpLimits, blobs
 from skillyard.faces.http.errors import RangeNotSatisfiable
 from skillyard.ports.blobs import BlobInfo
 from tests.faces.support import AUTH, Serving, head, serving, until, within
@@ -202,7 +202,7 @@ async def test_a_download_that_breaks_off_stops_reading(server: Serving, http: h
 @given(st.integers(0, 40), st.text("bytes=-0123456789, ", max_size=16) | st.from_regex(r"bytes=\d{0,2}-\d{0,2}"))
 def test_a_range_lies_within_or_is_refused(size: int, header: str) -> None:
     try:
-        part = transfers.read_range(header, size)
+        part = blobs.read_range(header, size)
     except RangeNotSatisfiable:
         return
     if part is not None:

@@ -16,8 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from skillyard.domain.work.outcome import Outcome
 from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
 from skillyard.engine import observer
-from skillyard.faces.observability.events import fan_out, log_event
-from skillyard.faces.observability.logs import QUEUE, logging_to
+from skillyard.faces.observability.logs import QUEUE, fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing, wanted
 from tests.faces.support import ROOT

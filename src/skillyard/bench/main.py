@@ -16,12 +16,10 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from skillyard.bench import idle, turns
-from skillyard.bench.baseline import baselines, clean_interpreter
 from skillyard.bench.idle import Idle
-from skillyard.bench.installations import open_installations
-from skillyard.bench.job import WrongResult
+from skillyard.bench.installations import baselines, clean_interpreter, open_installations
 from skillyard.bench.report import Report
-from skillyard.bench.subject import GivenUp, Skipped, Subject
+from skillyard.bench.subject import GivenUp, Skipped, Subject, WrongResult
 from skillyard.bench.turns import CONCURRENCY, Plan
 from skillyard.client.errors import RunFailed
 from skillyard.domain.errors import SandboxFault
@@ -49,7 +47,7 @@ def bench(quick: bool, ready: int | None, output: Path | None, as_json: bool) ->
     async def work(home: Path, say: Say) -> Report:
         return await measure(home, Plan.of(quick=quick, ready=ready), say, quick=quick)
 
-    from skillyard.bench.tables import show as print_tables
+    from skillyard.bench.report import show as print_tables
 
     show(work, print_tables, output, as_json=as_json)
 

@@ -1,19 +1,24 @@
-"""What was measured, as one value and as JSON."""
+"""The report of a benchmark: one value, its JSON form, and its tables for people."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from skillyard._version import __version__
-from skillyard.bench.baseline import PYTHON, PYTHON_BARE, interpreter
 from skillyard.bench.idle import Idle
-from skillyard.bench.stats import Rounds, in_ms, median
+from skillyard.bench.installations import PYTHON, PYTHON_BARE, interpreter
 from skillyard.bench.subject import Skipped, Subject
+from skillyard.bench.turns import CONCURRENCY, Rounds, in_ms, median
 
 FORMAT = 3
 MIB = 1024 * 1024
@@ -99,3 +104,97 @@ def host() -> dict[str, Any]:
 
 def _named(subject: Subject) -> dict[str, Any]:
     return {"id": subject.id, "title": subject.title, "job": subject.job.name, "walls": subject.walls}
+
+
+_PLAIN_WIDTH = 130
+
+
+def show(report: Report, more: Iterable[tuple[str, Table]] = ()) -> None:
+    """Prints the report and ``more`` tables, for a terminal or not."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    console.print(_where(report))
+    for title, table in (*_tables(report), *more):
+        console.print(f"\n[bold]{title}[/]")
+        console.print(table)
+    for skipped in report.skipped:
+        console.print(f"not measured: {skipped.title}: {skipped.reason}", markup=False, soft_wrap=True)
+
+
+def _where(report: Report) -> str:
+    facts = host()
+    user = "root" if facts["root"] else "an ordinary user"
+    busy = report.load > facts["cpus"]
+    return (
+        f"Linux {facts['kernel']} {facts['machine']}, {facts['cpus']} cpus, CPython {facts['python']}, as {user}; "
+        f"load {report.load:.1f} before, {report.took_s:.0f} s in all.\n"
+        "Everybody does the same job in turns, each time from nothing: read ratios, not digits. They are medians over\n"
+        "rounds of own time / that of the other.\n"
+        f"python3 is {facts['baseline']['python']}, with empty site-packages in an environment of its own."
+        + (
+            "\n[yellow]The machine is busy with other things: ratios are worse than on one that is not.[/]"
+            if busy
+            else ""
+        )
+    )
+
+
+def _tables(report: Report) -> Iterator[tuple[str, Table]]:
+    rows = list(report.latencies())
+    for job in dict.fromkeys(row["job"] for row in rows):
+        yield (
+            f"Latency of one run, job '{job}'",
+            _latency([row for row in rows if row["job"] == job], [*report.bases]),
+        )
+    yield "Throughput, runs a second", _throughput(report)
+    yield "Waiting and beginning", _waiting(report)
+
+
+def _latency(rows: list[dict[str, Any]], bases: Sequence[str]) -> Table:
+    named = [f"/ {base.removeprefix('vs_').replace('_', ' ')}" for base in bases]
+    table = plain_table("", "p50 ms", "p95", "p99", *named, "runs")
+    table.add_column("walls and limits", no_wrap=True)
+    for row in rows:
+        times = [shown_ms(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms")]
+        ratios = [shown_ratio(row[name]) for name in bases]
+        table.add_row(row["title"], *times, *ratios, str(row["samples"]), row["walls"])
+    return table
+
+
+def _throughput(report: Report) -> Table:
+    table = plain_table("callers at once", *map(str, CONCURRENCY))
+    for subject in report.subjects:
+        rates = {r["concurrency"]: r["runs_per_s"] for r in report.throughputs() if r["id"] == subject.id}
+        if rates:
+            table.add_row(subject.title, *(f"{rates[level]:,.0f}" if level in rates else "" for level in CONCURRENCY))
+    return table
+
+
+def _waiting(report: Report) -> Table:
+    table = plain_table("", "")
+    table.show_header = False
+    if idle := report.idle:
+        table.add_row(f"{idle.sandboxes} sandboxes made ready", f"{idle.made_s:.2f} s")
+        if idle.unshared_bytes is not None:
+            table.add_row("  unshared memory of each", f"{idle.unshared_bytes / MIB:.2f} MiB")
+        if idle.host_bytes is not None:
+            table.add_row("  what each took of the host's memory", f"{idle.host_bytes / MIB:.2f} MiB")
+        table.add_row("  all of them ended", f"{idle.ended_s:.2f} s")
+    if report.server_start_s:
+        table.add_row("skillyard serve, until it is ready", f"{sorted(report.server_start_s)[0] * 1000:.0f} ms")
+    return table
+
+
+def plain_table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def shown_ms(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def shown_ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"

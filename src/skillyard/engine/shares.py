@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from skillyard.config.admission import AdmissionSettings
+from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput
 
 _SMOOTHING = 0.2

@@ -27,8 +27,7 @@ from skillyard.engine.table import METHODS, invoke
 from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
-from skillyard.faces.observability.events import fan_out, log_event
-from skillyard.faces.observability.logs import logging_to
+from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
 from skillyard.faces.rpc import Dispatcher

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from skillyard.domain.network.address import Address, nat64_prefixes
 from skillyard.gate.addresses import plain
-from skillyard.gate.failures import TimedOut, Unreachable
+from skillyard.gate.relay.guard import TimedOut, Unreachable
 
 _THREADS = 64
 _AT_ONCE = 4

@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
-from skillyard.gate import direct, socks
 from skillyard.gate import dns_server as dns
+from skillyard.gate import socks
 from skillyard.gate.addresses import endpoint
-from skillyard.gate.failures import Failure
 from skillyard.gate.http import proxy as http_proxy
+from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT, refusal_for, sniff
+from skillyard.gate.relay.guard import Failure, Refused, Unreachable
+from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.upstream import SandboxConnection
@@ -52,7 +54,7 @@ class Listeners:
         if sock.type == socket.SOCK_DGRAM:
             return dns.Datagrams(self._session, sock)
         _, port = endpoint(sock.getsockname())
-        serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy}.get(port, direct.serve)
+        serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy}.get(port, serve_direct)
         return Listener(self._session, sock, serve, self._capacity, self._on_fault)
 
     def close(self) -> None:
@@ -191,3 +193,41 @@ def raise_descriptors() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         return hard
     return soft
+
+
+VIA_DIRECT = "direct"
+_MOST_WORDS = 1 << 16
+_GRACE_S = 0.5
+"""Time for the first bytes of a refused client: most speak at once, and one that waits for the server must not wait."""
+
+
+async def serve_direct(session: Session, client: Stream) -> None:
+    """Serves one connection. Raises as streams do, and Failure once the client was told."""
+    address, port = client.local
+    try:
+        upstream = await session.reach(VIA_DIRECT, address, port)
+    except (Refused, Unreachable) as failure:
+        await _tell(session, client, port, failure)
+        raise
+    except BaseException:
+        client.reset()
+        raise
+    await tunnel(session, client, upstream)
+
+
+async def _tell(session: Session, client: Stream, port: int, failure: Failure) -> None:
+    """Tells a client of the refusal.
+
+    On the ports of the web it is told in its own protocol, once it has spoken; others are reset at once."""
+    if port not in (TLS_PORT, HTTP_PORT):
+        client.reset()
+        return
+    said = b""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(min(_GRACE_S, session.limits.header_s)):
+            while len(said) < _MOST_WORDS and (data := await client.read()):
+                said += data
+                if (kind := sniff(said)) is not None:
+                    await client.write(refusal_for(kind, failure.reason))
+                    break
+    await client.finish()

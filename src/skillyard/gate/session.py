@@ -12,7 +12,7 @@ from skillyard.domain.network.policy import Decision, Policy
 from skillyard.domain.network.session import MOST_REASON, Connection, EgressPlan, NetworkLog
 from skillyard.gate.addresses import Host
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Ended, Failure, Refused, Unreachable
+from skillyard.gate.relay.guard import Ended, Failure, Refused, Unreachable
 from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.upstream import SandboxConnection, Upstream, Usage
 

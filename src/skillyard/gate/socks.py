@@ -11,7 +11,7 @@ import ipaddress
 from skillyard.domain.network.address import parse_address
 from skillyard.domain.network.rule import canonical_name
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Failure, Refused, Unreachable
+from skillyard.gate.relay.guard import Failure, Refused, Unreachable
 from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session

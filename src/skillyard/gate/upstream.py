@@ -13,7 +13,7 @@ from collections.abc import Callable
 from skillyard.domain.network.address import Address
 from skillyard.domain.network.session import Connection, EgressLimits
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Ended, Failure, Refused
+from skillyard.gate.relay.guard import Ended, Failure, Refused
 from skillyard.gate.relay.stream import Stream
 
 _MOST_IDLE = 4

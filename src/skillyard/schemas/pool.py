@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.config.skills import SchemaSettings
+from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict

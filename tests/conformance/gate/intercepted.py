@@ -18,8 +18,8 @@ from skillyard.domain.network.policy import Layer, Policy
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, new_placeholder
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Failure
 from skillyard.gate.listener import serve_proxy
+from skillyard.gate.relay.guard import Failure
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception

@@ -12,7 +12,7 @@ from skillyard.domain.network.address import Address
 from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.client import ProcessGate
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import Ended, Refused
+from skillyard.gate.relay.guard import Ended, Refused
 from skillyard.gate.session import Session
 from tests.conformance.gate.gates import BOUND_S, Server, cut_off, echo, plugged, policy, reaching, turned_away, until
 from tests.conformance.gate.rooms import Rooms

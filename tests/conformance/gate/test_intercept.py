@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from skillyard.gate.failures import Ended
+from skillyard.gate.relay.guard import Ended
 from tests.conformance.gate.intercepted import BOUND_S, LOOPBACK, TOKEN, Gate, Outside, all_of, server
 from tests.conformance.gate.programs.web import Answer, Asked
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import TRUST_FILE, EgressLimits
 from skillyard.gate.tls.authority import Authority, NotBound
-from skillyard.gate.tls.connection import TlsEnd, TlsFault
+from skillyard.gate.tls.intercept import TlsEnd, TlsFault
 from skillyard.gate.trust import TRUST_ENV, TrustFiles, system_certificates
 from tests.conformance.gate.intercepted import TOKEN, Gate, Outside, all_of, server
 from tests.conformance.gate.programs.authority import Authority as OtherAuthority

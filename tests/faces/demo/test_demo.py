@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.material import ATTACKS, HEADER, HOSTILE, write_orders
-from skillyard.bench.processes import alive, family
+from skillyard.bench.idle import alive, family
 
 PROJECT = Path(__file__).parents[3]
 

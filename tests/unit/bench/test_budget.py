@@ -7,7 +7,7 @@ from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.schemas import Checked
 from skillyard.bench.idle import Idle
-from skillyard.bench.stats import Rounds
+from skillyard.bench.turns import Rounds
 
 MIB = 1024 * 1024
 GOOD = {"python": 10, "ready": 1.1, "on_demand": 2.7, "data": 1.3, "http": 1.9, "numpy": 1.4}

@@ -9,9 +9,8 @@ import pytest
 
 from bench.peers import open_peers
 from skillyard.bench import turns
-from skillyard.bench.baseline import interpreter, printed
-from skillyard.bench.job import PLAIN, SUM, WrongResult
-from skillyard.bench.subject import Awaited, Blocking, GivenUp, Subject
+from skillyard.bench.installations import interpreter, printed
+from skillyard.bench.subject import PLAIN, SUM, Awaited, Blocking, GivenUp, Subject, WrongResult
 from skillyard.bench.turns import CONCURRENCY, Plan
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.bench.stats import Rounds, in_ms, median, percentile
+from skillyard.bench.turns import Rounds, in_ms, median, percentile
 
 numbers = st.lists(st.floats(min_value=-1e6, max_value=1e6), min_size=2, max_size=50)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from skillyard.config.admission import AdmissionSettings
+from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput
 from skillyard.engine.shares import Admission, Place
 

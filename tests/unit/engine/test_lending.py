@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.config.admission import AdmissionSettings
+from skillyard.config.limits import AdmissionSettings
 from skillyard.domain.errors import Busy, InvalidInput, ProtectionMissing, SandboxFault
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.sandbox.guarantees import Level, Probe, Protection

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Refused
 from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.relay.guard import Refused
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 NAME = "a.x.com"

@@ -21,7 +21,7 @@ from skillyard.domain.network.policy import Layer, Policy, parse_rules
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, GateSecret, NetworkLog
 from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.dial import Dialer
-from skillyard.gate.failures import TimedOut, Unreachable
+from skillyard.gate.relay.guard import TimedOut, Unreachable
 from skillyard.gate.session import MOST_KINDS, MOST_NAMES, OWN, POOL, Log, SyntheticAddresses
 from skillyard.gate.upstream import Usage
 from skillyard.gate.wire import log_in, plan_in, plan_out

@@ -8,8 +8,8 @@ import ipaddress
 import pytest
 
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Refused
 from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.relay.guard import Refused
 from tests.unit.gate.guarded_http import NAME, OK, SWITCHED, UPGRADE, get, post, refused, say
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.gate.addresses import parse_host_port
-from skillyard.gate.failures import Failure, Refused, Unreachable
 from skillyard.gate.http.guard import HttpGuard
 from skillyard.gate.http.head import MOST_HEAD
+from skillyard.gate.relay.guard import Failure, Refused, Unreachable
 from tests.unit.gate.guarded_http import NAME, OK, SWITCHED, answer, get, post, say
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import PLACEHOLDER_PREFIX, GateSecret, new_placeholder
-from skillyard.gate.failures import Refused
 from skillyard.gate.http.mask import Masker, Masks
 from skillyard.gate.http.placeholder import Placeholders
+from skillyard.gate.relay.guard import Refused
 
 VALUE = "s3cr3t/+value=with ~odd\\chars"
 SECRET = GateSecret("KEY", new_placeholder(), VALUE, (parse_rule("api.test"),))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.gate.failures import Failure
 from skillyard.gate.relay.first_bytes import FirstBytes, Kind, sniff
+from skillyard.gate.relay.guard import Failure
 from skillyard.gate.tls.guard import ACCESS_DENIED
 from tests.unit.gate.hellos import hello, message, records, server_name
 

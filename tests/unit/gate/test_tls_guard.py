@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Refused
+from skillyard.gate.relay.guard import Refused
 from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
 from tests.conformance.gate.programs.authority import Authority
 from tests.unit.gate.hellos import HELLO_RANDOM, extension, hello, message, records, server_name, vector

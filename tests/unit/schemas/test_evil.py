@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.config.skills import SchemaSettings
+from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool

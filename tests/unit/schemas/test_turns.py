@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from skillyard.config.skills import SchemaSettings
+from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool

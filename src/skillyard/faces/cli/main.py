@@ -11,12 +11,12 @@ import click
 
 from skillyard._version import __version__
 from skillyard.faces.cli.failures import exit_codes_help, reported
-from skillyard.faces.cli.streams import stand_in
+from skillyard.faces.cli.inputs import stand_in
 
 _HERE = "skillyard.faces.cli"
 _GROUPS = ("environment", "blob", "runs", "policy", "secret", "token")
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": (f"{_HERE}.commands.serve", "serve"),
+    "serve": (f"{_HERE}.commands.installation", "serve"),
     "run": (f"{_HERE}.commands.run", "run"),
     "exec": (f"{_HERE}.commands.run", "exec_"),
     "skill": (f"{_HERE}.skill.group", "skill"),

@@ -11,10 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skillyard.domain.principal import Scope as Right
 from skillyard.faces.http import request
-from skillyard.faces.http.auth import OPEN_PATHS, Authentication, Authenticator, principal_of
 from skillyard.faces.http.blobs import BlobAccess, BlobEndpoint
 from skillyard.faces.http.errors import MethodNotAllowed, NotFound
-from skillyard.faces.http.guard import Guard, Hosts
+from skillyard.faces.http.guard import OPEN_PATHS, Authentication, Authenticator, Guard, Hosts, principal_of
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
 from skillyard.faces.http.replies import Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -12,15 +14,87 @@ from starlette.types import Receive, Scope, Send
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound
 from skillyard.domain.principal import Principal
-from skillyard.faces.http import request, transfers
-from skillyard.faces.http.auth import principal_of
-from skillyard.faces.http.errors import MethodNotAllowed
+from skillyard.faces.http import request
+from skillyard.faces.http.errors import BadRequest, MethodNotAllowed, RangeNotSatisfiable
+from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
 from skillyard.faces.http.request import HttpCaller
-from skillyard.faces.http.transfers import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
+
+
+def refuse_query(scope: Scope) -> None:
+    """Raises BadRequest."""
+    if scope["query_string"]:
+        raise BadRequest("this path takes no query parameters")
+
+
+def upload_type(headers: Headers, what: str) -> str:
+    """Returns the Content-Type of ``what``, empty without one. Raises BadRequest unless all of it comes, as it is."""
+    encodings = set(headers.getlist("content-encoding"))
+    if "content-range" in headers or not encodings <= {"identity"}:
+        raise BadRequest(f"Content-Range and Content-Encoding: send the whole {what} as it is")
+    kinds = headers.getlist("content-type")
+    if len(kinds) > 1:
+        raise BadRequest("Content-Type: came more than once")
+    return next(iter(kinds), "")
+
+
+_SINGLE = re.compile(r"bytes\s*=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``length`` bytes from ``start`` on; never empty."""
+
+    start: int
+    length: int
+
+    def content_range(self, size: int) -> str:
+        return f"bytes {self.start}-{self.start + self.length - 1}/{size}"
+
+
+def read_range(header: str | None, size: int) -> Range | None:
+    """Returns the part that is asked for; None for the whole: no header, several ranges, or no range that we know.
+
+    Raises RangeNotSatisfiable when it begins behind the end.
+    """
+    match = _SINGLE.fullmatch(header.strip()) if header else None
+    if match is None:
+        return None
+    first, last = match.groups()
+    if first:
+        return _from_to(int(first), int(last) if last else size - 1, size)
+    return _suffix(int(last), size) if last else None
+
+
+def _from_to(first: int, last: int, size: int) -> Range | None:
+    if last < first < size:
+        return None
+    if first >= size:
+        raise RangeNotSatisfiable(size)
+    return Range(first, min(last, size - 1) - first + 1)
+
+
+def _suffix(length: int, size: int) -> Range:
+    length = min(length, size)
+    if length == 0:
+        raise RangeNotSatisfiable(size)
+    return Range(size - length, length)
+
+
+def etag(sha256: str) -> str:
+    return f'"{sha256}"'
+
+
+def matches(header: str | None, tag: str) -> bool:
+    """Returns whether ``If-None-Match`` names the tag; comparison is weak (RFC 9110 §13.1.2)."""
+    if header is None:
+        return False
+    listed = {part.strip().removeprefix("W/") for part in header.split(",")}
+    return "*" in listed or tag in listed
+
 
 DEFAULT_KIND = "application/octet-stream"
 
@@ -92,7 +166,7 @@ class BlobEndpoint:
         refuse_query(scope)
         info = await self._find(principal_of(scope), scope["path_params"]["blob_id"])
         headers = Headers(scope=scope)
-        if transfers.matches(headers.get("if-none-match"), transfers.etag(info.sha256)):
+        if matches(headers.get("if-none-match"), etag(info.sha256)):
             await start(send, 304, _validators(info))
         elif scope["method"] == "HEAD":
             await start(send, 200, _describe(info, None))
@@ -100,7 +174,7 @@ class BlobEndpoint:
             part = _part(headers, info)
             await start(send, 206 if part else 200, _describe(info, part))
             async with HttpCaller(receive, self._lifecycle) as caller:
-                await caller.wait(self._send_content(send, info, part or transfers.Range(0, info.size)))
+                await caller.wait(self._send_content(send, info, part or Range(0, info.size)))
         await end(send)
 
     async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
@@ -108,7 +182,7 @@ class BlobEndpoint:
             raise BlobNotFound("blob_id", "no such blob")
         return await self._blobs().stat(principal, blob_id)
 
-    async def _send_content(self, send: Send, info: BlobInfo, part: transfers.Range) -> None:
+    async def _send_content(self, send: Send, info: BlobInfo, part: Range) -> None:
         if part.length == 0:
             return
         chunks = self._blobs().read(info.blob_id, part.start, part.length)
@@ -119,18 +193,18 @@ class BlobEndpoint:
                 self._traffic.sent(len(chunk))
 
 
-def _part(headers: Headers, info: BlobInfo) -> transfers.Range | None:
-    tag = transfers.etag(info.sha256)
+def _part(headers: Headers, info: BlobInfo) -> Range | None:
+    tag = etag(info.sha256)
     if headers.get("if-range", tag) != tag:
         return None
-    return transfers.read_range(headers.get("range"), info.size)
+    return read_range(headers.get("range"), info.size)
 
 
 def _validators(info: BlobInfo) -> dict[str, str]:
-    return {"etag": transfers.etag(info.sha256), "cache-control": "private, no-cache"}
+    return {"etag": etag(info.sha256), "cache-control": "private, no-cache"}
 
 
-def _describe(info: BlobInfo, part: transfers.Range | None) -> dict[str, str]:
+def _describe(info: BlobInfo, part: Range | None) -> dict[str, str]:
     """Returns headers of a blob. Its kind is what its maker said, so it is never shown as a page of ours."""
     headers = {
         **_validators(info),

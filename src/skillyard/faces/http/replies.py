@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from skillyard.faces.http.errors import headers_of, status_of
-from skillyard.faces.rpc.errors import CallerGone, error_object
-from skillyard.faces.rpc.wire import dumps
+from skillyard.faces.rpc.wire import CallerGone, dumps, error_object
 
 JSON = "application/json"
 PIECE = 64 * 1024

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 from skillyard.domain.errors import Busy
 from skillyard.faces.http.errors import BadRequest, PayloadTooLarge, SlowBody, Unavailable
 from skillyard.faces.http.lifecycle import Lifecycle
-from skillyard.faces.rpc.errors import CallerGone
+from skillyard.faces.rpc.wire import CallerGone
 
 _SOON_MS = 1000
 _PARTS = 4096

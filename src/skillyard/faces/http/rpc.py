@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.errors import Busy, Forbidden
 from skillyard.faces.http import request
-from skillyard.faces.http.auth import principal_of
 from skillyard.faces.http.errors import MethodNotAllowed, PayloadTooLarge, UnsupportedMediaType, headers_of, status_of
+from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import end, reply, start
 from skillyard.faces.http.request import HttpCaller

@@ -13,14 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Finding, Skill
-from skillyard.faces.http import request, transfers
-from skillyard.faces.http.auth import principal_of
-from skillyard.faces.http.blobs import Traffic
+from skillyard.faces.http import blobs, request
+from skillyard.faces.http.blobs import Traffic, refuse_query, upload_type
 from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType
+from skillyard.faces.http.guard import principal_of
 from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.replies import PIECE, end, piece, reply, start
 from skillyard.faces.http.request import HttpCaller
-from skillyard.faces.http.transfers import refuse_query, upload_type
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.bundles import ArchiveForm, Exported
 
@@ -121,7 +120,7 @@ class SkillEndpoint:
         asked = scope["path_params"]
         principal = principal_of(scope)
         skill = await self._skills().find(principal, asked["name"], asked["version"])
-        if transfers.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
+        if blobs.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))
         else:
             whole = scope["method"] == "GET"

@@ -12,8 +12,7 @@ from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
 from skillyard.domain.principal import Principal
 from skillyard.engine.table import UnknownMethod
 from skillyard.faces.rpc import wire
-from skillyard.faces.rpc.errors import CallerGone, InvalidRequest, ParseError, error_object
-from skillyard.faces.rpc.wire import Request, loads
+from skillyard.faces.rpc.wire import CallerGone, InvalidRequest, ParseError, Request, error_object, loads
 
 logger = logging.getLogger("skillyard.rpc")
 

@@ -12,9 +12,9 @@ from typing import Protocol
 import h11
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.failures import Refused, Unreachable
 from skillyard.gate.http.mask import Masker, Masks
 from skillyard.gate.http.placeholder import Headers, Placeholders, Scanner, in_body
+from skillyard.gate.relay.guard import Refused, Unreachable
 
 MOST_HELD = 1 << 16
 """Bytes that are held of an answer with an announced length, so that a new length can be announced."""

@@ -9,10 +9,9 @@ import re
 
 import h11
 
-from skillyard.gate.failures import Refused, Unreachable
 from skillyard.gate.http.content import ANY, Answer, ContentRules
 from skillyard.gate.http.head import Fields, Heads, check_trailer, check_written, end_to_end, listed
-from skillyard.gate.relay.guard import Outbox
+from skillyard.gate.relay.guard import Outbox, Refused, Unreachable
 
 MOST_EVENTS = 64
 """Parts of messages that are passed on before others have their turn."""

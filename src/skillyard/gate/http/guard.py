@@ -10,11 +10,10 @@ from typing import NoReturn
 import h11
 
 from skillyard.gate.addresses import Host, write_host_port
-from skillyard.gate.failures import Failure, Refused
 from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.exchange import ClientSide, Exchange
 from skillyard.gate.http.head import check_connection, check_host, split_target
-from skillyard.gate.relay.guard import ROOM, Outbox
+from skillyard.gate.relay.guard import ROOM, Failure, Outbox, Refused
 
 HTTP = 80
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import h11
 
 from skillyard.gate.addresses import Host, parse_host_port, write_host_port
-from skillyard.gate.failures import Refused
+from skillyard.gate.relay.guard import Refused
 
 MOST_HEAD = 1 << 16
 MOST_FIELDS = 256

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
 from skillyard.domain.network.session import GateSecret
-from skillyard.gate.failures import Refused
+from skillyard.gate.relay.guard import Refused
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -11,13 +11,12 @@ import contextlib
 import h11
 
 from skillyard.gate.addresses import Host, parse_host_port, write_host_port
-from skillyard.gate.failures import Failure, Refused, TimedOut, Unreachable
 from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.exchange import ClientSide, Exchange
 from skillyard.gate.http.guard import refusal
 from skillyard.gate.http.head import Fields, check_connection, check_host, end_to_end, split_target
 from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT
-from skillyard.gate.relay.guard import ROOM, Outbox
+from skillyard.gate.relay.guard import ROOM, Failure, Outbox, Refused, TimedOut, Unreachable
 from skillyard.gate.relay.relay import relay, relay_exchange, tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session

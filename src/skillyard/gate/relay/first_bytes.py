@@ -11,10 +11,9 @@ from collections.abc import Callable
 from enum import Enum
 
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Refused
 from skillyard.gate.http.content import ANY, ContentRules
 from skillyard.gate.http.guard import HttpGuard, refusal
-from skillyard.gate.relay.guard import Guard, Open, Outbox
+from skillyard.gate.relay.guard import Guard, Open, Outbox, Refused
 from skillyard.gate.tls.guard import ACCESS_DENIED, TlsGuard
 
 TLS_PORT, HTTP_PORT = 443, 80

@@ -1,4 +1,4 @@
-"""The interface of guards, which hold what is said on one relayed connection to its host.
+"""The interface of guards, which hold one relayed connection to its host, and the failures of a connection.
 
 Guards do no input or output: a relay tells them what each side said and writes only what they give back.
 """
@@ -6,6 +6,31 @@ Guards do no input or output: a relay tells them what each side said and writes 
 from __future__ import annotations
 
 from typing import Protocol
+
+
+class Failure(Exception):
+    """A connection is not made or does not go on because of ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Refused(Failure):
+    """The policy, or a rule for every connection, does not allow it."""
+
+
+class Unreachable(Failure):
+    """It was allowed, but the name does not exist or no server answers."""
+
+
+class TimedOut(Unreachable):
+    """No server answers in time."""
+
+
+class Ended(Failure):
+    """A limit, a narrower policy or the end of its session ended it."""
+
 
 ROOM = 1 << 16
 """Bytes of the client that a guard holds before it wants no more."""

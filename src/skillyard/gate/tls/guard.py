@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from skillyard.gate.addresses import Host
-from skillyard.gate.failures import Refused
-from skillyard.gate.relay.guard import Prompt
+from skillyard.gate.relay.guard import Prompt, Refused
 from skillyard.gate.tls.client_hello import HANDSHAKE, Hello, HelloReader, Malformed, Records
 
 ALERT = 21

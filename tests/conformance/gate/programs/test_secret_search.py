@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skillyard.bench.processes import family
+from skillyard.bench.idle import family
 from skillyard.data_dir import DataDir
 from tests.conformance.gate.programs.place import Place
 from tests.conformance.gate.programs.processes import gates, holds, words

@@ -16,6 +16,7 @@ from skillyard.faces.cli.inputs import (
     parse_args,
     parse_limits,
     parse_network,
+    read_stdin,
     read_text,
 )
 from skillyard.faces.cli.options import (
@@ -26,7 +27,6 @@ from skillyard.faces.cli.options import (
     network_option,
     server_options,
 )
-from skillyard.faces.cli.streams import read_stdin
 
 if TYPE_CHECKING:
     from skillyard.client.run import Run

@@ -14,9 +14,9 @@ import click
 
 from skillyard.faces.cli.calls import Call, Caller, Given, add_calls, params_of
 from skillyard.faces.cli.failures import Failure
+from skillyard.faces.cli.inputs import decoded
 from skillyard.faces.cli.options import data_dir_option, limit_option
 from skillyard.faces.cli.render import moment
-from skillyard.faces.cli.streams import decoded
 
 if TYPE_CHECKING:
     from skillyard.engine.secrets.service import SecretBook

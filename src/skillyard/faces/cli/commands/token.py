@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skillyard.faces.cli.failures import Failure
+from skillyard.faces.cli.inputs import read_stdin
 from skillyard.faces.cli.options import data_dir_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table, moment
-from skillyard.faces.cli.streams import read_stdin
 
 if TYPE_CHECKING:
     from skillyard.domain.principal import Scope

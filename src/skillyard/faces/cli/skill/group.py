@@ -9,10 +9,9 @@ import click
 from skillyard.faces.cli.calls import add_calls, collect
 from skillyard.faces.cli.options import chosen, json_option, server_options
 from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, emit_table
-from skillyard.faces.cli.skill.make import new, validate
 from skillyard.faces.cli.skill.publish import export, install, publish
 from skillyard.faces.cli.skill.read import diff, problems, review
-from skillyard.faces.cli.skill.test import test
+from skillyard.faces.cli.skill.test import new, test, validate
 from skillyard.faces.cli.skill.versions import CALLS, approve, show_versions
 
 if TYPE_CHECKING:
