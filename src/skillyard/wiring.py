@@ -1,47 +1,42 @@
-"""The composition root: stores, backends, the gate and the validators, made as the settings want them.
+"""The composition root: makes stores, backends, the gate and the validators as the settings say.
 
-Only this file knows stores, and backends by their registry.
+No other file of the product knows a store or a backend. Each function imports what it makes, so that a command of the
+command line loads only the stores that it uses.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from skillyard.domain.sandbox.guarantees import AUTO
-from skillyard.engine.app import Ports
-from skillyard.sandbox import registry
-from skillyard.stores.clock import SystemClock, SystemIds
-from skillyard.stores.files.blobs import LocalBlobs
-from skillyard.stores.files.environments import LocalEnvironments
-from skillyard.stores.files.tokens import FileTokens
-from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
-from skillyard.stores.seal.readers.local import EnvironmentSecrets, FileSecrets
-from skillyard.stores.seal.readers.narrowed import Binding, Narrowed
-from skillyard.stores.seal.secrets import SealedSecrets
-from skillyard.stores.skills.bundles import LocalBundles
-from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.snapshots import Snapshots
-from skillyard.stores.sqlite.approvals import SqliteApprovals
-from skillyard.stores.sqlite.database import Database
-from skillyard.stores.sqlite.publications import SqlitePublications
-from skillyard.stores.sqlite.records import SqliteRecords
-from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 if TYPE_CHECKING:
     from skillyard.config.secrets import SecretSettings
     from skillyard.config.settings import Settings
     from skillyard.data_dir import DataDir
+    from skillyard.domain.skill.skill import Finding
+    from skillyard.engine.app import Ports
+    from skillyard.engine.secrets.service import SecretBook
     from skillyard.gate.client import ProcessGate
     from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
     from skillyard.ports.secrets import SecretReader
+    from skillyard.ports.tokens import TokenStore
     from skillyard.schemas.pool import SchemaPool
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.files.tokens import FileTokens
+    from skillyard.stores.seal.secrets import SealedSecrets
+    from skillyard.stores.skills.bundles import LocalBundles
+    from skillyard.stores.skills.catalogue import Catalogue
+    from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.publications import SqlitePublications
+
+Kind = Literal["action", "instruction"]
+Form = Literal["skills-protocol", "agent-skills"]
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,10 @@ class AtRest:
 
 
 def at_rest(settings: Settings, places: DataDir) -> AtRest:
-    """Raises what :func:`make_secret_store` raises."""
+    """Returns the stores that need no server. Raises InvalidInput and StoreFault as :func:`make_secret_store` does."""
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.files.tokens import FileTokens
+
     clock = SystemClock()
     return AtRest(clock, FileTokens(places.tokens, clock), make_secret_store(settings.secrets, places.home))
 
@@ -62,8 +60,19 @@ def at_rest(settings: Settings, places: DataDir) -> AtRest:
 async def open_ports(
     settings: Settings, places: DataDir, rest: AtRest, stack: AsyncExitStack, backend: Backend | None = None
 ) -> Ports:
-    """Returns what the engine works with; ``stack`` closes it. ``backend`` takes the place of those that the settings
-    name. Raises StoreFault, OSError."""
+    """Returns the engine's ports, which ``stack`` closes. Raises StoreFault, OSError.
+
+    ``backend`` takes the place of the backends that the settings name.
+    """
+    from skillyard.engine.app import Ports
+    from skillyard.stores.clock import SystemIds
+    from skillyard.stores.files.blobs import LocalBlobs
+    from skillyard.stores.files.environments import LocalEnvironments
+    from skillyard.stores.sqlite.approvals import SqliteApprovals
+    from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.records import SqliteRecords
+    from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+
     durable = settings.records.durable
     database = await Database.open(places.database, durable=durable)
     stack.push_async_callback(database.close)
@@ -101,34 +110,51 @@ async def open_ports(
 
 
 def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
-    """The way out of sandboxes. Its process, with a user id of its own below those of sandboxes, is started when it
-    is first needed."""
+    """Returns the gate, the only way out of sandboxes.
+
+    Its process has a user id of its own below those of sandboxes, and starts when it is first needed.
+    """
     from skillyard.gate.client import ProcessGate
 
     return ProcessGate(run_dir / "gate", uid=settings.native.uid_base - 1, ca_file=settings.network.ca_file)
 
 
 def make_schema_pool(settings: Settings) -> SchemaPool:
-    """Returns the pool of validators of skills' schemas. Its processes have a user id of their own below the gate's,
-    and start when they are first needed."""
+    """Returns the pool of validators of skills' schemas.
+
+    Its processes have a user id of their own below the gate's, and start when they are first needed.
+    """
     from skillyard.schemas.pool import SchemaPool
 
     return SchemaPool(settings.native.uid_base - 2, settings.schemas)
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
-    """Returns every backend that policy may give a run, by name; ``auto`` may give any of them. ``run_dir`` is where
-    they keep what belongs to running sandboxes; those with a network are plugged into ``plug``. The best one with a
-    network is there in any case: packages are built behind it where the others have none. Nothing is started before
-    it is needed."""
+    """Returns every backend that policy may give a run, by name; ``auto`` may give any of them.
+
+    ``run_dir`` holds the files of running sandboxes, and ``plug`` connects their networks. The best backend with a
+    network is always there: packages are built in it where the others have none. Nothing starts before it is needed.
+    """
+    from skillyard.domain.sandbox.guarantees import AUTO
+    from skillyard.sandbox import registry
+
     wanted = {settings.policy.isolation, *settings.policy.isolations, registry.best_with_network()}
     names = [name for name in registry.BACKENDS if name in wanted or AUTO in wanted]
     return {name: make_backend(name, settings, run_dir, plug) for name in names}
 
 
 def make_backend(name: str, settings: Settings, run_dir: Path, plug: Plug | None = None) -> Backend:
-    """Returns the backend of that name, as the settings want it. Raises KeyError for one that there is not."""
+    """Returns the backend of that name as the settings say. Raises KeyError for an unknown name."""
+    from skillyard.sandbox import registry
+
     return registry.kind(name).make(registry.Place(run_dir, settings, plug))
+
+
+def isolations() -> tuple[str, ...]:
+    """Returns the names by which a run may ask for an isolation."""
+    from skillyard.sandbox.registry import choices
+
+    return tuple(choices())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +165,17 @@ class SkillStores:
 
 
 async def make_skill_stores(settings: Settings, places: DataDir, database: Database) -> SkillStores:
-    """Loaded, and swept of what a crash left; the skills are to be closed. Raises OSError, StoreFault."""
+    """Returns the stores of skills, loaded, without the remains of a crash. Raises OSError, StoreFault.
+
+    The caller closes ``skills``.
+    """
+    import asyncio
+
+    from skillyard.stores.skills.bundles import LocalBundles
+    from skillyard.stores.skills.catalogue import Catalogue
+    from skillyard.stores.skills.snapshots import Snapshots
+    from skillyard.stores.sqlite.publications import SqlitePublications
+
     publications = SqlitePublications(database, settings.skills.limits)
     snapshots = Snapshots(places.snapshots, sync=settings.records.durable)
     bundles = LocalBundles(
@@ -160,14 +196,22 @@ async def make_skill_stores(settings: Settings, places: DataDir, database: Datab
 
 
 def make_secret_store(settings: SecretSettings, home: Path) -> SealedSecrets:
-    """Raises InvalidInput for a key in several places, StoreFault for a variable that holds none."""
+    """Returns the store of sealed secrets.
+
+    Raises InvalidInput for a key in several places, and StoreFault for a variable without a key.
+    """
+    from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
+    from skillyard.stores.seal.secrets import SealedSecrets
+
     variable = os.environ.get(KEY_VARIABLE)
     keys = key_source(home, variable=variable, file=settings.key_file, keyring=settings.keyring)
     return SealedSecrets(home, keys, keep=settings.versions)
 
 
 def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
-    """In their order. Raises InvalidInput for a reader that lacks a setting."""
+    """Returns the readers of secrets in their order. Raises InvalidInput for a reader that lacks a setting."""
+    from skillyard.stores.seal.readers.narrowed import Binding, Narrowed
+
     bindings = {name: Binding(given.delivery, given.hosts) for name, given in settings.deliveries.items()}
     found: list[SecretReader] = []
     for name in settings.readers:
@@ -177,10 +221,14 @@ def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
 
 
 def _environment(settings: SecretSettings) -> SecretReader:
+    from skillyard.stores.seal.readers.local import EnvironmentSecrets
+
     return EnvironmentSecrets(settings.environment.prefix)
 
 
 def _files(settings: SecretSettings) -> SecretReader:
+    from skillyard.stores.seal.readers.local import FileSecrets
+
     return FileSecrets(settings.files.directory)
 
 
@@ -195,3 +243,98 @@ _MAKERS: dict[str, Callable[[SecretSettings], SecretReader]] = {
     "files": _files,
     "vault": _vault,
 }
+
+
+def local_tokens(places: DataDir) -> TokenStore:
+    """Returns the tokens of a data directory; a server may run on it meanwhile."""
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.files.tokens import FileTokens
+
+    return FileTokens(places.tokens, SystemClock())
+
+
+@asynccontextmanager
+async def local_secrets(settings: Settings, places: DataDir) -> AsyncIterator[SecretBook]:
+    """Opens the secrets of a data directory; a server may run on it meanwhile. Raises InvalidInput, StoreFault."""
+    from skillyard.engine.secrets.service import SecretBook
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
+
+    store = make_secret_store(settings.secrets, places.home)
+    database = await Database.open(places.database, durable=settings.records.durable)
+    try:
+        yield SecretBook(store, SqliteSecretAudit(database), SystemClock())
+    finally:
+        await database.close()
+
+
+def new_secrets_key() -> str:
+    """Returns the text of a new random key for secrets."""
+    from skillyard.stores.seal.keys import new_key
+
+    return new_key().text()
+
+
+def keyring_text(text: str) -> bytes:
+    """Returns the keys in ``text`` as the kernel's keyring holds them. Raises StoreFault for text without a key."""
+    from skillyard.stores.seal.keys import parse_keys
+
+    return ",".join(key.text() for key in parse_keys(text, "standard input")).encode()
+
+
+def load_keyring(name: str, text: bytes) -> None:
+    """Puts keys into the kernel's keyring. Raises StoreFault."""
+    from skillyard.stores.seal.keyring import load_key
+
+    load_key(name, text)
+
+
+def new_skill(directory: Path, name: str, kind: Kind | None, form: Form) -> list[Path]:
+    """Writes a skill to start from and returns its files. Raises InvalidInput."""
+    from skillyard.stores.skills.scaffold import new_skill
+
+    return new_skill(directory, name, kind, form)
+
+
+def validate_skill(path: str, profile: Literal["strict", "lenient"]) -> list[Finding]:
+    """Returns the findings about the skill in a directory."""
+    from skillyard.stores.skills.validation.validate import validate
+
+    return validate(path, profile)
+
+
+def review_skill(path: Path) -> dict[str, Any]:
+    """Returns the review of the skill in a directory or an archive. Raises OSError for an unreadable archive."""
+    from skillyard.stores.skills.review import review_source
+
+    return review_source(path)
+
+
+def pack_skill(source: Path, inner: str) -> tuple[bytes, list[Finding]]:
+    """Returns the archive of the skill in a directory, a checkout or an archive, and the findings about it.
+
+    Raises OSError for a source that cannot be read, and BundleRefused when a finding is an error.
+    """
+    from skillyard.stores.skills.archives import packed_tree, tar_gz
+    from skillyard.stores.skills.bundles import refusal
+    from skillyard.stores.skills.sources import read_source
+
+    unpacked, findings = read_source(source, inner)
+    if unpacked is None:
+        raise refusal(findings)
+    return b"".join(tar_gz(packed_tree(unpacked.tree))), findings
+
+
+def unpack_tar(archive: BinaryIO, directory: Path) -> None:
+    """Unpacks a tar archive within the bounds of archives. Raises InvalidInput for one that breaks a rule."""
+    from skillyard.domain.errors import InvalidInput
+    from skillyard.stores.archives import ArchiveRefused, TarReceiver
+
+    try:
+        with TarReceiver(directory) as receiver:
+            while piece := archive.read(_PIECE):
+                receiver.feed(piece)
+            receiver.finish()
+    except ArchiveRefused as error:
+        raise InvalidInput(error.entry or "the archive", error.message) from None

@@ -61,9 +61,9 @@ class _Isolation(click.ParamType[str]):
 
     @property
     def _choice(self) -> click.Choice[str]:
-        from skillyard.sandbox.registry import choices
+        from skillyard.wiring import isolations
 
-        return click.Choice(choices())
+        return click.Choice(isolations())
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return self._choice.convert(value, param, ctx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,6 @@ from skillyard.faces.cli.render import emit_json, emit_table
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.engine.backends import Offer
-    from skillyard.gate.client import ProcessGate
 
 _COLOURS = {"kernel": "green", "supervised": "yellow", "provider": "yellow", "missing": "red"}
 
@@ -115,7 +114,7 @@ async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[st
     try:
         await backends.start()
         assert backends.default is not None
-        backends.default.probe = await _with_gate(backends.default.probe, gate)
+        backends.default.probe = await _with_gate(backends.default.probe, gate.start)
     finally:
         for backend in backends:
             await backend.close()
@@ -123,12 +122,12 @@ async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[st
     return backends.default, {offer.name: str(offer.refusal) for offer in backends.passed_over}
 
 
-async def _with_gate(found: Probe, gate: ProcessGate) -> Probe:
+async def _with_gate(found: Probe, start: Callable[[], Awaitable[Mapping[str, Any]]]) -> Probe:
     """Returns the probe after the gate was tried too: without it there is no network, either."""
     if abilities(found)["egress"].level is Level.MISSING:
         return found
     try:
-        facts = await gate.start()
+        facts = await start()
     except GateFault as error:
         return replace(found, abilities={"egress": Protection(Level.MISSING, why=error.message)})
     walls = [f"user {facts['uid']}", f"landlock {facts['landlock']}" if facts["landlock"] else "", *facts["missing"]]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skillyard.domain.errors import InvalidInput
 from skillyard.domain.package.environment import SHOWN, BadLock, parse_lock
 from skillyard.faces.cli.calls import Call, Given, add_calls
 from skillyard.faces.cli.failures import Exit, Failure
@@ -232,13 +233,10 @@ def _row(name: str, one: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-_PIECE = 1 << 20
-
-
 def write_wheels(target: Target, found: dict[str, Any], directory: Path, *, quiet: bool) -> list[Path]:
     """Writes the wheels and returns their files. Raises Failure for an archive that holds anything else."""
     from skillyard.faces.cli.progress import transfer
-    from skillyard.stores.archives import ArchiveRefused, TarReceiver
+    from skillyard.wiring import unpack_tar
 
     directory.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".wheels-", dir=directory))
@@ -249,12 +247,9 @@ def write_wheels(target: Target, found: dict[str, Any], directory: Path, *, quie
             archive.seek(0)
             unpacked = staging / "unpacked"
             unpacked.mkdir()
-            with TarReceiver(unpacked) as receiver:
-                while piece := archive.read(_PIECE):
-                    receiver.feed(piece)
-                receiver.finish()
+            unpack_tar(archive, unpacked)
         return [_moved(path, directory) for path in _checked(unpacked, str(found["lock"]))]
-    except (ArchiveRefused, BadLock) as error:
+    except (InvalidInput, BadLock) as error:
         raise Failure(f"the server's archive of wheels is refused: {error}", code=Exit.FAILED) from None
     finally:
         shutil.rmtree(staging)

@@ -21,7 +21,8 @@ from skillyard.faces.cli.render import moment
 if TYPE_CHECKING:
     from skillyard.engine.secrets.service import SecretBook
 
-_MOST = 1024 * 1024
+_MOST, _MOST_KEY = 1024 * 1024, 4097
+"""Bytes that are read of a value, and of a key."""
 _ALL = "*"
 
 
@@ -137,9 +138,9 @@ def key() -> None:
 @key.command("new")
 def new_() -> None:
     """Print a new random key, for SKILLYARD_SECRETS_KEY, a key file or the keyring."""
-    from skillyard.stores.seal.keys import new_key
+    from skillyard.wiring import new_secrets_key
 
-    click.echo(new_key().text())
+    click.echo(new_secrets_key())
 
 
 @key.command()
@@ -151,15 +152,14 @@ def load(name: str) -> None:
       skillyard secret key load skillyard < /root/skillyard.key      and secrets.keyring = "skillyard"
     """
     from skillyard.domain.errors import StoreFault
-    from skillyard.stores.seal.keyring import MOST_TEXT, load_key
-    from skillyard.stores.seal.keys import parse_keys
+    from skillyard.wiring import keyring_text, load_keyring
 
-    text = decoded("key", sys.stdin.buffer.read(MOST_TEXT + 1))
+    text = decoded("key", sys.stdin.buffer.read(_MOST_KEY))
     try:
-        keys = parse_keys(text, "standard input")
+        keys = keyring_text(text)
     except StoreFault as fault:
         raise Failure(fault.message, "`skillyard secret key new` prints one") from None
-    load_key(name, ",".join(key.text() for key in keys).encode())
+    load_keyring(name, keys)
     click.echo(f"loaded {name}", err=True)
 
 
@@ -231,21 +231,17 @@ def _local_secrets(data_dir: Path | None) -> Iterator[_LocalSecrets]:
     from skillyard.client.discovery import default_data_dir
     from skillyard.config.settings import load_settings
     from skillyard.data_dir import DataDir
-    from skillyard.engine.secrets.service import SecretBook
-    from skillyard.stores.clock import SystemClock
-    from skillyard.stores.sqlite.database import Database
-    from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
-    from skillyard.wiring import make_secret_store
+    from skillyard.wiring import local_secrets
 
     places = DataDir(data_dir or default_data_dir())
     settings = load_settings(data_dir=places.home)
-    store = make_secret_store(settings.secrets, places.home)
+    opened = local_secrets(settings, places)
     with asyncio.Runner() as runner:
-        database = runner.run(Database.open(places.database, durable=settings.records.durable))
+        book = runner.run(opened.__aenter__())
         try:
-            yield _LocalSecrets(SecretBook(store, SqliteSecretAudit(database), SystemClock()), runner.run)
+            yield _LocalSecrets(book, runner.run)
         finally:
-            runner.run(database.close())
+            runner.run(opened.__aexit__(None, None, None))
 
 
 def _secret_of(event: Mapping[str, Any]) -> str:

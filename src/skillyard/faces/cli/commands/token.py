@@ -16,8 +16,7 @@ from skillyard.faces.cli.render import emit_json, emit_table, moment
 
 if TYPE_CHECKING:
     from skillyard.domain.principal import Scope
-    from skillyard.ports.tokens import TokenInfo
-    from skillyard.stores.files.tokens import FileTokens
+    from skillyard.ports.tokens import TokenInfo, TokenStore
 
 _PROJECT = "Whose secrets its runs get, and whose names of skills it publishes."
 _USUAL = "discover,execute,run_code,blobs"
@@ -101,17 +100,16 @@ def revoke(name: str, data_dir: Path | None) -> None:
 
 
 @contextmanager
-def _tokens(data_dir: Path | None) -> Iterator[tuple[FileTokens, Callable[[Coroutine[Any, Any, Any]], Any]]]:
+def _tokens(data_dir: Path | None) -> Iterator[tuple[TokenStore, Callable[[Coroutine[Any, Any, Any]], Any]]]:
     """Yields the store, beside a server that may run on it, and what runs its coroutines to their end."""
     import asyncio
 
     from skillyard.client.discovery import default_data_dir
     from skillyard.data_dir import DataDir
-    from skillyard.stores.clock import SystemClock
-    from skillyard.stores.files.tokens import FileTokens
+    from skillyard.wiring import local_tokens
 
     with asyncio.Runner() as runner:
-        yield FileTokens(DataDir(data_dir or default_data_dir()).tokens, SystemClock()), runner.run
+        yield local_tokens(DataDir(data_dir or default_data_dir())), runner.run
 
 
 def _scopes(text: str) -> frozenset[Scope]:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import click
 
 from skillyard.client.errors import RpcError
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import BundleRefused, SkillyardError
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import chosen, json_option, server_options
 from skillyard.faces.cli.progress import transfer, working
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skillyard.client.bundles import ArchiveFormat, PublishedSkill
-    from skillyard.domain.skill.skill import Finding
     from skillyard.faces.cli.target import Where
-    from skillyard.stores.skills.tree import Tree
 
 
 _FACTS = ("name", "version", "digest", "size_bytes", "files", "created")
@@ -163,12 +161,11 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
     directory.
     """
     check_local(source)
-    tree, notes = _read_source(source, inner, as_json=as_json)
-    told = [asdict(note) for note in notes]
+    archive, told = _packed(source, inner, as_json=as_json)
     with where.open(changes=True) as target:
         try:
             with transfer(source, quiet=as_json) as progress:
-                done = target.publish_skill(io.BytesIO(_packed(tree)), progress=progress)
+                done = target.publish_skill(io.BytesIO(archive), progress=progress)
         except (RpcError, SkillyardError) as error:
             raise explained(error, source, as_json=as_json) from None
         if not as_json:
@@ -180,21 +177,14 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
         emit_json({**facts, **{name: approved[name] for name in ("needs", "approval") if approved}})
 
 
-def _read_source(source: str, inner: str, *, as_json: bool) -> tuple[Tree, list[Finding]]:
-    """Raises Failure, once the findings were shown."""
-    from skillyard.stores.skills.bundles import refusal
-    from skillyard.stores.skills.sources import read_source
+def _packed(source: str, inner: str, *, as_json: bool) -> tuple[bytes, list[dict[str, Any]]]:
+    """Returns the archive of a source and its findings. Raises Failure, once the findings were shown."""
+    from skillyard.wiring import pack_skill
 
     try:
-        unpacked, findings = read_source(Path(source), inner)
+        archive, findings = pack_skill(Path(source), inner)
     except OSError as error:
         raise Failure(f"{source}: {error.strerror}", code=Exit.BAD_INPUT) from None
-    if unpacked is not None:
-        return unpacked.tree, findings
-    raise explained(refusal(findings), source, as_json=as_json)
-
-
-def _packed(tree: Tree) -> bytes:
-    from skillyard.stores.skills.archives import packed_tree, tar_gz
-
-    return b"".join(tar_gz(packed_tree(tree)))
+    except BundleRefused as error:
+        raise explained(error, source, as_json=as_json) from None
+    return archive, [asdict(finding) for finding in findings]

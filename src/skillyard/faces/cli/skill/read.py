@@ -50,9 +50,9 @@ def _is_path(text: str) -> bool:
 
 
 def _of_path(path: Path) -> dict[str, Any]:
-    from skillyard.stores.skills.review import review_source
+    from skillyard.wiring import review_skill
 
-    return review_source(path)
+    return review_skill(path)
 
 
 def _of_name(text: str, where: Where) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def new(
     as_json: bool,
 ) -> None:
     """Make a skill that works, to start from: DIR/NAME with documentation, code and examples that test it."""
-    from skillyard.stores.skills.scaffold import new_skill
+    from skillyard.wiring import new_skill
 
     directory = parent / name
     files = new_skill(directory, name, kind, form)
@@ -80,10 +80,10 @@ def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
 
     A PATH is a skill, or a directory of skills.
     """
-    from skillyard.stores.skills.validation.validate import validate as check
+    from skillyard.wiring import validate_skill
 
     each = (skill for path in paths for skill in _skills(path))
-    found = {path: check(path, "lenient" if lenient else "strict") for path in each}
+    found = {path: validate_skill(path, "lenient" if lenient else "strict") for path in each}
     if as_json:
         emit_json([_verdict(path, findings) for path, findings in found.items()])
     else:
