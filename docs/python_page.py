@@ -10,7 +10,6 @@ from typing import Any
 import skillyard
 from skillyard.client import ExportedSkill, FetchedBlob, ProtocolMethods, PublishedSkill, Run, StoredBlob, errors
 from skillyard.client.run import RunFile
-from skillyard.domain.errors import SkillyardError
 
 HEAD = """# Python API
 
@@ -87,22 +86,17 @@ def _is_method(name: str, value: Any) -> bool:
     return inspect.isfunction(value) and not name.startswith("_") and bool(value.__doc__)
 
 
-_OF_CLIENTS = """## Exceptions of a client
+_ERRORS = """## Exceptions
 
-`from skillyard.client import errors`. Those below `RpcError` are the server's answer.
-"""
-_OF_RUNTIMES = """
-## Exceptions of a runtime
-
-In `skillyard.domain.errors` and `skillyard.data_dir`. `type` of each is the name that a client's exception has.
+A client and a runtime raise the same exceptions: `from skillyard.client import errors`. `ClientError` is `Fault`, and
+`RpcError` is `SkillyardError`: the answer of a server or a runtime, of which `type` is the stable name.
+`InvalidParams` is `InvalidInput`, `SandboxError` is `SandboxFault`, and `StoreError` is `StoreFault`.
 """
 
 
 def _exceptions() -> Iterator[str]:
-    yield _OF_CLIENTS
+    yield _ERRORS
     yield from _tree([errors.ClientError])
-    yield _OF_RUNTIMES
-    yield from _tree([SkillyardError])
 
 
 def _tree(roots: list[type], depth: int = 0) -> Iterator[str]:

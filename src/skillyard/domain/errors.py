@@ -1,43 +1,90 @@
-"""Every error that crosses a face. A failed run is not an error: see :mod:`skillyard.domain.work.outcome`.
+"""The errors of skillyard, raised alike by a runtime, by a server's client and over every face.
 
 ``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
-(skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019.
+(skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019. A run that fails raises no error:
+see :mod:`skillyard.domain.work.outcome`.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 
-class SkillyardError(Exception):
-    """Something of ours went wrong; the message is fit for the caller."""
+class Fault(Exception):
+    """The root of all errors; ``message`` is one line for a person."""
 
-    type: ClassVar[str] = "InternalError"
-    code: ClassVar[int] = -32603
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class SkillyardError(Fault):
+    """An error that a method answers with; ``type`` is the stable name to tell errors apart by."""
+
+    type: str = "InternalError"
+    code: int = -32603
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
-        self.message = message
         self.details = details
 
+    @property
     def data(self) -> dict[str, Any]:
-        """The JSON-RPC ``error.data`` object: ``type`` and whatever the error knows besides."""
+        """The JSON-RPC ``error.data`` object: ``type`` and the details."""
         return {"type": self.type, **self.details}
+
+    @classmethod
+    def received(cls, code: int, message: str, data: Mapping[str, Any]) -> SkillyardError:
+        """Returns the error that a server sent as a JSON-RPC error object."""
+        error = cls.__new__(cls, message)
+        SkillyardError.__init__(error, message)
+        error.details = {name: value for name, value in data.items() if name != "type"}
+        error.type, error.code = str(data.get("type", cls.type)), code
+        return error
+
+
+class ParseError(SkillyardError):
+    """The request is not JSON text within the bounds of a server (JSON-RPC 2.0 §5.1)."""
+
+    type = "ParseError"
+    code = -32700
+
+
+class InvalidRequest(SkillyardError):
+    """The request is not a valid JSON-RPC request or batch; ``id`` is its own where it could be read."""
+
+    type = "InvalidRequest"
+    code = -32600
+    id: Any = None
+
+    def __init__(self, message: str, *, id: Any = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.id = id
+
+
+class MethodNotFound(SkillyardError):
+    """The server does not have this method."""
+
+    type = "MethodNotFound"
+    code = -32601
 
 
 class InvalidInput(SkillyardError):
-    """A value breaks a rule. ``field`` is a path (``limits.timeout_ms``); ``got`` is of :func:`shown`, or of
-    :func:`shape` where the field may hold a secret."""
+    """A value breaks a rule; ``data["field"]`` is the path of the parameter, such as ``limits.timeout_ms``."""
 
     type = "InvalidParams"
     code = -32602
+    field: str = ""
+    rule: str = ""
+    within: str | None = None
+    """Where the field was found, when its own name came from outside."""
 
     def __init__(self, field: str, rule: str, got: str | None = None, **details: Any) -> None:
+        """``got`` is of :func:`shown`, or of :func:`shape` where the field may hold a secret."""
         super().__init__(f"{field}: {rule}" + (f" (got {got})" if got else ""), field=field, **details)
         self.field = field
         self.rule = rule
-        self.within: str | None = None
-        """Where the field was found, when its own name came from outside."""
 
     def forget_value(self) -> None:
         """Takes the value out of the message, and a name that nobody knows."""
@@ -60,13 +107,19 @@ class BlobNotFound(InvalidInput):
 
 
 class BundleRefused(InvalidInput):
-    """An uploaded bundle is not a readable archive or not a valid skill; ``findings`` say why."""
+    """An uploaded bundle is not a readable archive or not a valid skill.
+
+    ``data["findings"]`` are objects with ``level``, ``file``, ``line``, ``rule``, ``message`` and ``mend``.
+    """
 
     type = "BundleRefused"
 
 
 class VersionTaken(InvalidInput):
-    """That version was published with other content, or is served from a directory: publish a higher one."""
+    """The version was published with other content, or is served from a directory: publish a higher one.
+
+    ``data["stored_digest"]`` and ``data["offered_digest"]`` tell the two contents apart.
+    """
 
     type = "VersionTaken"
 
@@ -114,7 +167,7 @@ class IdempotencyConflict(InvalidInput):
 
 
 class QuotaExceeded(InvalidInput):
-    """Storing this would pass a limit; nothing was stored."""
+    """Storing this would exceed a limit; nothing was stored."""
 
     type = "QuotaExceeded"
 
@@ -127,49 +180,57 @@ class Unauthenticated(SkillyardError):
 
 
 class Forbidden(SkillyardError):
-    """The principal lacks the scope for this call."""
+    """The principal or its token lacks the scope for this call."""
 
     type = "Forbidden"
     code = -32003
 
 
 class ProtectionMissing(SkillyardError):
-    """A protection that was asked for cannot be enforced here; the message names it and the remedy."""
+    """The host cannot enforce a protection that was demanded; the message names it and the remedy."""
 
     type = "ProtectionMissing"
     code = -32004
 
 
 class Busy(SkillyardError):
-    """Too many runs at once. ``retry_after_ms`` says when to come again."""
+    """Too many runs wait or work at once; the call may be repeated after ``retry_after_ms``."""
 
     type = "Busy"
     code = -32005
 
     def __init__(self, message: str, retry_after_ms: int) -> None:
         super().__init__(message, retry_after_ms=retry_after_ms)
-        self.retry_after_ms = retry_after_ms
+
+    @property
+    def retry_after_ms(self) -> int:
+        """Milliseconds after which to come again."""
+        return int(self.details.get("retry_after_ms", 1000))
 
 
-class SandboxFault(SkillyardError):
+class InternalError(SkillyardError):
+    """The server failed."""
+
+
+class SandboxFault(InternalError):
     """The sandbox machinery failed; what foreign code does is an outcome instead."""
 
     type = "SandboxError"
 
 
 class SandboxGone(SandboxFault):
-    """No such sandbox or process any more."""
+    """The sandbox or the process does not exist any more."""
 
 
 class GateFault(SandboxFault):
     """The gate, which is a sandbox's only way out, failed or knows no such session."""
 
 
-class ValidatorFault(SkillyardError):
+class ValidatorFault(InternalError):
     """No validator of schemas can be started; nothing is accepted unchecked."""
 
 
-class StoreFault(SkillyardError):
+class StoreFault(InternalError):
     """A store cannot be read or written."""
 
     type = "StoreError"

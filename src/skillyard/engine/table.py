@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Protocol
 
-from skillyard.domain.errors import SkillyardError
+from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj, telling_no_secret
@@ -70,21 +70,14 @@ class Services(Protocol):
     by_class: Mapping[type[Any], Any]
 
 
-class UnknownMethod(SkillyardError):
-    """No row of the table has this name (JSON-RPC 2.0 §5.1)."""
-
-    type = "MethodNotFound"
-    code = -32601
-
-
 async def invoke(services: Services, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Authorise, check the parameters and call.
+    """Authorises the caller, checks the parameters and calls the method.
 
-    Raises UnknownMethod, Forbidden, InvalidInput and what the method's row lists.
+    Raises MethodNotFound, Forbidden, InvalidInput and what the method's row lists.
     """
     method = METHODS.get(name)
     if method is None:
-        raise UnknownMethod(f"there is no method '{name[:64]}'")
+        raise MethodNotFound(f"there is no method '{name[:64]}'")
     method.authorise(principal)
     with telling_no_secret(name):
         bound = method.bind(params, strict=services.strict_params)

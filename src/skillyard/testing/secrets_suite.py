@@ -78,7 +78,7 @@ async def nothing_but_find_tells_values(make: Maker) -> None:
     async with make(ManualClock(), 5) as store:
         for name, given in (("A", "hunter2\0"), ("PATH", "hunter2")):
             error = await refused(InvalidInput, store.set(name, given), "it is refused")
-            expect("hunter2" not in f"{error} {error.data()}", "no error holds a value", str(error))
+            expect("hunter2" not in f"{error} {error.data}", "no error holds a value", str(error))
         shown = [await store.set("A", "hunter2"), await store.list(), await store.find("A", "p", "s"), store]
         expect("hunter2" not in repr(shown), "no representation holds a value", shown)
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skillyard.client.errors import RpcError
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
-from skillyard.domain.errors import Busy
+from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.verify.prelude import program
 
@@ -68,7 +67,7 @@ class Yard:
         for turn in range(_PATIENCE):
             try:
                 return await self.caller.call(method, params)
-            except (RpcError, Busy) as error:
+            except SkillyardError as error:
                 if error.code != _BUSY or turn == _PATIENCE - 1:
                     raise
             await asyncio.sleep(_PAUSE_S)

@@ -47,7 +47,7 @@ async def test_the_queue_is_bounded_and_says_when_to_come_again() -> None:
     with pytest.raises(Busy) as caught:
         await gate.enter("b", 1)
     assert caught.value.code == -32005
-    assert caught.value.data()["retry_after_ms"] >= 100
+    assert caught.value.data["retry_after_ms"] >= 100
     gate.leave(first)
     await waiting
     assert (gate.running, gate.waiting) == (1, 0)
@@ -209,7 +209,7 @@ async def test_when_to_come_again_follows_how_long_runs_take(monkeypatch: pytest
     async def told() -> float:
         with pytest.raises(Busy) as caught:
             await gate.enter("a", 1)
-        return float(caught.value.data()["retry_after_ms"])
+        return float(caught.value.data["retry_after_ms"])
 
     place = await gate.enter("a", 1)
     at_first = await told()

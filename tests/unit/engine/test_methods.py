@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from skillyard.domain.errors import Forbidden, InvalidInput, SkillyardError
+from skillyard.domain.errors import Forbidden, InvalidInput, MethodNotFound, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.method import without_nulls
 from skillyard.engine.schema import compile_schema
-from skillyard.engine.table import METHODS, UnknownMethod
+from skillyard.engine.table import METHODS
 from tests.unit.engine.conftest import Rig
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +82,7 @@ def _example(rules: Any) -> Any:
 
 
 async def test_an_unknown_method(rig: Rig) -> None:
-    with pytest.raises(UnknownMethod) as caught:
+    with pytest.raises(MethodNotFound) as caught:
         await rig.call("no_such")
     assert caught.value.code == -32601
 
@@ -219,7 +219,7 @@ async def test_an_error_repeats_a_value_that_is_no_secret(rig: Rig, params: dict
 async def test_an_error_never_repeats_code_or_arguments(rig: Rig, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
         await rig.call("run_code", **{"language": "python", "code": "x", **params})
-    assert "hunter2" not in json.dumps([str(caught.value), caught.value.data()])
+    assert "hunter2" not in json.dumps([str(caught.value), caught.value.data])
 
 
 JSON = st.recursive(

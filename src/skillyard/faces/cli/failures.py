@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import click
 
-from skillyard.client.errors import BadArgument, ConnectionFailed, RpcError
+from skillyard.client.errors import BadArgument, ConnectionFailed
 from skillyard.domain.errors import SkillyardError
 
 
@@ -123,7 +123,7 @@ def explain(error: Exception) -> tuple[str, str, Exit]:
     match error:
         case Failure():
             return str(error), error.mend, error.code
-        case RpcError() | SkillyardError():
+        case SkillyardError():
             code = _BY_TYPE.get(error.type) or _BY_CODE.get(error.code, Exit.INTERNAL)
             return error.message, _MENDS.get(error.type, ""), code
         case BadArgument():

@@ -1,7 +1,8 @@
 """JSON-RPC 2.0 as skills-protocol §2 and §6 want it; how the bytes travel is another face's matter."""
 
+from skillyard.domain.errors import InvalidRequest, ParseError
 from skillyard.faces.rpc.dispatcher import Answer, Caller, Dispatcher, Invoke, MethodInfo
-from skillyard.faces.rpc.wire import CallerGone, InvalidRequest, ParseError, error_object
+from skillyard.faces.rpc.wire import CallerGone, error_object
 
 __all__ = [
     "Answer",

@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
 
-from skillyard.domain.errors import Busy, InvalidInput, SkillyardError, shape
+from skillyard.domain.errors import (
+    Busy,
+    InvalidInput,
+    InvalidRequest,
+    MethodNotFound,
+    ParseError,
+    SkillyardError,
+    shape,
+)
 from skillyard.domain.principal import Principal
-from skillyard.engine.table import UnknownMethod
 from skillyard.faces.rpc import wire
-from skillyard.faces.rpc.wire import CallerGone, InvalidRequest, ParseError, Request, error_object, loads
+from skillyard.faces.rpc.wire import CallerGone, Request, error_object, loads
 
 logger = logging.getLogger("skillyard.rpc")
 
@@ -150,7 +157,7 @@ class Dispatcher:
     def _call(self, request: Request, principal: Principal, caller: Caller) -> Awaitable[dict[str, Any]]:
         method = self._methods.get(request.method)
         if method is None:
-            raise UnknownMethod(f"method: there is none of this name; there are {', '.join(self._methods)}")
+            raise MethodNotFound(f"method: there is none of this name; there are {', '.join(self._methods)}")
         if not isinstance(request.params, dict):
             rule = "must be an object: parameters go by name"
             raise InvalidInput("params", rule, shape(request.params))

@@ -14,32 +14,11 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from skillyard.domain.errors import SkillyardError, shape
+from skillyard.domain.errors import InvalidRequest, ParseError, SkillyardError, shape
 
 logger = logging.getLogger("skillyard.rpc")
 
 INTERNAL = -32603
-
-
-class ParseError(SkillyardError):
-    """The body is not JSON text that we take (JSON-RPC 2.0 §5.1)."""
-
-    type = "ParseError"
-    code = -32700
-
-
-class InvalidRequest(SkillyardError):
-    """JSON, but no Request object, or no batch that we take (JSON-RPC 2.0 §4, §6).
-
-    ``id`` is the request's own when it could be read, else None.
-    """
-
-    type = "InvalidRequest"
-    code = -32600
-
-    def __init__(self, message: str, *, id: Any = None, **details: Any) -> None:
-        super().__init__(message, **details)
-        self.id = id
 
 
 class CallerGone(Exception):
@@ -53,7 +32,7 @@ def error_object(exc: Exception) -> dict[str, Any]:
     (skills-protocol §6: no internals leaked).
     """
     if isinstance(exc, SkillyardError) and exc.code != INTERNAL:
-        return {"code": exc.code, "message": exc.message, "data": exc.data()}
+        return {"code": exc.code, "message": exc.message, "data": exc.data}
     incident = secrets.token_hex(8)
     logger.error("internal fault", extra={"incident": incident}, exc_info=exc)
     data = {"type": "InternalError", "incident": incident}

@@ -126,7 +126,7 @@ async def test_a_skill_that_the_caller_may_not_use_does_not_exist(rig: Rig) -> N
     unknown = await _error(rig, "execute_skill", name="private.nothing")
     for params in ({"name": "private.x"}, {"name": "private.x", "version": "1.0.0"}):
         error = await _error(rig, "execute_skill", **params)
-        assert error.data().keys() == unknown.data().keys()
+        assert error.data.keys() == unknown.data.keys()
     with pytest.raises(SkillNotFound):
         await rig.call("run_code", STRANGER, language="python", code=CODE, mount_skills=["private.x"])
     with pytest.raises(SkillNotFound):

@@ -314,7 +314,7 @@ WRONG: list[dict[str, Any]] = [
 async def test_refusals_tell_no_value(rig: Rig, wrong: dict[str, Any]) -> None:
     with pytest.raises((InvalidInput, QuotaExceeded)) as caught:
         await rig.call("secrets.set", **{"name": "A", "value": "v", **wrong})
-    said = f"{caught.value!r} {caught.value.data()}"
+    said = f"{caught.value!r} {caught.value.data}"
     assert VALUE not in said
     assert (await rig.call("secrets.list"))["secrets"] == []
     assert await audited(rig) == []

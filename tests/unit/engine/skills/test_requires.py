@@ -137,7 +137,7 @@ async def test_what_the_caller_may_not_use_is_not_there(rig: Rig) -> None:
     del shelf.skills["private.x"]
     with pytest.raises(SkillNotFound) as absent:
         await rig.app.skills.mounted(principal, await shelf.get("public.x"), ())
-    assert (hidden.value.message, hidden.value.data()) == (absent.value.message, absent.value.data())
+    assert (hidden.value.message, hidden.value.data) == (absent.value.message, absent.value.data)
 
 
 async def test_a_search_is_bounded(rig: Rig) -> None:

@@ -38,7 +38,7 @@ async def value(reader: SecretReader, name: str = "A", project: str = "crm", ski
 async def fault(asked: Awaitable[Any], said: str) -> str:
     with pytest.raises(StoreFault) as caught:
         await asked
-    message = f"{caught.value!r} {caught.value.data()}"
+    message = f"{caught.value!r} {caught.value.data}"
     assert said in message
     assert TOKEN not in message
     assert caught.value.__cause__ is None

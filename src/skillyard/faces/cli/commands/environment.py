@@ -167,12 +167,11 @@ def _asked(target: Target, what: str | None, packages: tuple[str, ...], is_skill
 
 def _is_there(target: Target, asked: dict[str, Any], absent: str) -> bool:
     """Returns whether it is there; ``absent`` is the type of the error that says no."""
-    from skillyard.client.errors import RpcError
     from skillyard.domain.errors import SkillyardError
 
     try:
         target.call("environments.show", asked)
-    except (RpcError, SkillyardError) as error:
+    except SkillyardError as error:
         if error.type == absent:
             return False
         raise

@@ -10,7 +10,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from skillyard.client.errors import RpcError
 from skillyard.domain.errors import BundleRefused, SkillyardError
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.options import chosen, json_option, server_options
@@ -53,10 +52,9 @@ def print_published(source: str, done: PublishedSkill) -> None:
     click.echo(calm(f"{how}: {files}, {size(done.size_bytes)}, sha256 {done.digest}"), err=True)
 
 
-def explained(error: RpcError | SkillyardError, source: str, *, as_json: bool) -> Exception:
+def explained(error: SkillyardError, source: str, *, as_json: bool) -> Exception:
     """Shows the findings of an error and returns the error to be raised."""
-    data: dict[str, Any] = error.data if isinstance(error, RpcError) else error.details
-    findings = data.get("findings")
+    findings = error.details.get("findings")
     if not isinstance(findings, list):
         return error
     found = [finding for finding in findings if isinstance(finding, dict)]
@@ -99,7 +97,7 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
         try:
             with transfer(source, quiet=as_json) as progress:
                 done = target.publish_skill(body, progress=progress)
-        except (RpcError, SkillyardError) as error:
+        except SkillyardError as error:
             raise explained(error, source, as_json=as_json) from None
         if not as_json:
             print_published(source, done)
@@ -166,7 +164,7 @@ def install(source: str, inner: str, approve: bool, as_json: bool, where: Where)
         try:
             with transfer(source, quiet=as_json) as progress:
                 done = target.publish_skill(io.BytesIO(archive), progress=progress)
-        except (RpcError, SkillyardError) as error:
+        except SkillyardError as error:
             raise explained(error, source, as_json=as_json) from None
         if not as_json:
             print_findings(source, told)
