@@ -27,7 +27,7 @@ from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan
 from skillyard.domain.sandbox.frames import FrameFault, FrameReader
 from skillyard.domain.sandbox.spec import Stream as Output
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.gate import dns_server, listener, socks
 from skillyard.gate.addresses import parse_host_port
 from skillyard.gate.dial import Dialer

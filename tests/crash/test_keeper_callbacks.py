@@ -16,7 +16,7 @@ import skillyard
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.keeper.loop import READ, Loop

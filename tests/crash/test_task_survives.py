@@ -13,7 +13,7 @@ import pytest
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Owner, Stream
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Process
 from skillyard.sandbox.native.backend import NativeBackend
 from tests.crash import task_owner

@@ -43,7 +43,7 @@ class Engine:
         self.ending.set()
 
     async def invoke(self, principal: Principal, name: str, params: dict[str, Any]) -> dict[str, Any]:
-        METHODS[name].authorise(principal)
+        principal.require(METHODS[name].scope, METHODS[name].also)
         self.calls.append((principal.name, name, params))
         handler = self.handlers.get(name)
         return await handler(principal, params) if handler else {"echo": params}

@@ -13,8 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
+from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine import observer
 from skillyard.faces.observability.logs import QUEUE, fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics

@@ -2,7 +2,7 @@
 
 ``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
 (skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019. A run that fails raises no error:
-see :mod:`skillyard.domain.work.outcome`.
+see :mod:`skillyard.domain.work.record`.
 """
 
 from __future__ import annotations

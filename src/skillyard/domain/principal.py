@@ -41,9 +41,9 @@ class Principal:
     skills: tuple[str, ...] = ("*",)
     project: str = DEFAULT_PROJECT
 
-    def require(self, scope: Scope) -> None:
-        """Raises Forbidden unless the scope was granted; ADMIN grants all."""
-        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+    def require(self, scope: Scope, also: frozenset[Scope] = frozenset()) -> None:
+        """Raises Forbidden unless the scope or one of ``also`` was granted; ADMIN grants all."""
+        if scope not in self.scopes and Scope.ADMIN not in self.scopes and self.scopes.isdisjoint(also):
             raise Forbidden(f"this token lacks the scope '{scope}'", scope=str(scope))
 
     def may_use(self, skill: str) -> bool:

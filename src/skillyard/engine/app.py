@@ -10,6 +10,7 @@ from typing import Any
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
+from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.lending import Lender
@@ -25,9 +26,8 @@ from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
 from skillyard.engine.reaper import Ages, Reaper, environments_in_use, repeat
-from skillyard.engine.runs.active import ActiveRuns
-from skillyard.engine.runs.execution import Tools
-from skillyard.engine.runs.grant import Granter, make_spec
+from skillyard.engine.runs.execution import ActiveRuns, Tools
+from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
@@ -173,7 +173,7 @@ class App:
         if offer is None or offer.refusal is not None:
             return
         environment = await self.environments.get(DEFAULT_ENVIRONMENT)
-        await offer.backend.prepare(make_spec(offer, self.config.limits.family.defaults, environment.ref))
+        await offer.backend.prepare(make_spec(offer.demand, self.config.limits.family.defaults, environment.ref))
 
     def _environments(self, builder: Builder | None, emit: Observer) -> Environments:
         ports, config = self.ports, self.config

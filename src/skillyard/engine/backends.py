@@ -22,34 +22,26 @@ class Offer:
         self.probe = probe
         self.demand = demand
         self.refusal = _verdict(probe, demand)
-        self._met: Mapping[str, str] | None = None
-        self._told: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
+        self._met: tuple[Mapping[str, str] | None, dict[str, Any]] = (None, {})
 
     def check_ready(self) -> None:
         """Raises ProtectionMissing when the backend cannot give what policy demands."""
         if self.refusal is not None:
             raise ProtectionMissing(self.refusal.message, **self.refusal.details)
 
-    def check_walls(self, enforced: Mapping[str, str]) -> None:
-        """A very sandbox against the policy. Raises ProtectionMissing naming what it lacks."""
-        if enforced == self._met:  # as the last one that was checked
-            return
-        self.demand.check(self._found(enforced))
-        self._met = dict(enforced)
-
-    def guarantees(self, enforced: Mapping[str, str]) -> dict[str, Any]:
+    def check_walls(self, enforced: Mapping[str, str]) -> dict[str, Any]:
         """Returns the guarantees of a very sandbox by name, each with its ``attestor`` and its ``evidence``, for the
-        record."""
-        if enforced != self._told[0]:
-            stand = guarantees(self._found(enforced), self.backend.nature)
-            self._told = (
-                dict(enforced),
-                {
-                    name: {"attestor": each.attestor.value, "evidence": list(each.evidence)}
-                    for name, each in stand.items()
-                },
-            )
-        return self._told[1]
+        record. Raises ProtectionMissing with them, naming what policy demands and the sandbox lacks."""
+        if enforced == self._met[0]:  # as the last one that was checked
+            return self._met[1]
+        found = self._found(enforced)
+        self.demand.check(found)
+        stand = guarantees(found, self.backend.nature)
+        told = {
+            name: {"attestor": each.attestor.value, "evidence": list(each.evidence)} for name, each in stand.items()
+        }
+        self._met = (dict(enforced), told)
+        return told
 
     def _found(self, enforced: Mapping[str, str]) -> dict[str, Protection]:
         """The levels of a sandbox, with the words of the probe."""

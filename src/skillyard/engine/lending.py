@@ -47,6 +47,7 @@ class Loan:
         self.network = None if order.network is None else RunNetwork(order.key, order.network)
         self.sandbox: Sandbox | None = None
         self.enforced: dict[str, str] = {}
+        self.guarantees: dict[str, Any] = {}
         self._order = order
         self._spec = order.spec
         self._admission = admission
@@ -105,7 +106,7 @@ class Loan:
             self._creating = False  # nothing is left of it
             raise
         self.enforced = dict(sandbox.enforced)
-        offer.check_walls(self.enforced)
+        self.guarantees = offer.check_walls(self.enforced)
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def finish_creating(self) -> None:

@@ -52,10 +52,12 @@ class Method(Generic[S]):
         object.__setattr__(self, "_check", compile_schema(self.params))
         object.__setattr__(self, "_defaults", defaults)
 
-    def authorise(self, principal: Principal) -> None:
-        """Raises Forbidden unless the principal holds the scope or one that suffices as well."""
-        if not self.also or self.also.isdisjoint(principal.scopes):
-            principal.require(self.scope)
+    async def call(
+        self, service: S, principal: Principal, params: Mapping[str, Any], *, strict: bool = True
+    ) -> dict[str, Any]:
+        """Checks the parameters and calls the handler. Raises InvalidInput and what :attr:`errors` lists."""
+        with telling_no_secret(self.name):
+            return await self.handler(service, principal, self.bind(params, strict=strict))
 
     def bind(self, params: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
         """The parameters with defaults, checked. With ``strict`` off, unknown names are dropped.

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.engine.observer import Fault, Observer, PartLost, PartRestarted
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
-from skillyard.ports.part import Part
+
+
+@runtime_checkable
+class Part(Protocol):
+    """A backend or gate behind which such a process stands, from its first use on."""
+
+    @property
+    def part(self) -> str:
+        """Returns the operators' name of the process: a word from a small, fixed set."""
+        ...
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
+        """Reports each unexpected end to ``ended``, with the reason; smaller faults to ``failed``."""
+        ...
+
+    async def restart(self) -> None:
+        """Starts the process again. Raises SandboxFault or GateFault."""
+        ...
+
 
 _FIRST_S, _MOST_S = 0.2, 10.0
 """Seconds between two attempts to start one again; each pause is twice the one before."""

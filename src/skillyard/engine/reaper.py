@@ -9,8 +9,7 @@ from typing import Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import Held, Owner
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunRecord
+from skillyard.domain.work.record import Outcome, RunRecord
 from skillyard.engine.observer import Fault, Observer, Recovered, Swept
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.runs.record import ended

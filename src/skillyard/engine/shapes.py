@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunKind
+from skillyard.domain.work.record import Outcome, RunKind
 from skillyard.engine.method import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, answer, described, list_of
 from skillyard.engine.schema import Schema
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
-from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj, telling_no_secret
+from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
 from skillyard.engine.runs import methods as execution
@@ -78,7 +78,5 @@ async def invoke(services: Services, principal: Principal, name: str, params: Ma
     method = METHODS.get(name)
     if method is None:
         raise MethodNotFound(f"there is no method '{name[:64]}'")
-    method.authorise(principal)
-    with telling_no_secret(name):
-        bound = method.bind(params, strict=services.strict_params)
-        return await method.handler(services.by_class[method.service], principal, bound)
+    principal.require(method.scope, method.also)
+    return await method.call(services.by_class[method.service], principal, params, strict=services.strict_params)

@@ -16,7 +16,7 @@ from skillyard.domain.sandbox.spec import (
     Stream,
     StreamLimits,
 )
-from skillyard.domain.work.outcome import Ending, Usage
+from skillyard.domain.work.record import Ending, Usage
 
 
 class Process(Protocol):

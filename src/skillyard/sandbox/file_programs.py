@@ -17,7 +17,7 @@ from skillyard.domain.errors import (
     SkillyardError,
 )
 from skillyard.domain.sandbox.spec import Entry, Stream
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.guest.files import DONE, MAX_ENTRIES, MISSING, NO_SPACE, NOT_REGULAR, REFUSED
 from skillyard.ports.sandbox import Process
 

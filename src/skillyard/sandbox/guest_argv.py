@@ -46,7 +46,7 @@ def descriptor(number: int) -> str:
 
 
 def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: str) -> Argv:
-    """The command for a request in the form of :func:`~skillyard.domain.sandbox.guest_request.encode_request`.
+    """The command for a request in the form of :func:`~skillyard.domain.sandbox.spec.encode_request`.
 
     It ends with status 0 when the last frame was written, whether the code succeeded or not.
     """

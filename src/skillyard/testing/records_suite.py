@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunKind, RunRecord, RunStatus
+from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.ports.records import RecordStore
 from skillyard.testing.store_check import Checks, expect, refused
 

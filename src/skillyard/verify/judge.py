@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skillyard.client.run import Run
 from skillyard.domain.sandbox.guarantees import BOUNDARIES, Level
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped, not_applicable
 from skillyard.verify.prelude import ARMED
 

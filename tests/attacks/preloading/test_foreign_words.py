@@ -10,7 +10,7 @@ import pytest
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.spec import Argv, Stream
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend

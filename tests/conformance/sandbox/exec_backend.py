@@ -18,7 +18,6 @@ from pathlib import Path
 
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
-from skillyard.domain.sandbox.guest_request import encode_request
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
@@ -30,8 +29,9 @@ from skillyard.domain.sandbox.spec import (
     SandboxSpec,
     Stream,
     StreamLimits,
+    encode_request,
 )
-from skillyard.domain.work.outcome import Usage
+from skillyard.domain.work.record import Usage
 from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
 from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
 from tests.conformance.sandbox import exec_inside, exec_walls

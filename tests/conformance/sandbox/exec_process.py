@@ -15,7 +15,7 @@ from typing import Any
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Stream, StreamLimits
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import Ending, Outcome, Usage
 
 CHUNK = 1 << 18
 

@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.sandbox.native.grounds.gvisor.backend import GvisorBackend
 from skillyard.testing.sandbox_suite import Ground

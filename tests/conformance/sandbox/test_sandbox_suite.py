@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.sandbox.guarantees import ABILITIES, GUARANTEES, PROTECTIONS, Level
 from skillyard.domain.sandbox.spec import SandboxSpec, Stream
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, Status, examine, examine_all
 from skillyard.testing.sandbox_suite.check import SURVIVAL, expect
 from tests.conformance.sandbox import exec_walls

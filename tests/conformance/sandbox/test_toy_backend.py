@@ -25,7 +25,6 @@ import pytest
 from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import GUARANTEES, Demand, Level, Nature, Probe, Protection
-from skillyard.domain.sandbox.guest_request import encode_request
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
@@ -38,8 +37,9 @@ from skillyard.domain.sandbox.spec import (
     SandboxSpec,
     Stream,
     StreamLimits,
+    encode_request,
 )
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
 from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.ground import look, python
 

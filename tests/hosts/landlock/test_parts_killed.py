@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.endings import STUBBORN, WAIT

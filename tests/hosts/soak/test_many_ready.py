@@ -12,7 +12,7 @@ import pytest
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.sandbox.spec import Guest, SandboxSpec
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.sandbox.native.backend import NativeBackend
 from tests.crash.leftovers import Footprint, Snapshot, gone
 from tests.hosts.soak.weigh import MIB, unshared

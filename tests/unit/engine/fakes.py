@@ -35,7 +35,7 @@ from skillyard.domain.skill.skill import (
     SkillLine,
     SkillSource,
 )
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import Ending, Outcome, Usage
 
 ALL_WALLS = {name: Protection(Level.KERNEL) for name in PROTECTIONS}
 

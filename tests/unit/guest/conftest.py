@@ -15,7 +15,7 @@ import pytest
 
 import skillyard.guest
 from skillyard.domain.sandbox.frames import BlobBegin, BlobData, BlobEnd, Failure, Frame, FrameReader, Result
-from skillyard.domain.sandbox.guest_request import encode_request
+from skillyard.domain.sandbox.spec import encode_request
 
 PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or str(getattr(sys, "_base_executable", sys.executable))
 """The interpreter of the sandbox, which may be another than the host's."""

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from skillyard.domain.sandbox.frames import BlobAbandon, BlobData, FrameReader
-from skillyard.domain.sandbox.guest_request import encode_request
+from skillyard.domain.sandbox.spec import encode_request
 from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
 
 MIB = 1024 * 1024

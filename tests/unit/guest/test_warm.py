@@ -11,7 +11,7 @@ import cryptography
 import pytest
 
 from skillyard.domain.sandbox.frames import FrameReader, Result
-from skillyard.domain.sandbox.guest_request import encode_request
+from skillyard.domain.sandbox.spec import encode_request
 from tests.unit.guest.conftest import GuestBox
 
 SERVE = """

@@ -19,8 +19,7 @@ import skillyard.guest.main
 from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits, FrameReader, Result
-from skillyard.domain.sandbox.guest_request import BlobMount, GuestCall, SkillMount, encode_request
-from skillyard.domain.sandbox.spec import Argv
+from skillyard.domain.sandbox.spec import Argv, BlobMount, GuestCall, SkillMount, encode_request
 from skillyard.sandbox.guest_argv import descriptor, entries_argv, guest_argv, guest_bundle, read_argv, write_argv
 from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
 

@@ -22,8 +22,8 @@ MAX_OPENED = 100
 """Opening lines that are looked at."""
 
 _WHERE = re.compile(r"\(at line (\d+), column \d+\)")
-_OPEN, _CLOSE = "# /// script", "# ///"
-_RUN = re.compile(rf"^{_OPEN}(?:\n|\Z)((?:#(?: [^\n]*+)?(?:\n|\Z))*+)", re.MULTILINE)
+OPENING, _CLOSE = "# /// script", "# ///"
+_RUN = re.compile(rf"^{OPENING}(?:\n|\Z)((?:#(?: [^\n]*+)?(?:\n|\Z))*+)", re.MULTILINE)
 """An opening line, and every comment line that follows it."""
 
 
@@ -55,7 +55,7 @@ class ScriptMetadata:
 
 def read_script_metadata(source: str) -> ScriptMetadata | None:
     """The metadata of a script, None when it has none. Takes time in proportion to the source."""
-    if _OPEN not in source:
+    if OPENING not in source:
         return None
     text = source.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     runs = list(islice(_RUN.finditer(text), MAX_OPENED))

@@ -37,14 +37,14 @@ def granted(
 
     Raises Refused when somebody asks for what the layers above do not give.
     """
-    own = own_layer(config, skill, mounted, least)
     if asked is not None and not _allows(asked):
         return None
-    if not _allows(own.rules):
+    if not _allows(_own_rules(config, skill, mounted, least)):
         if asked is not None:
             why = _nothing_of(config, skill, mounted, least)
             raise _refused(f"the request asks for the network ({listed(asked)}), and {why}")
         return None
+    own = own_layer(config, skill, mounted, least)
     who = f"'{skill.name}' asks" if skill is not None else "the code asks"
     _check_consent(config, own, who)
     layers = [Layer(OPERATOR, config.rules), own]
@@ -65,7 +65,7 @@ def why_none(
     least: str = "",
 ) -> str:
     """Why :func:`granted` gave no network, for whoever needed one."""
-    if asked is not None and _allows(own_layer(config, skill, mounted, least).rules):
+    if asked is not None and _allows(_own_rules(config, skill, mounted, least)):
         return "the request asked for none"
     if skill is not None and not _allows(parse_rules(skill.needs.network)):
         return f"'{skill.name}' declares no hosts (permissions.network of its manifest)"
@@ -73,16 +73,22 @@ def why_none(
 
 
 def own_layer(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
-    """What the executed skill declares, or what policy gives to code. What the operator gives to any code stays with
-    ``least``."""
+    """Returns what the executed skill declares, or what policy gives to code."""
+    return Layer(CODE if skill is None else SKILL, _own_rules(config, skill, mounted, least))
+
+
+def _own_rules(
+    config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str = ""
+) -> tuple[Rule, ...]:
+    """Returns the rules of that layer. Rules that the operator gives to any code stay with ``least``."""
     if skill is not None:
-        return Layer(SKILL, () if least else parse_rules(skill.needs.network))
-    if config.run_code == "mounted":
-        if least:
-            return Layer(CODE, ())
-        texts = dict.fromkeys(text for other in mounted for text in other.needs.network)
-        return Layer(CODE, tuple(rule for text in texts for rule in parse_rules([text])))
-    return Layer(CODE, config.run_code)
+        return () if least else parse_rules(skill.needs.network)
+    if config.run_code != "mounted":
+        return config.run_code
+    if least:
+        return ()
+    texts = dict.fromkeys(text for other in mounted for text in other.needs.network)
+    return tuple(rule for text in texts for rule in parse_rules([text]))
 
 
 def check_offer(offer: Offer, has_gate: bool, policy: Policy) -> None:
@@ -124,7 +130,7 @@ def _check_consent(config: NetworkSettings, layer: Layer, who: str) -> None:
 
 
 def _nothing_of(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str) -> str:
-    if least and _allows(own_layer(config, skill, mounted).rules):
+    if least and _allows(_own_rules(config, skill, mounted)):
         return least
     if skill is not None:
         return f"'{skill.name}' declares none: a request only narrows what a skill declares"

@@ -131,7 +131,7 @@ def consented(plan: Plan, environment: Environment, definition: EnvironmentSetti
         return NONE
     built, own = environment.built, (definition.preload or ()) if named else ()
     if built is None or any(is_read(need.name) for skill in plan.skills for need in skill.needs.secrets):
-        return Modules(own)
+        return Modules(own) if own else NONE
     return Modules(own, curated(built.distributions, built.modules))
 
 

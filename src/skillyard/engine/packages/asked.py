@@ -12,7 +12,7 @@ from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import InvalidInput, shown
 from skillyard.domain.package.environment import Wanted
 from skillyard.domain.package.names import admits, normalized, within
-from skillyard.domain.package.script_metadata import read_script_metadata
+from skillyard.domain.package.script_metadata import OPENING, read_script_metadata
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.skill.skill import Skill
 
@@ -27,11 +27,12 @@ def asked_packages(params: Mapping[str, Any], code: str | None) -> tuple[str, ..
         if not is_requirement(text):
             rule = "must be a requirement such as 'numpy>=2,<3'; no URLs, paths or options"
             raise InvalidInput(f"packages[{index}]", rule, shown(text))
-    return Wanted.of([*given, *_declared(code)]).requirements
+    declared = _declared(code) if code and OPENING in code else ()
+    return Wanted.of([*given, *declared]).requirements if given or declared else ()
 
 
-def _declared(code: str | None) -> tuple[str, ...]:
-    metadata = read_script_metadata(code) if code else None
+def _declared(code: str) -> tuple[str, ...]:
+    metadata = read_script_metadata(code)
     if metadata is None:
         return ()
     for problem in metadata.problems:

@@ -11,8 +11,7 @@ from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
 from skillyard.domain.sandbox.spec import EnvironmentRef
 from skillyard.engine.packages.asked import Asked, missing, union
-from skillyard.engine.packages.build import Build
-from skillyard.engine.packages.building import Building
+from skillyard.engine.packages.building import Build, Building
 from skillyard.engine.packages.environment import BuildFailed, Environment, standard_library
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import EnvironmentStore, StoredLock
@@ -34,7 +33,9 @@ class Environments:
         config: PackagesSettings,
         clock: Clock,
     ) -> None:
-        self._definitions = definitions
+        self.definitions = definitions
+        self._own = {name: union(definition, ()) for name, definition in definitions.items()}
+        self._bare = {name: Environment(standard_library(name)) for name, own in self._own.items() if not own}
         self.store = store
         self.building = building
         self._config = config
@@ -46,7 +47,7 @@ class Environments:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(sorted(self._definitions))
+        return tuple(sorted(self.definitions))
 
     def is_named(self, environment: Environment) -> bool:
         """Returns whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
@@ -54,7 +55,7 @@ class Environments:
 
     def definition(self, name: str) -> EnvironmentSettings:
         """Raises InvalidInput."""
-        found = self._definitions.get(name)
+        found = self.definitions.get(name)
         if found is None:
             known = ", ".join(self.names)
             raise InvalidInput("environment", f"unknown environment; known are {known}", shown(name))
@@ -62,12 +63,12 @@ class Environments:
 
     def wanted(self, name: str) -> Wanted:
         """Returns what the named environment shall have. Raises InvalidInput."""
-        return union(self.definition(name), ())
+        self.definition(name)
+        return self._own[name]
 
     async def get(self, name: str, owner: str = OPERATOR) -> Environment:
         """The named environment, built first when it has to be. Raises InvalidInput, BuildFailed."""
-        definition = self.definition(name)
-        return await self.of(union(definition, ()), owner, name=name)
+        return await self.of(self.wanted(name), owner, name=name)
 
     async def of(self, wanted: Wanted, owner: str, *, name: str = UNNAMED) -> Environment:
         """The environment of these requirements, built first when it has to be. Raises BuildFailed."""
@@ -85,10 +86,9 @@ class Environments:
 
     async def meeting(self, name: str, asked: Sequence[Asked]) -> Environment | None:
         """The named environment when it is ready and has all that is asked for. Raises InvalidInput."""
-        definition = self.definition(name)
-        wanted = union(definition, ())
-        if not wanted:
-            return None if asked else Environment(standard_library(name))
+        wanted = self.wanted(name)
+        if name in self._bare:
+            return None if asked else self._bare[name]
         built = await self.ready(wanted)
         if built is None or any(missing(who.requirements, built.distributions) for who in asked):
             return None

@@ -23,7 +23,7 @@ from skillyard.domain.sandbox.frames import (
 )
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.runs.grant import Grant
 from skillyard.engine.tasks import Tasks
@@ -123,7 +123,7 @@ class BlobSink:
 
     def __init__(self, target: BlobTarget) -> None:
         self._target = target
-        self._open: dict[int, _Open] = {}
+        self.unfinished: dict[int, _Open] = {}
         self._replayed = False
         self._stored: set[str] = set()
         self.ids: list[str] = []
@@ -139,15 +139,15 @@ class BlobSink:
 
     def begin(self, n: int, kind: str, path: str = "") -> None:
         kind = mime_of(path) if path else kind
-        self._open[n] = _Open(kind, path, stored=self._id(n) in self._stored)
+        self.unfinished[n] = _Open(kind, path, stored=self._id(n) in self._stored)
 
     async def piece(self, n: int, data: bytes) -> None:
-        blob = self._open[n]
+        blob = self.unfinished[n]
         if blob.stored:
             return
         if blob.stream is not None:
             if blob.stream.failed:
-                await self._finish(n, self._open.pop(n))
+                await self._finish(n, self.unfinished.pop(n))
                 return
             await blob.stream.put(data)
             return
@@ -158,7 +158,7 @@ class BlobSink:
             blob.buffer = bytearray()
 
     async def end(self, n: int, size: int) -> None:
-        blob = self._open.pop(n)
+        blob = self.unfinished.pop(n)
         await self._finish(n, blob)
         self.ids.append(self._id(n))
         if blob.path:
@@ -177,13 +177,13 @@ class BlobSink:
 
     async def abandon(self, n: int) -> None:
         """The guest gave this blob up."""
-        await self._drop(self._open.pop(n))
+        await self._drop(self.unfinished.pop(n))
 
     async def abort(self) -> None:
         """Drop what was not complete when the run ended."""
-        for blob in self._open.values():
+        for blob in self.unfinished.values():
             await self._drop(blob)
-        self._open.clear()
+        self.unfinished.clear()
 
     async def _drop(self, blob: _Open) -> None:
         if blob.stream is not None:
@@ -226,7 +226,8 @@ class Channel:
         """Raises Broken for what breaks the protocol, and for a blob that cannot be stored."""
         try:
             for frame in self._reader.feed(data):
-                await self._take(frame)
+                if not isinstance(frame, Result | Raised):
+                    await self._take(frame)
             self.final = self._reader.finish()
         except FrameFault as fault:
             message = f"the run's channel was misused: {fault}"

@@ -8,9 +8,9 @@ output so far, destroys the sandbox and writes the record, whatever happens to t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
@@ -18,27 +18,70 @@ from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import Result
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
-from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
 from skillyard.engine.network.grant import why_none
 from skillyard.engine.network.refusals import used, with_network, without_network
+from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
 from skillyard.engine.packages.ahead import Ahead
-from skillyard.engine.runs.active import ActiveRun, ActiveRuns
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
-from skillyard.engine.runs.conclude import ended_by, lacking, raised, with_stack
-from skillyard.engine.runs.failure import Failure, cancelled, of_guest
+from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
 from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.log import NO_LOG, Log, keep_log
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.runs.record import FinalRecord, Findings
+from skillyard.engine.runs.record import FinalRecord, Findings, run_facts
+from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.ports.schemas import SchemaChecker
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRun:
+    """One run between its first record and its last. ``cancel_reason`` is set once somebody asked it to end;
+    ``redactor`` makes a fresh one for each reading of its log."""
+
+    run_id: str
+    principal: str
+    redactor: Callable[[], Redactor]
+    network: RunNetwork | None = None
+    process: Process | None = None
+    cancel_reason: str | None = None
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    async def cancel(self, reason: str) -> None:
+        """End the process tree; what is not started yet will not be."""
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
+        if self.process is not None:
+            await self.process.kill(reason)
+
+    def ending(self) -> asyncio.Future[None]:
+        """Done when the last record is written."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    def wake(self) -> None:
+        """Tell everybody who waits for the end."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+
+class ActiveRuns(dict[str, ActiveRun]):
+    """The runs at work by their ids."""
+
+    def forget(self, active: ActiveRun) -> None:
+        """The run's last record is written."""
+        self.pop(active.run_id, None)
+        active.wake()
+
 
 CALLER_GONE = "its caller went away"
 PATIENCE_S = 60.0
@@ -80,18 +123,18 @@ class Tools:
 class Execution:
     """Drives one run in the sandbox that it was lent. :meth:`run` is awaited once."""
 
-    def __init__(self, tools: Tools, plan: Plan, grant: Grant, facts: dict[str, Any], loan: Loan) -> None:
+    def __init__(self, tools: Tools, plan: Plan, grant: Grant, loan: Loan) -> None:
         self._tools = tools
         self._plan = plan
         self._grant = grant
-        self._facts = facts
         self._loan = loan
         self._final: RunRecord | None = None
         self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=loan.network)
         self._target = _target(tools, plan, grant)
         self._channel = Channel(BlobSink(self._target), grant.limits)
         self._left: Left | None = None
-        self._found = Findings(queued_ms=self._elapsed_ms())
+        self._found = Findings(queued_ms=(tools.clock.monotonic() - plan.taken_at) * 1000)
+        self._facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
 
     async def run(self) -> RunRecord:
         """Returns the finished record.
@@ -101,7 +144,8 @@ class Execution:
         tools, run_id = self._tools, self._plan.run_id
         tools.active[run_id] = self._active
         try:
-            first = RunRecord(status=RunStatus.RUNNING, network=await self._loan.begin(), **self._facts)
+            network = None if self._loan.network is None else await self._loan.begin()
+            first = RunRecord(status=RunStatus.RUNNING, network=network, **self._facts)
             await tools.records.insert(first)
             self._final = await self._conclude(await self._attempt())
             final = await self._close(self._final)
@@ -198,11 +242,11 @@ class Execution:
 
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
-        await sink.abort()
+        if sink.unfinished:
+            await sink.abort()
         found.ended_ms = (self._tools.clock.monotonic() - self._plan.taken_at) * 1000
         found.ended_at = self._tools.clock.now()
-        if self._loan.enforced:
-            found.enforced, found.guarantees = self._loan.enforced, self._plan.offer.guarantees(self._loan.enforced)
+        found.enforced, found.guarantees = self._loan.enforced, self._loan.guarantees
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
         if self._left is not None:

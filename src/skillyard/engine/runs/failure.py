@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from skillyard.config.packages import EnvironmentSettings, PackagesSettings
+from skillyard.domain.review.python_words import IMPORTED_AS
 from skillyard.domain.sandbox.frames import Failure as Raised
-from skillyard.domain.work.outcome import ERROR_TYPES, Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import ERROR_TYPES, Ending, Outcome
+from skillyard.engine.packages.asked import required_name, why_refused
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.text import clean, first, lines, shorten
 
@@ -70,3 +79,114 @@ class Refused(Exception):
         super().__init__(message)
         self.type = type_
         self.message = message
+
+
+_FORK_ERRORS = ("BlockingIOError", "RuntimeError")
+_NO_FORK = ("[Errno 11] Resource temporarily unavailable", "can't start new thread")
+_COMMAND_FAILED = "CalledProcessError"
+"""How Python tells of a shell that could not fork."""
+_NO_MODULE = re.compile(r"No module named '([A-Za-z_]\w{0,99})(?:\.[\w.]*)?'")
+_SAID = ("over the ", "ended by signal ")
+"""The start of a backend's reasons that repeat the message."""
+_MOST_LAST = 300
+_FULL = (errno.ENOSPC, errno.EFBIG)
+_NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
+"""The built-in one, and numpy's, which is a subclass."""
+
+
+def ended_by(ending: Ending, limits: Limits) -> Failure:
+    """The failure of a process that ended without a result of its own."""
+    message = _MESSAGES[ending.outcome](ending, limits)
+    if ending.reason and ending.outcome is not Outcome.EXIT and not ending.reason.startswith(_SAID):
+        message = f"{message}: {ending.reason}"
+    message += _mend(ending.outcome)
+    return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
+
+
+def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
+    """The failure that the guest reports."""
+    limit = _limit_behind(error, hits)
+    if limit is not None:
+        own = _MESSAGES[limit](Ending(limit), limits)
+        message = (f"{own}: {error.message}" if error.message else own) + _mend(limit)
+        return Failure(ERROR_TYPES[limit], message, limit, error.traceback)
+    return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
+
+
+def lacking(
+    failure: Failure, environments: Mapping[str, EnvironmentSettings], packages: PackagesSettings, *, skill: bool
+) -> Failure:
+    """Returns the failure with the remedy for a missing package."""
+    found = _NO_MODULE.match(failure.message) if failure.type == "ModuleNotFoundError" else None
+    if found is None or found[1] in sys.stdlib_module_names:
+        return failure
+    package = min((name for name, modules in IMPORTED_AS.items() if found[1] in modules), key=len, default=found[1])
+    if skill:
+        return replace(failure, message=f"{failure.message}; name {package!r} in the dependencies of the skill")
+    having = [name for name, e in environments.items() if package in map(required_name, e.packages)]
+    environment = f"environment={having[0]!r}, which has it" if having else ""
+    if refused := why_refused((package,), packages):
+        mend = f"ask for {environment}" if having else f"do without it, or ask the operator: {refused}"
+    else:
+        mend = f"ask for it with packages=[{package!r}]" + (f", or for {environment}" if having else "")
+    return replace(failure, message=f"{failure.message}; {mend}")
+
+
+def with_stack(failure: Failure, stack: str) -> Failure:
+    """Returns the failure of a program that was ended, with the place where it was."""
+    if not stack or failure.outcome is not Outcome.TIMEOUT:
+        return failure
+    lines = [line.strip() for line in stack.partition("\nStack ")[0].splitlines()[1:]]
+    last = next((line for line in reversed(lines) if not line.startswith('File "<')), "")
+    where = f" (it was at: {last[:_MOST_LAST]})" if last else ""
+    return replace(failure, message=failure.message + where, traceback=stack)
+
+
+def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
+    """A full disk, a full process table and no more memory reach the code as exceptions, and are limits all the same.
+    What the code catches is its own business."""
+    if error.errno in _FULL:
+        return Outcome.DISK
+    if error.type in _NO_MEMORY or error.errno == errno.ENOMEM or "memory" in hits:
+        return Outcome.MEMORY
+    if error.message.startswith(_NO_FORK) and (error.type in _FORK_ERRORS or "pids" in hits):
+        return Outcome.PROCESSES
+    if error.type == _COMMAND_FAILED and "pids" in hits:
+        return Outcome.PROCESSES
+    return None
+
+
+def _mend(outcome: Outcome) -> str:
+    return f"; {mend}" if (mend := _MENDS.get(outcome)) else ""
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_MESSAGES: dict[Outcome, Callable[[Ending, Limits], str]] = {
+    Outcome.EXIT: lambda e, _: f"the process exited with code {e.code} before the function returned",
+    Outcome.SIGNAL: lambda e, _: f"the process was ended by {_signal_name(e.signal)}",
+    Outcome.TIMEOUT: lambda _, limits: f"the run took longer than its timeout of {limits.timeout_ms} ms",
+    Outcome.MEMORY: lambda _, limits: f"the run used more than its memory limit of {limits.memory_mb} MiB",
+    Outcome.PROCESSES: lambda _, limits: f"the run started more than its limit of {limits.pids} processes",
+    Outcome.DISK: lambda _, limits: f"the run wrote more than its disk limit of {limits.disk_mb} MiB",
+    Outcome.OUTPUT: lambda _, __: "the run wrote more output than is allowed",
+    Outcome.CANCELLED: lambda _, __: "the run was cancelled",
+    Outcome.LOST: lambda _, __: "the sandbox was lost",
+}
+
+_MENDS = {
+    Outcome.EXIT: "return from the function, or end with sys.exit(0)",
+    Outcome.SIGNAL: "a crash comes from native code: give it less at once, or use another version of the package",
+    Outcome.TIMEOUT: "ask for more with timeout_ms, or do less in one run",
+    Outcome.MEMORY: "ask for more with limits.memory_mb, or work on the data piece by piece",
+    Outcome.PROCESSES: "start fewer at once, or ask for more with limits.pids",
+    Outcome.DISK: "write less, or ask for more with limits.disk_mb",
+    Outcome.OUTPUT: "print less, and write large data to files in /workspace/out or to runtime.blobs",
+    Outcome.LOST: "run it again",
+}
+"""The remedy of each outcome in the words of the request."""

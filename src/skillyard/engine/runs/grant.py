@@ -18,12 +18,17 @@ from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
 from skillyard.domain.package.environment import SHOWN
 from skillyard.domain.sandbox.frames import FrameLimits
-from skillyard.domain.sandbox.guest_request import BlobMount, GuestCall, SkillMount
-from skillyard.domain.sandbox.spec import EnvironmentRef, Mount, SandboxSpec
+from skillyard.domain.sandbox.spec import (
+    BlobMount,
+    EnvironmentRef,
+    GuestCall,
+    Mount,
+    SandboxSpec,
+    SkillMount,
+    make_spec,
+)
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
-from skillyard.domain.work.limits import Limits
-from skillyard.engine.backends import Offer
 from skillyard.engine.network.grant import check_offer, granted, layers_of
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import Observer, SecretsGiven
@@ -95,15 +100,19 @@ class Granter:
         policy = self._policy(plan)
         environment = await self._packages.give(plan)
         named = environment.built is None or self._environments.is_named(environment)
-        ref, wish = self._preloaded(plan, environment, named)
+        group = plan.principal.name if self._config.policy.separate_principals else ""
+        modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
+        ref, wish = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
         given = await self._secrets.give(plan) if plan.skills else ()
         self._tell(plan, given)
         env, gated = _delivered(given)
+        mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         prefix = self._ids.blob() + "-"
         call = _call(plan, prefix, env, self._frames)
         guest, collect = call.request(), call.collect()
+        spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name)
         return Grant(
-            spec=_spec(plan, ref, self._group(plan)),
+            spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
             guest=guest,
             collect=collect,
@@ -144,14 +153,6 @@ class Granter:
             check_offer(plan.offer, self._gate is not None, policy)
         return policy
 
-    def _preloaded(self, plan: Plan, environment: Environment, named: bool) -> tuple[EnvironmentRef, Wish | None]:
-        """Returns the environment with what is imported ahead, where that may be."""
-        modules = consented(plan, environment, self._environments.definition(plan.environment), named=named)
-        return self._ahead.chosen(plan.offer.backend, environment.ref, modules, self._group(plan))
-
-    def _group(self, plan: Plan) -> str:
-        return plan.principal.name if self._config.policy.separate_principals else ""
-
     def _network(
         self, policy: Policy | None, given: Sequence[GivenSecret], gated: tuple[GateSecret, ...]
     ) -> NetworkGrant | None:
@@ -179,32 +180,6 @@ def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[Gate
             env[secret.name] = placeholder = PLACEHOLDER + token_hex(16)
             gated.append(GateSecret(secret.name, placeholder, secret.value, secret.hosts))
     return env, tuple(gated)
-
-
-def make_spec(
-    offer: Offer,
-    limits: Limits,
-    environment: EnvironmentRef,
-    mounts: tuple[Mount, ...] = (),
-    group: str = "",
-    tenant: str = "",
-) -> SandboxSpec:
-    """A sandbox for one program under the operator's policy."""
-    return SandboxSpec(
-        limits=limits,
-        environment=environment,
-        mounts=mounts,
-        group=group,
-        tenant=tenant,
-        single=True,
-        kernel_only=offer.demand.kernel_only,
-        allow_degraded=offer.demand.allow_degraded,
-    )
-
-
-def _spec(plan: Plan, environment: EnvironmentRef, group: str) -> SandboxSpec:
-    mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
-    return make_spec(plan.offer, plan.limits, environment, mounts, group, plan.principal.name)
 
 
 def _skill_mount(skill: Skill) -> Mount:

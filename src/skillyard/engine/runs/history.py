@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,15 +10,23 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, RunNotFound, SandboxGone
 from skillyard.domain.network.policy import is_open, parse_rules
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import RunRecord, RunStatus
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
-from skillyard.engine.runs.active import ActiveRun, ActiveRuns
-from skillyard.engine.runs.log import read_logs
+from skillyard.engine.runs.execution import ActiveRun, ActiveRuns
 from skillyard.engine.runs.service import RunService
+from skillyard.engine.text import cut_head
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
+
+FIRST_S = 0.5
+"""How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
+IDLE_S = 0.05
+"""How long it waits for more once it has something."""
+PAGE_S = 1.0
+"""How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
 
 _PRIVATE = ("idempotency_key", "request_digest", "sandbox")
 
@@ -73,7 +82,7 @@ class RunHistory:
     async def logs(self, principal: Principal, run_id: str, offset: int, max_bytes: int) -> dict[str, Any]:
         """Returns a page of the log. Raises RunNotFound."""
         record = await self.owned(principal, run_id)
-        return await read_logs(self._active.get(run_id), self._blobs, record, offset, max_bytes)
+        return await _page(self._active.get(run_id), self._blobs, record, offset, max_bytes)
 
     async def cancel(self, principal: Principal, run_id: str, reason: str | None) -> bool:
         """Ends a run; returns whether that ended it. Raises RunNotFound."""
@@ -148,3 +157,59 @@ def view(record: RunRecord) -> dict[str, Any]:
         "status": record.status.value,
         "outcome": record.outcome.value if record.outcome else None,
     }
+
+
+async def _page(
+    active: ActiveRun | None, blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int
+) -> dict[str, Any]:
+    """Returns a page: from the sandbox while the run works, from its blob when it has ended.
+
+    At most ``max_bytes`` of the log from ``offset`` on, ending between characters where there is more to
+    come. Offsets count bytes of the redacted log."""
+    if active is not None:
+        data, last = await _live(active, offset, max_bytes), False
+    else:
+        data, last = await _stored(blobs, record, offset, max_bytes)
+    if not last:
+        data = cut_head(data)
+    running = active is not None or record.status is RunStatus.RUNNING
+    return {
+        "run_id": record.run_id,
+        "content": data.decode("utf-8", "replace"),
+        "encoding": "utf-8",
+        "offset": offset,
+        "next_offset": offset + len(data),
+        "running": running,
+        "complete": last and not running,
+    }
+
+
+async def _stored(blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
+    """The bytes, and whether they are the last ones."""
+    info = await blobs.stat(record.logs_blob) if record.logs_blob else None
+    if info is None or offset >= info.size:
+        return b"", True
+    length = min(max_bytes, info.size - offset)
+    data = b"".join([chunk async for chunk in blobs.read(info.blob_id, offset, length)])
+    return data, offset + length == info.size
+
+
+async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
+    """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
+    if active.process is None:
+        return b""
+    redactor = active.redactor()
+    kept, seen = bytearray(), 0
+    source = active.process.output(Stream.STDOUT)
+    clock = asyncio.get_running_loop().time
+    end = clock() + PAGE_S
+    try:
+        while len(kept) < max_bytes:
+            async with asyncio.timeout_at(min(end, clock() + (IDLE_S if kept else FIRST_S))):
+                piece = redactor.feed(await anext(source))
+            start = max(0, offset - seen)
+            kept += piece[start:]
+            seen += len(piece)
+    except (TimeoutError, StopAsyncIteration):
+        pass
+    return bytes(kept[:max_bytes])

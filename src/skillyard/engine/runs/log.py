@@ -1,30 +1,17 @@
-"""The log of a run: kept as a blob, shown as a preview, read by pages."""
+"""The log of a run: kept as a blob, shown as a preview."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox.spec import Stream
-from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine.runs.active import ActiveRun
 from skillyard.engine.runs.collect import INLINE, BlobTarget
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.engine.text import cut_head, cut_tail
-from skillyard.ports.blobs import BlobStore
 
 MAX = 2048
 HEAD = 512
-
-FIRST_S = 0.5
-"""How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
-IDLE_S = 0.05
-"""How long it waits for more once it has something."""
-PAGE_S = 1.0
-"""How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
 
 
 class Preview:
@@ -99,7 +86,7 @@ async def keep_log(source: AsyncIterator[bytes], redaction: Redaction, target: B
 
 
 async def _tapped(source: AsyncIterator[bytes], redaction: Redaction, preview: Preview) -> AsyncIterator[bytes]:
-    if not redaction:
+    if redaction.empty:
         async for data in source:
             preview.feed(data)
             yield data
@@ -118,59 +105,3 @@ async def _joined(start: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield start
     async for piece in rest:
         yield piece
-
-
-async def read_logs(
-    active: ActiveRun | None, blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int
-) -> dict[str, Any]:
-    """Returns a page: from the sandbox while the run works, from its blob when it has ended.
-
-    At most ``max_bytes`` of the log from ``offset`` on, ending between characters where there is more to
-    come. Offsets count bytes of the redacted log."""
-    if active is not None:
-        data, last = await _live(active, offset, max_bytes), False
-    else:
-        data, last = await _stored(blobs, record, offset, max_bytes)
-    if not last:
-        data = cut_head(data)
-    running = active is not None or record.status is RunStatus.RUNNING
-    return {
-        "run_id": record.run_id,
-        "content": data.decode("utf-8", "replace"),
-        "encoding": "utf-8",
-        "offset": offset,
-        "next_offset": offset + len(data),
-        "running": running,
-        "complete": last and not running,
-    }
-
-
-async def _stored(blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
-    """The bytes, and whether they are the last ones."""
-    info = await blobs.stat(record.logs_blob) if record.logs_blob else None
-    if info is None or offset >= info.size:
-        return b"", True
-    length = min(max_bytes, info.size - offset)
-    data = b"".join([chunk async for chunk in blobs.read(info.blob_id, offset, length)])
-    return data, offset + length == info.size
-
-
-async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
-    """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
-    if active.process is None:
-        return b""
-    redactor = active.redactor()
-    kept, seen = bytearray(), 0
-    source = active.process.output(Stream.STDOUT)
-    clock = asyncio.get_running_loop().time
-    end = clock() + PAGE_S
-    try:
-        while len(kept) < max_bytes:
-            async with asyncio.timeout_at(min(end, clock() + (IDLE_S if kept else FIRST_S))):
-                piece = redactor.feed(await anext(source))
-            start = max(0, offset - seen)
-            kept += piece[start:]
-            seen += len(piece)
-    except (TimeoutError, StopAsyncIteration):
-        pass
-    return bytes(kept[:max_bytes])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skillyard.domain.errors import (
     BlobNotFound,
@@ -30,9 +30,6 @@ from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import UNMOUNTED, RunTrust
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.clock import Clock, Ids
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +68,13 @@ class Planner:
     async def plan(self, principal: Principal, request: RunRequest) -> Plan:
         """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
         offer = await self._backends.choose(request.isolation)
+        run_id = self._ids.run()
         named = request.skill is not None or request.mount_skills
         skill, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
-            run_id=self._ids.run(),
+            run_id=run_id,
             principal=principal,
             request=request,
             created_at=self._clock.now(),
@@ -99,27 +97,6 @@ class Planner:
             skill = _executable(await self._skills.find(principal, request.skill, request.version))
         skills = await self._skills.mounted(principal, skill, request.mount_skills)
         return skill, skills, await self._skills.standings.of(skills)
-
-
-def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
-    """The fields of the run's record that do not change while it goes on."""
-    request, skill = plan.request, plan.skill
-    return {
-        "run_id": plan.run_id,
-        "kind": request.kind,
-        "principal": plan.principal.name,
-        "project": plan.principal.project,
-        "created_at": plan.created_at,
-        "skill": skill.name if skill else None,
-        "version": skill.version if skill else None,
-        "environment": environment,
-        "isolation": plan.offer.name,
-        "limits": plan.limits.as_dict(),
-        "digests": digests,
-        "needs": needs,
-        "idempotency_key": request.idempotency_key,
-        "request_digest": request.digest() if request.idempotency_key else "",
-    }
 
 
 def _executable(skill: Skill) -> Skill:

@@ -11,8 +11,7 @@ from typing import Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.frames import Notes, Result, ResultFault
-from skillyard.domain.work.outcome import Outcome, Usage
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import Outcome, RunRecord, RunStatus, Usage
 from skillyard.engine.network.refusals import counted
 from skillyard.engine.runs.collect import BlobTarget
 from skillyard.engine.runs.failure import SUMMARY_CHARACTERS, Failure
@@ -108,7 +107,7 @@ async def fit_output(
 
 def _encoded(value: dict[str, Any], redaction: Redaction) -> tuple[dict[str, Any], bytes]:
     try:
-        value = redaction.value(value)
+        value = value if redaction.empty else redaction.value(value)
         return value, _encode(value).encode()
     except RecursionError:
         raise not_serializable("nested too deep") from None
@@ -182,6 +181,27 @@ class Findings:
             "queued_ms": round(self.queued_ms, 3),
             "source": usage.source,
         }
+
+
+def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
+    """The fields of the run's record that do not change while it goes on."""
+    request, skill = plan.request, plan.skill
+    return {
+        "run_id": plan.run_id,
+        "kind": request.kind,
+        "principal": plan.principal.name,
+        "project": plan.principal.project,
+        "created_at": plan.created_at,
+        "skill": skill.name if skill else None,
+        "version": skill.version if skill else None,
+        "environment": environment,
+        "isolation": plan.offer.name,
+        "limits": plan.limits.as_dict(),
+        "digests": digests,
+        "needs": needs,
+        "idempotency_key": request.idempotency_key,
+        "request_digest": request.digest() if request.idempotency_key else "",
+    }
 
 
 class FinalRecord:

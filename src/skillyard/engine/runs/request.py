@@ -49,6 +49,13 @@ class RunRequest:
     network: tuple[Rule, ...] | None = None
     idempotency_key: str | None = None
     detach: bool = False
+    weight: int = field(init=False, compare=False)
+    """Bytes that it may take while it is held: its text, and the values that were made of it."""
+
+    def __post_init__(self) -> None:
+        text = len(self.args_json)
+        values = sum(map(self.args_json.count, _MARKS)) if text > _PLAIN else text
+        object.__setattr__(self, "weight", _HELD + _COPIES * (text + len(self.code or "")) + _VALUE * values)
 
     def digest(self) -> str:
         """SHA-256 over everything that decides what runs: what an idempotency key is bound to."""
@@ -68,12 +75,6 @@ class RunRequest:
             *([{"packages": self.packages}] if self.packages else []),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def weight(self) -> int:
-        """Returns the bytes that it may take while it is held: its text, and the values that were made of it."""
-        text = len(self.args_json)
-        values = sum(map(self.args_json.count, _MARKS)) if text > _PLAIN else text
-        return _HELD + _COPIES * (text + len(self.code or "")) + _VALUE * values
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""

@@ -11,16 +11,15 @@ from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.execution import Execution, Tools
 from skillyard.engine.runs.failure import Failure, Refused
 from skillyard.engine.runs.grant import Grant, Granter
-from skillyard.engine.runs.plan import Plan, Planner, run_facts
-from skillyard.engine.runs.record import ended, run_object
+from skillyard.engine.runs.plan import Plan, Planner
+from skillyard.engine.runs.record import ended, run_facts, run_object
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
@@ -121,7 +120,7 @@ class RunService:
             await asyncio.wait(endings)
 
     async def _held(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
-        with self._requests.holding(principal.name, request.weight()):
+        with self._requests.holding(principal.name, request.weight):
             if request.idempotency_key is None:
                 return run_object(await self._run(principal, request))
             key = (principal.name, request.idempotency_key)
@@ -131,28 +130,22 @@ class RunService:
     async def _run(self, principal: Principal, request: RunRequest) -> RunRecord:
         try:
             plan = await self._planner.plan(principal, request)
-            grant = await self._granted(plan)
-            if isinstance(grant, Refused):
-                return await self._refuse(plan, grant)
+            try:
+                grant = await self._granter.grant(plan)
+            except Refused as refusal:
+                return await self._refuse(plan, refusal)
         except SkillyardError as error:
             self._turned_away(principal, request, error)
             raise
         with self._environments.using(grant.digests["environment"]):
             return await self._lent(plan, grant)
 
-    async def _granted(self, plan: Plan) -> Grant | Refused:
-        try:
-            return await self._granter.grant(plan)
-        except Refused as refusal:
-            return refusal
-
     async def _lent(self, plan: Plan, grant: Grant) -> RunRecord:
         order = Order(plan.run_id, plan.principal.name, plan.offer, grant.spec, grant.network)
         loan = None
         try:
             async with self._lender.lend(order, partial(self._queued, plan)) as loan:
-                facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
-                return await Execution(self._tools, plan, grant, facts, loan).run()
+                return await Execution(self._tools, plan, grant, loan).run()
         except SkillyardError as error:
             if loan is None:
                 self._turned_away(plan.principal, plan.request, error)

@@ -64,18 +64,16 @@ class Redactor:
 
 
 class Redaction:
-    """The secrets of one run. Costs nothing when there are none."""
+    """The secrets of one run. ``empty`` tells that there are none: then nothing is looked for."""
 
-    __slots__ = ("_forms", "_longest", "_search")
+    __slots__ = ("_forms", "_longest", "_search", "empty")
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
         self._forms = forms
         self._longest = len(forms[0]) if forms else 1
         self._search = re.compile(b"(?=(" + _one_of(forms) + b"))") if forms else None
-
-    def __bool__(self) -> bool:
-        return self._search is not None
+        self.empty = not forms
 
     def stream(self) -> Redactor:
         """For a log: one for each reading of it."""

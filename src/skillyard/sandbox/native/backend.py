@@ -14,7 +14,7 @@ from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
-from skillyard.domain.work.outcome import Usage
+from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.native.launch import connect_or_start, keeper_lives

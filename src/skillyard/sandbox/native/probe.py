@@ -12,7 +12,7 @@ from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import Mount, SandboxSpec
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Usage
+from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.sandbox import inside_look
 from skillyard.sandbox.native.host_advice import filter_mend, look, mend

@@ -11,7 +11,7 @@ from typing import Any
 from skillyard.domain.errors import GateFault, SandboxGone
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, Stream, StreamLimits
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
+from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file

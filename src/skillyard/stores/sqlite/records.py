@@ -11,8 +11,7 @@ from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunKind, RunRecord, RunStatus, check_status
+from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus, check_status
 from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500

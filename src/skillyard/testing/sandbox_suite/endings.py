@@ -7,7 +7,7 @@ import time
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Process
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import (

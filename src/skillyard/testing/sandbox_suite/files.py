@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from skillyard.domain.errors import FileNotFound, QuotaExceeded, SkillyardError
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Sandbox
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, contents, look, pieces, python, run

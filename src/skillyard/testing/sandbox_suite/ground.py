@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.domain.sandbox.guarantees import Level
-from skillyard.domain.sandbox.guest_request import GuestCall
-from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Guest, Program, SandboxSpec, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import (
+    DEFAULT_STREAMS,
+    Argv,
+    Guest,
+    GuestCall,
+    Program,
+    SandboxSpec,
+    Stream,
+    StreamLimits,
+)
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.ports.sandbox import Backend, Process, Sandbox
 from skillyard.testing.twin_gate import TwinGate
 

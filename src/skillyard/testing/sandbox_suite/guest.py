@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from skillyard.domain.sandbox.guest_request import BlobMount, SkillMount
-from skillyard.domain.sandbox.spec import Mount, Stream, StreamLimits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.sandbox.spec import BlobMount, Mount, SkillMount, Stream, StreamLimits
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.frames import blobs, frames, last
 from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, fresh, run, start

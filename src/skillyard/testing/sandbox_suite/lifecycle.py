@@ -7,7 +7,7 @@ import asyncio
 from skillyard.domain.errors import ProtectionMissing, SandboxGone
 from skillyard.domain.sandbox.guarantees import ADVISORY, Level
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, fresh, python, run, start
 

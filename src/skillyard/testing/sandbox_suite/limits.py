@@ -7,7 +7,7 @@ import json
 import time
 
 from skillyard.domain.work.limits import Limits
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, fresh, look, python, run, start
 from skillyard.testing.sandbox_suite.observe import expect_gone

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skillyard.domain.errors import SandboxFault
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, code, contents, fresh, look, python, run
 from skillyard.testing.sandbox_suite.observe import directory, seal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skillyard.domain.sandbox.spec import Stream, StreamLimits
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, collect, done, fresh, python, run, start, until
 from skillyard.testing.sandbox_suite.observe import expect_gone

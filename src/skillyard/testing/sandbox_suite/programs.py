@@ -7,7 +7,7 @@ import json
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Argv
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import (
     ROOT,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Owner
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.ports.sandbox import Backend
 from skillyard.testing.sandbox_suite.check import SURVIVAL, Section, expect
 from skillyard.testing.sandbox_suite.ground import Ground, collect, eventually, fresh, python, until

@@ -8,8 +8,7 @@ import pytest
 
 from skillyard.domain.errors import Busy, RunNotFound
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.work.outcome import Ending, Outcome
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget
 from skillyard.engine.tasks import Tasks
 from tests.unit.engine.conftest import CODE, Rig

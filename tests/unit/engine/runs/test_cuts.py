@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.network.session import MOST_REASON, Connection
 from skillyard.domain.skill.skill import Needs, SecretNeed
-from skillyard.domain.work.outcome import Ending, Outcome
+from skillyard.domain.work.record import Ending, Outcome
 from skillyard.engine.runs.failure import MAX_GUEST_MESSAGE, MAX_MESSAGE, MAX_TRACEBACK, SUMMARY_CHARACTERS
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.session import Log

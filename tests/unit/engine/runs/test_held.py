@@ -18,7 +18,7 @@ def request(**args: object) -> RunRequest:
 
 def test_one_principal_leaves_room_for_another() -> None:
     held = Budget(16 * MIB, 12 * MIB, "too many large requests at once")
-    large = request(text="x" * (3 * MIB)).weight()
+    large = request(text="x" * (3 * MIB)).weight
     with held.holding("greedy", large):
         with pytest.raises(Busy) as caught, held.holding("greedy", large):
             raise AssertionError("it was taken")
@@ -29,8 +29,8 @@ def test_one_principal_leaves_room_for_another() -> None:
 
 
 def test_however_small_requests_are_their_number_is_bounded() -> None:
-    assert request().weight() >= 64 * 1024
+    assert request().weight >= 64 * 1024
 
 
 def test_many_values_weigh_what_they_take() -> None:
-    assert request(lists=[[] for _ in range(100_000)]).weight() > 5 * MIB
+    assert request(lists=[[] for _ in range(100_000)]).weight > 5 * MIB

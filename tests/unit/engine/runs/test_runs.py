@@ -9,8 +9,7 @@ import pytest
 
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
 from skillyard.domain.sandbox.guarantees import Level, Protection
-from skillyard.domain.work.outcome import Ending, Outcome, Usage
-from skillyard.domain.work.record import RunStatus
+from skillyard.domain.work.record import Ending, Outcome, RunStatus, Usage
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
 from skillyard.engine.runs import execution
 from tests.unit.engine.conftest import Rig, playing

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import StoreFault
-from skillyard.domain.work.outcome import Outcome
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
 from skillyard.stores.sqlite.records import SqliteRecords

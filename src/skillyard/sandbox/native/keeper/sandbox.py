@@ -474,7 +474,7 @@ class Sandbox:
         return forced(*known) if known is not None else self.account.unexplained(self.broken)
 
     def usage(self) -> dict[str, Any]:
-        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.outcome.Usage`."""
+        """Of the whole sandbox so far: the fields of :class:`skillyard.domain.work.record.Usage`."""
         end = time.monotonic()
         return self.account.used() | {
             "wall_ms": round((end - self.lease.at) * 1000, 3) if self.lease else None,
