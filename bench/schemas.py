@@ -14,7 +14,7 @@ from typing import Any
 from skillyard.bench.turns import in_ms
 from skillyard.client.errors import ClientError
 from skillyard.client.sync import SyncClient
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
 from skillyard.server_process import ServerProcess
 
 _CHECKS = 300
@@ -49,7 +49,7 @@ class Checked:
 async def measure(home: Path, seconds: float) -> Checked:
     """Measures all three. Raises the errors of a server and of its start."""
     found = Checked()
-    pool = SchemaPool(NO_ACCOUNT)
+    pool = JailedPool(NO_ACCOUNT)
     try:
         for number in range(_CHECKS + 10):
             began = time.perf_counter()

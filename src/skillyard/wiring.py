@@ -6,6 +6,7 @@ command line loads only the stores that it uses.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from skillyard.engine.app import Ports
     from skillyard.engine.secrets.service import SecretBook
     from skillyard.gate.client import ProcessGate
+    from skillyard.jailed.pool import JailedPool
     from skillyard.ports.gate import Plug
     from skillyard.ports.sandbox import Backend
     from skillyard.ports.secrets import SecretReader
     from skillyard.ports.tokens import TokenStore
-    from skillyard.schemas.pool import SchemaPool
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.files.tokens import FileTokens
     from skillyard.stores.seal.secrets import SealedSecrets
@@ -81,8 +82,8 @@ async def open_ports(
     await blobs.prepare()
     stores = await make_skill_stores(settings, places, database)
     stack.push_async_callback(stores.skills.close)
-    gate, schemas = make_gate(settings, places.run), make_schema_pool(settings)
-    stack.push_async_callback(schemas.close)
+    gate, jailed = make_gate(settings, places.run), make_jailed_pool(settings)
+    stack.push_async_callback(jailed.close)
     stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
     backends = {backend.name: backend} if backend else make_backends(settings, places.run, gate)
     for each in backends.values():
@@ -103,7 +104,7 @@ async def open_ports(
         clock=rest.clock,
         ids=ids,
         environments=LocalEnvironments(places.environments, rest.clock),
-        schemas=schemas,
+        jailed=jailed,
         gate=gate,
         secret_readers=readers,
     )
@@ -119,14 +120,14 @@ def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
     return ProcessGate(run_dir / "gate", uid=settings.native.uid_base - 1, ca_file=settings.network.ca_file)
 
 
-def make_schema_pool(settings: Settings) -> SchemaPool:
-    """Returns the pool of validators of skills' schemas.
+def make_jailed_pool(settings: Settings) -> JailedPool:
+    """Returns the pool of processes for hostile input.
 
-    Its processes have a user id of their own below the gate's, and start when they are first needed.
+    They have a user id of their own below the gate's, and start when they are first needed.
     """
-    from skillyard.schemas.pool import SchemaPool
+    from skillyard.jailed.pool import JailedPool
 
-    return SchemaPool(settings.native.uid_base - 2, settings.schemas)
+    return JailedPool(settings.native.uid_base - 2, settings.schemas)
 
 
 def make_backends(settings: Settings, run_dir: Path, plug: Plug | None = None) -> dict[str, Backend]:
@@ -306,9 +307,17 @@ def validate_skill(path: str, profile: Literal["strict", "lenient"]) -> list[Fin
 
 def review_skill(path: Path) -> dict[str, Any]:
     """Returns the review of the skill in a directory or an archive. Raises OSError for an unreadable archive."""
+    from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
     from skillyard.stores.skills.review import review_source
 
-    return review_source(path)
+    async def made() -> dict[str, Any]:
+        pool = JailedPool(NO_ACCOUNT)
+        try:
+            return await review_source(path, pool)
+        finally:
+            await pool.close()
+
+    return asyncio.run(made())
 
 
 def pack_skill(source: Path, inner: str) -> tuple[bytes, list[Finding]]:

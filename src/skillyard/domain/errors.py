@@ -227,7 +227,7 @@ class GateFault(SandboxFault):
 
 
 class ValidatorFault(InternalError):
-    """No validator of schemas can be started; nothing is accepted unchecked."""
+    """No process for hostile input can be started; nothing is accepted unchecked."""
 
 
 class StoreFault(InternalError):

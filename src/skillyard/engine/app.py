@@ -46,10 +46,10 @@ from skillyard.ports.bundles import BundleStore
 from skillyard.ports.clock import Clock, Ids
 from skillyard.ports.environments import EnvironmentStore
 from skillyard.ports.gate import Gate
+from skillyard.ports.jailed import Jailed
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
-from skillyard.ports.schemas import SchemaChecker
 from skillyard.ports.secrets import SecretAudit, SecretReader, SecretStore
 from skillyard.ports.skills import SkillStore
 
@@ -73,7 +73,7 @@ class Ports:
     publications: PublicationStore
     bundles: BundleStore
     environments: EnvironmentStore
-    schemas: SchemaChecker
+    jailed: Jailed
     gate: Gate | None = None
     """The way out of sandboxes; without one, runs that need a network are refused."""
     secret_readers: Sequence[SecretReader] = ()
@@ -132,7 +132,7 @@ class App:
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(self.skills, self.publisher, self.config, ports.clock, emit),
-            Inspection: Inspection(self.skills),
+            Inspection: Inspection(self.skills, ports.jailed),
             SecretBook: self.secrets,
             PackageService: PackageService(
                 self.environments, self.skills, config.packages, ports.blobs, config.blobs.ttl_s
@@ -212,7 +212,7 @@ class App:
             config,
             self.environments,
             self.ahead,
-            ports.schemas,
+            ports.jailed,
             ports.gate,
             ports.ids,
             emit,
@@ -221,7 +221,7 @@ class App:
         tools = Tools(
             records=ports.records,
             blobs=ports.blobs,
-            schemas=ports.schemas,
+            schemas=ports.jailed,
             clock=ports.clock,
             ids=ports.ids,
             tasks=self.tasks,

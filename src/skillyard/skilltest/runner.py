@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from skillyard.client.client import FetchedBlob, StoredBlob
 from skillyard.domain.skill.example import Difference, Example, Given, GivenBlob, differences
 from skillyard.domain.skill.schema import SchemaVerdict
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
 from skillyard.skilltest.subject import Subject
 
 CODE = '''\
@@ -183,7 +183,7 @@ def _against_schema(example: Example, given: Given) -> Iterator[Difference]:
 
 async def _checked(schema: Mapping[str, Any], value: bytes) -> SchemaVerdict:
     """Checks an output in a process that can be ended: the schema's writer is not trusted."""
-    pool = SchemaPool(NO_ACCOUNT)
+    pool = JailedPool(NO_ACCOUNT)
     try:
         return await pool.check("", "", schema, value)
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks.front_door.conftest import Door, create_token
 from tests.crash.server import Server
-from tests.unit.schemas.evil import EVIL
+from tests.unit.jailed.evil import EVIL
 
 SIDES = ("inputs", "outputs")
 WORST_S = 3.0

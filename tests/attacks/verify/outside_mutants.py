@@ -179,14 +179,14 @@ def lax_archives(patch: pytest.MonkeyPatch) -> None:
 def schemas_at_hand(patch: pytest.MonkeyPatch) -> None:
     """Schemas are applied in the server's own loop."""
     from skillyard.domain.skill.schema import SchemaVerdict
-    from skillyard.schemas import dialect
-    from skillyard.schemas.pool import SchemaPool
+    from skillyard.jailed import dialect
+    from skillyard.jailed.pool import JailedPool
 
     async def check(self: Any, principal: str, key: str, schema: Any, value: bytes, **_: Any) -> SchemaVerdict:
         list(dialect.validator(schema).iter_errors(json.loads(value)))
         return SchemaVerdict()
 
-    patch.setattr(SchemaPool, "check", check)
+    patch.setattr(JailedPool, "check", check)
 
 
 def cut_first(patch: pytest.MonkeyPatch) -> None:

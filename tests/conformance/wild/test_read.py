@@ -17,6 +17,7 @@ from skillyard.stores.skills.review import review_source
 from skillyard.stores.skills.validation.validate import validate
 from tests.conformance.wild.conftest import Open
 from tests.conformance.wild.skills import checkouts, skills_of
+from tests.unit.domain.review.corpus import ReaderHere
 
 pytestmark = pytest.mark.anyio
 BUNDLES = [path for checkout in checkouts() for path in skills_of(checkout)]
@@ -30,8 +31,8 @@ def test_strictly_valid(path: Path) -> None:
 
 
 @every
-def test_a_review_says_what_its_scripts_import(path: Path) -> None:
-    found = review_source(path)
+async def test_a_review_says_what_its_scripts_import(path: Path) -> None:
+    found = await review_source(path, ReaderHere())
     assert found["name"] == path.name
     scripts = {str(script.relative_to(path)) for script in path.rglob("*.py")}
     assert bool(found["imports"]["standard"]) == any((path / script).stat().st_size for script in scripts)

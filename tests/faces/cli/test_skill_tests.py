@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from skillyard.server_process import ServerProcess
 from skillyard.skilltest.runner import Runner
 from skillyard.skilltest.subject import read_subject
 from skillyard.stores.skills.review import review_source
+from tests.unit.domain.review.corpus import ReaderHere
 from tests.unit.stores.skills.skilldirs import action, write
 
 Test = Callable[..., Result]
@@ -238,4 +240,4 @@ def test_a_served_skill_is_reviewed_from_its_snapshot(runtime: Any) -> None:
     assert found["counts"]["danger"] == 0
     assert [f["rule"] for f in found["findings"] if f["level"] == "warning"] == ["need-secret", "need-secret"]
     assert found["needs"]["secrets"][0]["name"] == "EXAMPLES_CRM_KEY"
-    assert found["digest"] == review_source(EXAMPLES / "examples.leads.sync")["digest"]
+    assert found["digest"] == asyncio.run(review_source(EXAMPLES / "examples.leads.sync", ReaderHere()))["digest"]

@@ -21,8 +21,8 @@ from skillyard.engine.app import App, Ports
 from skillyard.engine.observer import Event
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.table import invoke
-from skillyard.ports.schemas import SchemaChecker
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
+from skillyard.ports.jailed import Jailed
 from skillyard.stores.clock import SystemIds
 from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.files.environments import LocalEnvironments
@@ -80,7 +80,7 @@ class Rig:
     home: Path
     database: Database
     builder: FakeBuilder
-    schemas: SchemaChecker
+    jailed: Jailed
     gate: FakeGate | None = None
     principal: Principal = LOCAL
     extra: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def make_app(rig: Rig, config: Sections) -> App:
         clock=rig.clock,
         ids=SystemIds(),
         environments=LocalEnvironments(rig.home / "environments", rig.clock),
-        schemas=rig.schemas,
+        jailed=rig.jailed,
         gate=rig.gate,
     )
     return App(ports, config, rig.events.append, rig.builder)
@@ -165,7 +165,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         home=tmp_path,
         database=database,
         builder=FakeBuilder(),
-        schemas=SchemaPool(NO_ACCOUNT),
+        jailed=JailedPool(NO_ACCOUNT),
         extra={"blobs": blobs, "records": SqliteRecords(database)},
     )
     rig.app = make_app(rig, config)
@@ -175,7 +175,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     rig.extra["probe"] = offer.probe
     yield rig
     await rig.app.close()
-    await rig.schemas.close()
+    await rig.jailed.close()
     await rig.backend.close()
     await database.close()
 

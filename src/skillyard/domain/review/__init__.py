@@ -6,7 +6,8 @@ looked for; that it finds nothing is no promise.
 
 from __future__ import annotations
 
-from skillyard.domain.review.bundle import Review, review
+from skillyard.domain.review.bundle import Review, python_sources, review
 from skillyard.domain.review.file import File
+from skillyard.domain.review.python_facts import Facts, facts_from
 
-__all__ = ["File", "Review", "review"]
+__all__ = ["Facts", "File", "Review", "facts_from", "python_sources", "review"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from skillyard.domain.review.markdown import check_markdown
 from skillyard.domain.review.needs import check_front_matter, check_needs, declared
 from skillyard.domain.review.notes import Notes
 from skillyard.domain.review.python_code import Ground, Imports, check_python, is_python, own_modules
+from skillyard.domain.review.python_facts import Facts
 from skillyard.domain.review.secrets import check_secrets
 from skillyard.domain.skill.skill import Finding, Skill
 
@@ -54,8 +55,21 @@ class Review:
         return sum(finding.level == level for finding in self.findings)
 
 
-def review(files: Iterable[File], skill: Skill | None = None) -> Review:
-    """Of all the files of a bundle; ``skill`` is what they were read as."""
+def python_sources(files: Iterable[File]) -> dict[str, Text]:
+    """Returns by their paths the sources whose facts :func:`review` wants."""
+    sources: dict[str, Text] = {}
+    room = MOST_CODE
+    for file, text in _texts(files):
+        if text is not None and is_python(file):
+            room -= len(text)
+            if room >= 0:
+                sources[file.path] = text
+    return sources
+
+
+def review(files: Iterable[File], skill: Skill | None, facts: Mapping[str, Facts]) -> Review:
+    """Returns the review of all the files of a bundle. ``skill`` is made of them; ``facts`` are those of its
+    :func:`python_sources`."""
     by_path = {file.path: file for file in files}
     notes, hosts, imports = Notes(), Hosts(), Imports()
     if skill is not None:
@@ -64,27 +78,32 @@ def review(files: Iterable[File], skill: Skill | None = None) -> Review:
     own, modules = own_modules(by_path)
     ground = _ground(own, modules, skill)
     paths = frozenset(by_path)
-    room, code = MOST_TEXT, MOST_CODE
-    for file in sorted(by_path.values(), key=_first_what_models_read):
+    for file, text in _texts(by_path.values()):
         check_kind(file, notes)
         check_hooks(file, notes)
-        text = file.text
         if text is None:
-            continue
-        room -= len(text)
-        if room < 0:
-            notes.warn(file.path, 0, "review-partial", "was not read as text: the bundle holds too much of it")
+            if file.text is not None:
+                notes.warn(file.path, 0, "review-partial", "was not read as text: the bundle holds too much of it")
             continue
         if file.cut:
             notes.warn(file.path, 0, "review-partial", f"only its first {len(text)} characters were looked at")
         _read(file, text, paths, hosts, notes)
         if is_python(file):
-            code -= len(text)
-            if code < 0:
+            found = facts.get(file.path)
+            if found is None:
                 notes.warn(file.path, 0, "review-partial", "was not read as Python: the bundle holds too much of it")
             else:
-                check_python(file, text, ground, imports, notes)
+                check_python(file, text, found, ground, imports, notes)
     return Review(declared(skill) if skill else {}, _listed(imports), tuple(sorted(hosts.first)), notes.told())
+
+
+def _texts(files: Iterable[File]) -> Iterator[tuple[File, Text | None]]:
+    """Yields the files in the order of a review, each with its text; None when it is not text, or there is too much."""
+    room = MOST_TEXT
+    for file in sorted(files, key=_first_what_models_read):
+        text = file.text
+        room -= len(text or "")
+        yield file, text if room >= 0 else None
 
 
 def _read(file: File, text: Text, paths: frozenset[str], hosts: Hosts, notes: Notes) -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.notes import Notes
-from skillyard.domain.review.python_facts import Facts, Import, facts_of
-from skillyard.domain.review.python_tokens import tokens
+from skillyard.domain.review.python_facts import Facts, Import
 from skillyard.domain.review.python_words import (
     CALLS,
     DECODING,
@@ -19,7 +18,6 @@ from skillyard.domain.review.python_words import (
     REACHING,
     SPAWNING,
     is_network,
-    is_wanted,
     provides,
 )
 from skillyard.domain.review.words import quoted
@@ -68,22 +66,26 @@ def is_python(file: File) -> bool:
     return file.suffix in (".py", ".pyi", ".pyw") or bool(re.match(rb"#![^\n]{0,200}python", file.data))
 
 
-def check_python(file: File, text: Text, ground: Ground, imports: Imports, notes: Notes) -> None:
-    facts = facts_of(text, is_wanted)
+def check_python(file: File, text: Text, facts: Facts, ground: Ground, imports: Imports, notes: Notes) -> None:
     packages = ground.packages
     for found in facts.imports:
-        _import(file, text, found, ground, packages, imports, notes)
-    _calls(file, text, facts, notes)
+        _import(file, found, ground, packages, imports, notes)
+    _calls(file, facts, notes)
     _declared_encoding(file, text, notes)
-    _disguised_names(file, text, notes)
+    for use in facts.disguised:
+        message = f"a name in letters of another kind means '{use.dotted[:60]}' to Python"
+        notes.danger(file.path, use.line, "disguised-name", message)
     if facts.full:
         notes.warn(file.path, 0, "review-partial", "holds more names than are looked at")
+    if facts.unread:
+        message = f"could not be read as Python, so its imports and calls are not known: {quoted(facts.unread, 120)}"
+        notes.add("danger" if facts.grave else "warning", file.path, facts.line, "unread-python", message)
 
 
 def _import(
-    file: File, text: Text, found: Import, ground: Ground, packages: frozenset[str], imports: Imports, notes: Notes
+    file: File, found: Import, ground: Ground, packages: frozenset[str], imports: Imports, notes: Notes
 ) -> None:
-    line, top = text.line_of(found.offset), found.top
+    line, top = found.line, found.top
     if not top:
         return  # relative: a file beside it
     if top == "skills":
@@ -124,7 +126,7 @@ def _grave(file: File, line: int, found: Import, ground: Ground, notes: Notes) -
             notes.warn(file.path, line, "undeclared-network", message)
 
 
-def _calls(file: File, text: Text, facts: Facts, notes: Notes) -> None:
+def _calls(file: File, facts: Facts, notes: Notes) -> None:
     decodes = any(use.dotted in DECODING for use in facts.uses)
     for use in facts.uses:
         level, why = CALLS.get(use.dotted, ("", ""))
@@ -132,7 +134,7 @@ def _calls(file: File, text: Text, facts: Facts, notes: Notes) -> None:
             level, why = "warning", "starts programs"
         if not level and use.dotted.rpartition(".")[2] in REACHING:
             level, why = "warning", "leads from an object to the whole interpreter"
-        line = text.line_of(use.offset)
+        line = use.line
         if decodes and use.dotted in EXECUTING:
             message = f"'{use.dotted}' in a file that also decodes data: code may be hidden in it"
             notes.danger(file.path, line, "hidden-code", message)
@@ -147,14 +149,3 @@ def _declared_encoding(file: File, text: Text, notes: Notes) -> None:
         if found and found[1].lower().replace("_", "-") not in _PLAIN_ENCODINGS:
             message = f"is decoded by {quoted(found[1])}: Python may run other text than you read"
             notes.danger(file.path, number, "odd-encoding", message)
-
-
-def _disguised_names(file: File, text: Text, notes: Notes) -> None:
-    """Python compares names in the form NFKC (Language Reference §2.3): full-width letters mean
-    the plain ones."""
-    if text.isascii():
-        return
-    for token in tokens(text):
-        if token.kind == "name" and token.text.isascii() and not text.startswith(token.text, token.offset):
-            message = f"a name in letters of another kind means '{token.text[:60]}' to Python"
-            notes.danger(file.path, text.line_of(token.offset), "disguised-name", message)

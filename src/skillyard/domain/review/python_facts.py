@@ -1,25 +1,33 @@
-"""What a Python file imports, calls and names: from its tokens."""
+"""Imports, calls and names of a Python file, read from its syntax tree.
+
+A parser of hostile text needs a bound of its own: ``facts_of`` runs in a process that can be ended
+(:mod:`skillyard.jailed`). Its answer comes back as JSON, and ``facts_from`` takes no other form.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from keyword import iskeyword
-
-from skillyard.domain.review.python_tokens import Token, tokens, value_of
+import ast
+import re
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 MOST = 20_000
-"""Imports and uses that are kept of one file."""
+"""Imports, uses and disguised names that are kept of one file."""
+_MOST_CHARACTERS = 500_000
+_MOST_NAME = 200
+_MOST_PARTS = 20
+_WORD = re.compile(r"[^\W\d]\w*")
+_DOTTED = re.compile(r"[\w.*]{0,1000}")
 
 
-@dataclass(frozen=True, slots=True)
-class Import:
+class Import(NamedTuple):
     """``module`` with its leading dots; ``name`` what is taken from it, empty for the module itself."""
 
     module: str
     name: str
-    offset: int
+    line: int
 
     @property
     def top(self) -> str:
@@ -27,137 +35,165 @@ class Import:
         return self.module.partition(".")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A dotted name that stands in the code, aliases of imports resolved, and whether it is called."""
+class Use(NamedTuple):
+    """A dotted name that the code reads. Aliases of imports are resolved."""
 
     dotted: str
-    called: bool
-    offset: int
+    line: int
 
 
-@dataclass(slots=True)
-class Facts:
-    imports: list[Import] = field(default_factory=list)
-    uses: list[Use] = field(default_factory=list)
+class Facts(NamedTuple):
+    """The facts of one file, each kind in the order of its lines.
+
+    ``disguised`` has names that Python reads as other letters than the file shows. ``full`` says that there are more
+    facts than are kept. ``unread`` is the reason why there are none, and ``line`` its place; it is ``grave`` when an
+    honest file gives none such.
+    """
+
+    imports: tuple[Import, ...] = ()
+    uses: tuple[Use, ...] = ()
+    disguised: tuple[Use, ...] = ()
     full: bool = False
+    unread: str = ""
+    line: int = 0
+    grave: bool = False
 
 
 def facts_of(source: str, wanted: Callable[[str], bool]) -> Facts:
-    """Of any text; what is no Python gives what can be made of it. ``wanted`` says which uses are kept, by their
-    dotted names."""
-    return _Reading(tokens(source), wanted).facts
+    """Returns the facts of a file; ``wanted`` chooses the uses that are kept, by their dotted names."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError as error:
+        return Facts(unread=str(error.msg), line=error.lineno or 0)
+    except (ValueError, RecursionError, MemoryError):
+        return Facts(unread="it is nested too deep or too large", grave=True)
+    statements = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = [found for node in statements for found in _imports(node)]
+    uses = [use for use in _uses(nodes, _aliases(statements)) if wanted(use.dotted)]
+    disguised = [] if source.isascii() else _disguised(source, nodes)
+    return _bounded(sorted(imports, key=_place), sorted(uses, key=_place), disguised)
 
 
-class _Reading:
-    def __init__(self, stream: Iterable[Token], wanted: Callable[[str], bool]) -> None:
-        self.facts = Facts()
-        self._wanted = wanted
-        self._stream: Iterator[Token] = iter(stream)
-        self._ahead: deque[Token] = deque()
-        self._aliases: dict[str, str] = {}
-        before = ""
-        while (token := self._next()) is not None:
-            if len(self.facts.imports) + len(self.facts.uses) >= MOST:
-                self.facts.full = True
-                return
-            if token.kind == "name" and before not in ("def", "class"):
-                self._name(token, before)
-            before = token.text
+def facts_from(answer: Mapping[str, Any]) -> Facts:
+    """Returns the facts that an answer of another process holds. Raises ValueError for any other form."""
+    try:
+        facts = Facts(**answer)
+        return Facts(
+            tuple(Import(_name(module), _name(name), _line(line)) for module, name, line in facts.imports[:MOST]),
+            tuple(Use(_name(dotted), _line(line)) for dotted, line in facts.uses[:MOST]),
+            tuple(Use(_name(dotted), _line(line)) for dotted, line in facts.disguised[:MOST]),
+            bool(facts.full),
+            str(facts.unread),
+            _line(facts.line),
+            bool(facts.grave),
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError("not the facts of a file") from error
 
-    def _next(self) -> Token | None:
-        return self._ahead.popleft() if self._ahead else next(self._stream, None)
 
-    def _peek(self, at: int = 0) -> Token | None:
-        while len(self._ahead) <= at:
-            token = next(self._stream, None)
-            if token is None:
-                return None
-            self._ahead.append(token)
-        return self._ahead[at]
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not _DOTTED.fullmatch(value):
+        raise ValueError("not a name")
+    return value
 
-    def _is(self, text: str, at: int = 0) -> bool:
-        token = self._peek(at)
-        return token is not None and token.text == text and token.kind in ("mark", "name")
 
-    def _name(self, token: Token, before: str) -> None:
-        if token.text == "import":
-            self._import()
-        elif token.text == "from" and before in ("", "\n", ";", ":"):
-            self._from()
-        elif not iskeyword(token.text):
-            self._use(token, attribute=before == ".")
+def _line(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError("not a line")
+    return value
 
-    def _dotted(self) -> tuple[str, int] | None:
-        """``a.b.c`` or ``..a`` from here on; None when there is none."""
-        text, offset = "", None
-        while (token := self._peek()) is not None:
-            if token.text == "." or (
-                token.kind == "name" and token.text not in ("import", "as") and text[-1:] in ("", ".")
-            ):
-                offset = token.offset if offset is None else offset
-                text = (text + token.text)[:1000]
-                self._next()
-            else:
+
+def _place(fact: Import | Use) -> int:
+    return fact.line
+
+
+def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[Import]:
+    module = "." * node.level + (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+    for alias in node.names:
+        names = (module, alias.name) if module else (alias.name, "")
+        yield Import(names[0][:_MOST_NAME], names[1][:_MOST_NAME], node.lineno)
+
+
+def _aliases(statements: list[ast.Import | ast.ImportFrom]) -> dict[str, str]:
+    """Returns the dotted names that imports give to names of the file."""
+    aliases: dict[str, str] = {}
+    for node in statements:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                aliases[alias.asname or top] = alias.name if alias.asname else top
+        else:
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+    return aliases
+
+
+def _uses(nodes: list[ast.AST], aliases: Mapping[str, str]) -> Iterator[Use]:
+    """Yields each name that is read with all attributes that stand behind it, and attributes of what has no name."""
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield from _looked_up(node, aliases)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and id(node) not in inner and isinstance(node.ctx, ast.Load):
+            yield _dotted(node, aliases)
+
+
+def _dotted(node: ast.Name | ast.Attribute, aliases: Mapping[str, str]) -> Use:
+    parts: list[str] = []
+    at: ast.expr = node
+    while isinstance(at, ast.Attribute):
+        parts.append(at.attr)
+        at = at.value
+    named = isinstance(at, ast.Name)
+    parts.append(aliases.get(at.id, at.id) if isinstance(at, ast.Name) else "")
+    line = at.lineno if named else at.end_lineno or at.lineno
+    return Use(".".join(reversed(parts[:_MOST_PARTS]))[-_MOST_NAME:], line)
+
+
+def _looked_up(node: ast.Call, aliases: Mapping[str, str]) -> Iterator[Use]:
+    """Yields ``os.system`` for ``getattr(os, "system")``."""
+    match node:
+        case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id=owner), ast.Constant(value=str(name)), *_]):
+            if name.isidentifier():
+                yield Use(f"{aliases.get(owner, owner)}.{name}"[-_MOST_NAME:], node.lineno)
+
+
+def _disguised(source: str, nodes: list[ast.AST]) -> list[Use]:
+    """Python compares names in the form NFKC (Language Reference §2.3): full-width letters mean the plain ones."""
+    names = {name for node in nodes for name in _names(node)}
+    found = []
+    for number, line in enumerate(source.split("\n"), 1):
+        if not line.isascii():
+            plain = ((word[0], unicodedata.normalize("NFKC", word[0])) for word in _WORD.finditer(line))
+            found += [
+                Use(name[:_MOST_NAME], number)
+                for word, name in plain
+                if word != name and name.isascii() and name in names
+            ]
+    return found
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Yields the parts of every identifier in a node; the texts of literals are none."""
+    if isinstance(node, ast.Constant):
+        return
+    for value in (getattr(node, field, None) for field in node._fields):
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str):
+                yield from text.split(".")
+
+
+def _bounded(imports: list[Import], uses: list[Use], disguised: list[Use]) -> Facts:
+    """Cuts off what is over the bounds, the end of each kind first."""
+    full = False
+    room = _MOST_CHARACTERS
+    for kind in (imports, uses, disguised):
+        for at, fact in enumerate(kind):
+            room -= 20 + sum(len(part) for part in fact if isinstance(part, str))
+            if room < 0 or at >= MOST:
+                del kind[at:]
+                full = True
                 break
-        return (text, offset or 0) if text else None
-
-    def _alias(self) -> str | None:
-        if not self._is("as"):
-            return None
-        self._next()
-        token = self._next()
-        return token.text if token is not None and token.kind == "name" else None
-
-    def _import(self) -> None:
-        while (found := self._dotted()) is not None:
-            module, offset = found
-            self.facts.imports.append(Import(module, "", offset))
-            alias = self._alias()
-            self._aliases[alias or module.partition(".")[0]] = module if alias else module.partition(".")[0]
-            if not self._is(",") or len(self.facts.imports) >= MOST:
-                return
-            self._next()
-
-    def _from(self) -> None:
-        found = self._dotted()
-        if found is None or not self._is("import"):
-            return
-        self._next()
-        module, offset = found
-        bracketed = self._is("(")
-        if bracketed:
-            self._next()
-        while (token := self._peek()) is not None:
-            if token.kind == "name" or token.text == "*":
-                self._next()
-                self.facts.imports.append(Import(module, token.text, offset))
-                self._aliases[self._alias() or token.text] = f"{module}.{token.text}"
-            elif token.text == "," or (bracketed and token.kind == "line"):
-                self._next()
-            else:
-                return
-            if len(self.facts.imports) >= MOST:
-                return
-
-    def _use(self, token: Token, *, attribute: bool) -> None:
-        """``attribute``: of something that has no name, such as what a call returned."""
-        parts = ["", token.text] if attribute else [self._aliases.get(token.text, token.text)]
-        while self._is(".") and (name := self._peek(1)) is not None and name.kind == "name":
-            self._next()
-            self._next()
-            if len(parts) < 20:
-                parts.append(name.text)
-        called = self._is("(")
-        if not called and self._is("=") and not self._is("=", 1):
-            return  # a keyword, or a name that is set
-        dotted = self._looked_up() if called and parts == ["getattr"] else ".".join(parts)
-        if self._wanted(dotted):
-            self.facts.uses.append(Use(dotted, called, token.offset))
-
-    def _looked_up(self) -> str:
-        """``getattr(os, "system")`` is ``os.system``."""
-        owner, name = self._peek(1), self._peek(3)
-        if owner is None or name is None or owner.kind != "name" or not self._is(",", 2) or name.kind != "string":
-            return "getattr"
-        return f"{self._aliases.get(owner.text, owner.text)}.{value_of(name)}"
+    return Facts(tuple(imports), tuple(uses), tuple(disguised), full)

@@ -76,6 +76,12 @@ REVIEW: tuple[Rule, ...] = (
     seen("link-leaves", "warning", "A link to a file outside the bundle.", "put the file into the bundle"),
     seen("link-nothing", "note", "A link to a file that the bundle has not.", "add the file, or mend the link"),
     seen("secret", "danger or warning", "A secret seems to be left in.", "revoke it, then take it out of the bundle"),
+    seen(
+        "unread-python",
+        "danger or warning",
+        "Python code that cannot be read as such: nobody looked for its imports and calls.",
+        "mend it, or read it yourself",
+    ),
     seen("import", "warning or note", "A module that can do more than compute.", "read what is done with it"),
     seen("call", "warning or note", "A call that can do more than compute.", "read what is given to it"),
     seen(

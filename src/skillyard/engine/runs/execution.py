@@ -35,9 +35,9 @@ from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
+from skillyard.ports.jailed import SchemaChecker
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Process, Sandbox
-from skillyard.ports.schemas import SchemaChecker
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.skills.schemas import complaint
 from skillyard.ports.clock import Ids
 from skillyard.ports.gate import Gate
-from skillyard.ports.schemas import SchemaChecker
+from skillyard.ports.jailed import SchemaChecker
 
 PLACEHOLDER = "skillyard-secret-"
 """What stands in a sandbox for a secret that stays at the gate begins so; 32 hexadecimal digits follow."""

@@ -20,7 +20,7 @@ from skillyard.engine.runs.plan import Plan
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.schemas import complaint
 from skillyard.engine.text import clean, ends, first
-from skillyard.ports.schemas import SchemaChecker
+from skillyard.ports.jailed import SchemaChecker
 
 NO_NOTES = Notes()
 

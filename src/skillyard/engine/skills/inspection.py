@@ -12,7 +12,7 @@ from typing import Any
 from skillyard.domain.diff import FileSide, Side, SkillDiff, diff_skills
 from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.review import File, Review, review
+from skillyard.domain.review import File, Review, python_sources, review
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.method import (
     BOOLEAN,
@@ -31,6 +31,7 @@ from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import FINDING, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.tasks import to_its_end
+from skillyard.ports.jailed import PythonReader
 
 KEPT = 64
 """Reviews that are remembered: a version never changes, nor does what there is to say of it."""
@@ -40,24 +41,31 @@ class Reviews:
     """Made on a thread, one at a time, since they take processor time in proportion to the bundle. Lives on one event
     loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: PythonReader) -> None:
+        self._reader = reader
         self._made: OrderedDict[tuple[str, str], Review] = OrderedDict()
         self._turn = asyncio.Lock()
 
     async def of(self, skill: Skill) -> Review:
-        """Raises OSError for a snapshot that cannot be read."""
+        """Raises OSError for a snapshot that cannot be read, ValidatorFault."""
         key = (skill.digest, skill.name)
         async with self._turn:
             if key not in self._made:
-                self._made[key] = await to_its_end(_reviewed, skill)
+                self._made[key] = await self._make(skill)
             self._made.move_to_end(key)
             while len(self._made) > KEPT:
                 self._made.popitem(last=False)
             return self._made[key]
 
+    async def _make(self, skill: Skill) -> Review:
+        files, sources = await to_its_end(_read_all, skill)
+        facts = {path: await self._reader.read_python(source) for path, source in sources.items()}
+        return await to_its_end(review, files, skill, facts)
 
-def _reviewed(skill: Skill) -> Review:
-    return review([_read(skill, file.path) for file in skill.files], skill)
+
+def _read_all(skill: Skill) -> tuple[list[File], Mapping[str, str]]:
+    files = [_read(skill, file.path) for file in skill.files]
+    return files, python_sources(files)
 
 
 def _read(skill: Skill, path: str) -> File:
@@ -94,9 +102,9 @@ class Diffs:
 class Inspection:
     """The service of both methods."""
 
-    def __init__(self, skills: SkillService) -> None:
+    def __init__(self, skills: SkillService, reader: PythonReader) -> None:
         self.skills = skills
-        self.reviews = Reviews()
+        self.reviews = Reviews(reader)
         self.diffs = Diffs()
 
 

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.review import File, Review, review
+from skillyard.domain.review import File, Review, python_sources, review
 from skillyard.domain.skill.skill import Finding
+from skillyard.ports.jailed import PythonReader
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
 from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
 
 
-def review_source(path: Path | str, *, caps: Caps | None = None) -> dict[str, Any]:
+async def review_source(path: Path | str, reader: PythonReader, *, caps: Caps | None = None) -> dict[str, Any]:
     """The answer of ``catalogue.review`` for the bundle in ``path``, a directory, a zip or a tar; ``validation`` holds
     why it is no skill, when it is none. Nothing of it is run. Raises OSError for an archive that cannot be read."""
     directory = Path(os.path.abspath(path))  # noqa: PTH100 - the directory's own name counts, not a link's target
@@ -22,7 +23,9 @@ def review_source(path: Path | str, *, caps: Caps | None = None) -> dict[str, An
     if tree is None:
         return {"name": None, "version": None, "digest": None, **_answer(Review(), told)}
     skill, findings = check_bundle(Bundle(tree, place, directory, lenient=True))
-    made = review([File(name, file.data, file.executable) for name, file in tree.files.items()], skill)
+    files = [File(name, file.data, file.executable) for name, file in tree.files.items()]
+    facts = {name: await reader.read_python(source) for name, source in python_sources(files).items()}
+    made = review(files, skill, facts)
     about = {"name": skill.name, "version": skill.version} if skill else {"name": place.name, "version": None}
     return {**about, "digest": tree.digest, **_answer(made, [*told, *findings])}
 

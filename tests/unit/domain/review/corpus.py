@@ -9,6 +9,11 @@ import pickle
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
 
+from skillyard.domain.review import File, Review, python_sources, review
+from skillyard.domain.review.python_facts import Facts, facts_of
+from skillyard.domain.review.python_words import is_wanted
+from skillyard.domain.skill.skill import Skill
+
 MANIFEST = """\
 name = "acme.text.count"
 version = "1.0.0"
@@ -42,6 +47,17 @@ class Case:
     line: int
     manifest: str = ""
     executable: bool = False
+
+
+class ReaderHere:
+    """A :class:`skillyard.ports.jailed.PythonReader` without a process."""
+
+    async def read_python(self, source: str) -> Facts:
+        return facts_of(source, is_wanted)
+
+
+def review_here(files: list[File], skill: Skill | None = None) -> Review:
+    return review(files, skill, {path: facts_of(text, is_wanted) for path, text in python_sources(files).items()})
 
 
 def tagged(text: str) -> str:
@@ -154,6 +170,8 @@ CASES = {
     "random": Case("secret", "warning", "a.toml", 'api_key = "q9X2vB7kLm3Pz8Rt"', 1),
     "key file": Case("secret", "danger", "id_rsa", "x", 0),
     # Python
+    "not Python": Case("unread-python", "warning", "a.py", py("print 'x'"), 2),
+    "too deep": Case("unread-python", "danger", "a.py", "a" + ".b" * 10_000, 0),
     "ctypes": Case("import", "warning", "a.py", py("import ctypes"), 2),
     "in a condition": Case("import", "warning", "a.py", "if x: import subprocess as s\n", 1),
     "socket declared": Case("import", "note", "a.py", "import socket", 1, '[permissions]\nnetwork = ["a.dev"]\n'),

@@ -13,21 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
-from skillyard.domain.review import File, Review, review
+from skillyard.domain.review import File, Review
 from skillyard.domain.review.fences import code_lines
 from skillyard.domain.review.file import Text
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.tree import Caps, Tree, TreeFile, digest_of, read_tree
 from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
-from tests.unit.domain.review.corpus import CASES, MANIFEST, SKILL_MD, Case, files_of
+from tests.unit.domain.review.corpus import CASES, MANIFEST, SKILL_MD, Case, files_of, review_here
 
 
 def reviewed(files: dict[str, tuple[bytes, bool]], name: str = "acme.text.count") -> Review:
     entries = {path: TreeFile(data, executable, "0") for path, (data, executable) in sorted(files.items())}
     tree = Tree(entries, digest_of(entries))
     skill, _ = check_bundle(Bundle(tree, Place(name), Path(name), True))
-    return review([File(path, data, executable) for path, (data, executable) in files.items()], skill)
+    return review_here([File(path, data, executable) for path, (data, executable) in files.items()], skill)
 
 
 def texts(**files: str | bytes) -> dict[str, tuple[bytes, bool]]:
@@ -57,7 +57,7 @@ def test_honest_bundles_have_nothing_dangerous() -> None:
         tree, _ = read_tree(directory, Caps())
         assert tree is not None
         skill, _ = check_bundle(Bundle(tree, Place.of(directory), directory, False))
-        found = review([File(path, file.data, file.executable) for path, file in tree.files.items()], skill)
+        found = review_here([File(path, file.data, file.executable) for path, file in tree.files.items()], skill)
         assert [f for f in found.findings if f.level == "danger"] == []
         assert [f for f in found.findings if f.level == "warning" and f.rule != "need-secret"] == []
 
@@ -287,7 +287,7 @@ def test_bombs_take_time_in_proportion(name: str) -> None:
 
 def took(data: bytes) -> float:
     start = time.perf_counter()
-    review([File("a.md", data), File("package.json", data)])
+    review_here([File("a.md", data), File("package.json", data)])
     return time.perf_counter() - start
 
 

@@ -14,6 +14,7 @@ from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Finding, Skill, SkillFile
 from skillyard.engine.skills.inspection import KEPT, Reviews
+from tests.unit.domain.review.corpus import ReaderHere
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 from tests.unit.engine.fifo import fifo_writer
@@ -56,7 +57,7 @@ async def test_who_may_not_use_a_skill_does_not_review_it(rig: Rig, tmp_path: Pa
 
 
 async def test_a_review_is_made_once(tmp_path: Path) -> None:
-    reviews = Reviews()
+    reviews = Reviews(ReaderHere())
     first = await reviews.of(stored(tmp_path, {"SKILL.md": b"x"}))
     (tmp_path / "SKILL.md").unlink()
     assert await reviews.of(stored(tmp_path, {})) is first
@@ -71,7 +72,7 @@ async def test_one_review_at_a_time_also_when_who_asked_goes_away(tmp_path: Path
     fifo = tmp_path / "slow" / "SKILL.md"
     os.mkfifo(fifo)
     slow = replace(slow, digest="1" * 64, files=(SkillFile("SKILL.md", 0, "0"),))
-    reviews = Reviews()
+    reviews = Reviews(ReaderHere())
     first = asyncio.create_task(reviews.of(slow))
     writer = await asyncio.to_thread(fifo_writer, fifo)
     second = asyncio.create_task(reviews.of(quick))

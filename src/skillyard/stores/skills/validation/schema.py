@@ -133,7 +133,7 @@ def _remembered_complaint(text: str) -> Complaint | None:
 
 
 def _complaint_of_metaschema(schema: Mapping[str, Any]) -> Complaint | None:
-    from skillyard.schemas import dialect
+    from skillyard.jailed import dialect
 
     found = dialect.problem(schema)
     if found is None:
@@ -147,7 +147,7 @@ def _shown(path: Path) -> str:
 
 
 def _deep_complaints(schema: Mapping[str, Any]) -> Iterator[Complaint]:
-    from skillyard.schemas import dialect
+    from skillyard.jailed import dialect
 
     for path, node in subschemas(schema):
         for key in _REFERENCES:

@@ -16,9 +16,9 @@ import pytest
 from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
-from skillyard.schemas.turns import Turns
-from tests.unit.schemas.evil import EVIL
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
+from skillyard.jailed.turns import Turns
+from tests.unit.jailed.evil import EVIL
 
 pytestmark = pytest.mark.anyio
 
@@ -28,13 +28,13 @@ BOUND_S = 20.0
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[SchemaPool]:
-    pool = SchemaPool(NO_ACCOUNT, SchemaSettings(check_s=0.3))
+async def pool() -> AsyncIterator[JailedPool]:
+    pool = JailedPool(NO_ACCOUNT, SchemaSettings(check_s=0.3))
     yield pool
     await pool.close()
 
 
-async def small(pool: SchemaPool, principal: str) -> SchemaVerdict:
+async def small(pool: JailedPool, principal: str) -> SchemaVerdict:
     return await pool.check(principal, "small", SMALL, b'{"n": 1}')
 
 
@@ -60,7 +60,7 @@ async def test_who_goes_away_in_the_moment_of_its_turn_is_passed_over(gone: int)
     assert (turns._waiting, turns._at_work, dict(turns._queues)) == (0, set(), {})
 
 
-async def test_who_needs_a_new_process_is_not_slow_for_that(pool: SchemaPool) -> None:
+async def test_who_needs_a_new_process_is_not_slow_for_that(pool: JailedPool) -> None:
     """Whoever ends the process that another used would else have it wait among the slow ones."""
     evil = EVIL["references that multiply with the depth"]
     assert await small(pool, "alice") == SchemaVerdict()
@@ -69,7 +69,7 @@ async def test_who_needs_a_new_process_is_not_slow_for_that(pool: SchemaPool) ->
     assert list(pool._turns._slow) == ["mallory"]
 
 
-async def test_an_idle_process_that_does_not_heed_its_end_is_ended(pool: SchemaPool) -> None:
+async def test_an_idle_process_that_does_not_heed_its_end_is_ended(pool: JailedPool) -> None:
     async with asyncio.timeout(BOUND_S):
         await asyncio.gather(small(pool, "alice"), small(pool, "bob"))
         old, _ = pool._idle

@@ -14,10 +14,10 @@ import pytest
 from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
-from skillyard.schemas.pool import NO_ACCOUNT, SchemaPool
-from skillyard.schemas.turns import Turns
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
+from skillyard.jailed.turns import Turns
 from skillyard.stores.skills.validation.schema import complaints
-from tests.unit.schemas.evil import EVIL, Evil
+from tests.unit.jailed.evil import EVIL, Evil
 
 pytestmark = pytest.mark.anyio
 
@@ -27,18 +27,18 @@ BOUND_S = 10.0
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[SchemaPool]:
-    pool = SchemaPool(NO_ACCOUNT, LIMITS)
+async def pool() -> AsyncIterator[JailedPool]:
+    pool = JailedPool(NO_ACCOUNT, LIMITS)
     yield pool
     await pool.close()
 
 
-async def small(pool: SchemaPool, principal: str) -> SchemaVerdict:
+async def small(pool: JailedPool, principal: str) -> SchemaVerdict:
     return await pool.check(principal, "small", SMALL, b'{"n": 1}')
 
 
 @pytest.mark.parametrize("name", EVIL)
-async def test_a_check_ends_and_another_principal_is_served_meanwhile(pool: SchemaPool, name: str) -> None:
+async def test_a_check_ends_and_another_principal_is_served_meanwhile(pool: JailedPool, name: str) -> None:
     evil, ended = EVIL[name], asyncio.Event()
     value = json.dumps(evil.value).encode()
 
@@ -95,7 +95,7 @@ def test_publishing_judges_one_with_many_mistakes_soon(schema: dict[str, Any]) -
     assert (found.level, found.rule) == ("error", "schema")
 
 
-async def test_one_that_takes_too_long_says_so_and_its_process_is_replaced(pool: SchemaPool) -> None:
+async def test_one_that_takes_too_long_says_so_and_its_process_is_replaced(pool: JailedPool) -> None:
     evil = EVIL["references that multiply with the depth"]
     verdict = await pool.check("mallory", "x", evil.schema, json.dumps(evil.value).encode())
     assert "took longer than 0.3 s" in verdict.unfit
@@ -103,7 +103,7 @@ async def test_one_that_takes_too_long_says_so_and_its_process_is_replaced(pool:
 
 
 async def test_memory_is_bounded() -> None:
-    pool = SchemaPool(NO_ACCOUNT, SchemaSettings(check_s=10, memory_mb=128))
+    pool = JailedPool(NO_ACCOUNT, SchemaSettings(check_s=10, memory_mb=128))
     try:
         value = json.dumps([[n] for n in range(3_000_000)]).encode()
         verdict = await pool.check("mallory", "x", {"uniqueItems": True}, value)
@@ -139,7 +139,7 @@ async def test_slow_principals_leave_half_of_the_processes() -> None:
 
 
 async def test_one_principals_checks_wait_for_each_other_and_are_bounded() -> None:
-    pool = SchemaPool(NO_ACCOUNT, LIMITS)
+    pool = JailedPool(NO_ACCOUNT, LIMITS)
     try:
         answers = await asyncio.gather(*(small(pool, "alice") for _ in range(300)), return_exceptions=True)
         assert len(pool._children) == 1
@@ -150,7 +150,7 @@ async def test_one_principals_checks_wait_for_each_other_and_are_bounded() -> No
         await pool.close()
 
 
-async def test_who_stops_waiting_takes_no_turn(pool: SchemaPool) -> None:
+async def test_who_stops_waiting_takes_no_turn(pool: JailedPool) -> None:
     first, second, third = (asyncio.create_task(small(pool, "alice")) for _ in range(3))
     await asyncio.sleep(0)
     second.cancel()
@@ -162,7 +162,7 @@ async def test_who_stops_waiting_takes_no_turn(pool: SchemaPool) -> None:
     assert await small(pool, "alice") == SchemaVerdict()
 
 
-async def test_its_process_has_nothing_and_can_get_nothing(pool: SchemaPool) -> None:
+async def test_its_process_has_nothing_and_can_get_nothing(pool: JailedPool) -> None:
     await small(pool, "alice")
     (child,) = pool._children
     status = Path(f"/proc/{child._process.pid}/status").read_text()
@@ -176,5 +176,5 @@ async def test_its_process_has_nothing_and_can_get_nothing(pool: SchemaPool) -> 
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "http://127.0.0.1:1/x"}, {"$ref": "file:///etc/passwd"}, {"$ref": "#/no"}])
-async def test_nothing_is_fetched(pool: SchemaPool, schema: dict[str, str]) -> None:
+async def test_nothing_is_fetched(pool: JailedPool, schema: dict[str, str]) -> None:
     assert (await pool.check("a", str(schema), schema, b"{}")).unfit

@@ -1,10 +1,11 @@
-"""The checker of values against skills' schemas: never the server's own process."""
+"""Work on hostile input that no library bounds: never in the server's own process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from skillyard.domain.review import Facts
 from skillyard.domain.skill.schema import SchemaVerdict
 
 
@@ -20,6 +21,19 @@ class SchemaChecker(Protocol):
         ValidatorFault when no checker can be started.
         """
         ...
+
+
+class PythonReader(Protocol):
+    """Reads Python files within a bound of time and memory."""
+
+    async def read_python(self, source: str) -> Facts:
+        """Returns the facts of a source; those of one that cannot be read say why. Raises ValidatorFault when no reader
+        can be started."""
+        ...
+
+
+class Jailed(SchemaChecker, PythonReader, Protocol):
+    """Does both."""
 
     async def close(self) -> None:
         """Ends every process. Idempotent."""

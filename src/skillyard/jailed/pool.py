@@ -1,4 +1,4 @@
-"""The validators of one server: started when they are needed, ended when they do not answer."""
+"""The jailed processes of one server: started when they are needed, ended when they do not answer."""
 
 from __future__ import annotations
 
@@ -8,32 +8,37 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from skillyard.config.storage import SchemaSettings
 from skillyard.domain.errors import ValidatorFault
 from skillyard.domain.foreign_json import BadJson, parse_json
+from skillyard.domain.review import Facts, facts_from
 from skillyard.domain.skill.schema import MOST_ERRORS, SchemaVerdict
 from skillyard.ipc.channel import BadMessage, FrameReader, encode
+from skillyard.jailed import MOST_ANSWER, REMEMBERED
+from skillyard.jailed.turns import Turns
 from skillyard.own_process import start_own
-from skillyard.schemas.turns import Turns
-from skillyard.schemas.wire import MOST_ANSWER, REMEMBERED
 
 NO_ACCOUNT = 1_899_999_998
 """A user id that nobody has."""
 
-_PROGRAM = "skillyard.schemas.process"
+_PROGRAM = "skillyard.jailed.process"
 _NEEDS = ("skillyard", "jsonschema_rs")
 _START_BOUND_S = 20.0
 _IDLE_S = 60.0
 _PATIENCE = 5
-"""The clock time of a check is at most its processor time by this factor, on a busy host."""
+"""The clock time of a request is at most its processor time by this factor, on a busy host."""
+_READING = 4
+"""To read a Python file of the largest size may take so many times as long as a check."""
+_READER = " reviews"
+"""Reviews come one at a time, so they take turns as one principal, whose name nobody has."""
 
 
-class SchemaPool:
-    """Checks in processes (:class:`skillyard.ports.schemas.SchemaChecker`). ``uid`` is their user when the server is
-    root."""
+class JailedPool:
+    """Implements :class:`skillyard.ports.jailed.Jailed` in processes. ``uid`` is their user when the server is root."""
 
     def __init__(self, uid: int, settings: SchemaSettings | None = None) -> None:
         self._uid = uid
@@ -46,14 +51,42 @@ class SchemaPool:
         self, principal: str, key: str, schema: Mapping[str, Any], value: bytes, *, patient: bool = False
     ) -> SchemaVerdict:
         """Checks as the port has it."""
+        try:
+            seconds = self._settings.check_s
+            request = partial(_Child.schema_request, cpu_s=seconds, key=key, schema=schema, value=value)
+            return _verdict(await self._ask(principal, request, seconds, key, patient=patient))
+        except _Failed as error:
+            return SchemaVerdict(unfit=f"{error}; make the schema simpler or the value smaller")
+
+    async def read_python(self, source: str) -> Facts:
+        """Reads as the port has it."""
+        seconds = self._settings.check_s * _READING
+        header = {"job": "python", "cpu_s": seconds}
+        try:
+            answer = await self._ask(_READER, lambda _: encode(header, source.encode()), seconds, patient=True)
+            return facts_from({name: value for name, value in answer.items() if name != "last"})
+        except (_Failed, ValueError) as error:
+            return Facts(unread=str(error), grave=True)
+
+    async def _ask(
+        self,
+        principal: str,
+        request: Callable[[_Child], bytes],
+        seconds: float,
+        key: str | None = None,
+        *,
+        patient: bool,
+    ) -> dict[str, Any]:
+        """Returns the answer of a process, best of one that knows the schema ``key``. Raises Busy, _Failed."""
         async with self._turns.turn(principal, patient=patient) as begin:
             child = await self._take(key)
             begin()  # that somebody's check ended the process before is not this one's slowness
             try:
-                async with asyncio.timeout(self._settings.check_s * _PATIENCE):
-                    answer = await child.ask(key, schema, value)
+                async with asyncio.timeout(seconds * _PATIENCE):
+                    answer = await child.ask(request(child))
             except (TimeoutError, _Gone) as error:
-                return SchemaVerdict(unfit=self._why(await self._end(child), error))
+                slow = await self._end(child) in (-signal.SIGPROF, -signal.SIGXCPU) or isinstance(error, TimeoutError)
+                raise _Failed(self._reason(seconds if slow else None)) from None
             except BaseException:
                 await self._end(child)
                 raise
@@ -61,31 +94,37 @@ class SchemaPool:
                 await self._end(child)
             else:
                 self._give_back(child)
-            return _verdict(answer)
+            return answer
 
-    async def _take(self, key: str) -> _Child:
-        for child in reversed(self._idle):
-            if key in child.known:
-                break
-        else:
-            child = self._idle[-1] if self._idle else await self._start()
-        if child in self._idle:
-            self._idle.remove(child)
+    def _reason(self, seconds: float | None) -> str:
+        if seconds is not None:
+            return f"it took longer than {seconds:g} s"
+        return f"it took more than {self._settings.memory_mb} MiB, or the process failed"
+
+    async def _take(self, key: str | None) -> _Child:
+        """Returns an idle process that knows the schema, else another one, else a new one. Those that read Python, for
+        which ``key`` is None, do nothing else: a hole in a parser shows them no values."""
+        idle = [child for child in reversed(self._idle) if child.reads == (key is None)]
+        child = next((child for child in idle if key in child.known), idle[0] if idle else None)
+        if child is None:
+            return await self._start(reads=key is None)
+        self._idle.remove(child)
         return child
 
-    async def _start(self) -> _Child:
-        config = {"uid": self._uid, "cpu_s": self._settings.check_s, "memory_mb": self._settings.memory_mb}
+    async def _start(self, *, reads: bool) -> _Child:
+        config = {"uid": self._uid, "memory_mb": self._settings.memory_mb}
         try:
-            child = _Child(*await start_own(_PROGRAM, _NEEDS, config, {"LANG": "C.UTF-8"}, asyncio.subprocess.DEVNULL))
+            started = await start_own(_PROGRAM, _NEEDS, config, {"LANG": "C.UTF-8"}, asyncio.subprocess.DEVNULL)
         except OSError as error:
-            raise ValidatorFault(f"the validator of schemas cannot start: {error}") from error
+            raise ValidatorFault(f"the process for hostile input cannot start: {error}") from error
+        child = _Child(*started, reads=reads)
         self._children.add(child)
         try:
             async with asyncio.timeout(_START_BOUND_S):
                 await child.hear()
         except (TimeoutError, _Gone):
             code = await self._end(child)
-            raise ValidatorFault(f"the validator of schemas ended at its start: exit code {code}") from None
+            raise ValidatorFault(f"the process for hostile input ended at its start: exit code {code}") from None
         except BaseException:
             await self._end(child)
             raise
@@ -104,11 +143,6 @@ class SchemaPool:
         self._children.discard(child)
         return await child.end()
 
-    def _why(self, code: int, error: Exception) -> str:
-        if isinstance(error, TimeoutError) or code in (-signal.SIGPROF, -signal.SIGXCPU):
-            return f"it took longer than {self._settings.check_s:g} s; make the schema simpler or the value smaller"
-        return f"it took more than {self._settings.memory_mb} MiB, or the validator failed; make the schema simpler"
-
     async def close(self) -> None:
         """Ends every process. Idempotent."""
         self._idle.clear()
@@ -117,13 +151,18 @@ class SchemaPool:
 
 
 class _Gone(Exception):
-    """The process ended, or broke the form of a validator's answers."""
+    """The process ended, or broke the form of its answers."""
+
+
+class _Failed(Exception):
+    """There is no answer, for the reason that the message gives."""
 
 
 class _Child:
-    """One process; used by one check at a time."""
+    """One process; it has one request at a time. ``reads``: it reads Python and does nothing else."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, *, reads: bool) -> None:
+        self.reads = reads
         self.known: set[str] = set()
         self.used = 0.0
         self._process = process
@@ -132,15 +171,18 @@ class _Child:
         self._pidfd = os.pidfd_open(process.pid)
         sock.setblocking(False)
 
-    async def ask(self, key: str, schema: Mapping[str, Any], value: bytes) -> dict[str, Any]:
-        """Sends one request. Raises _Gone."""
+    def schema_request(self, cpu_s: float, key: str, schema: Mapping[str, Any], value: bytes) -> bytes:
+        """Returns the request for a check. It holds the schema when this process does not know it."""
         text = b""
         if key not in self.known:
             text = json.dumps(schema).encode()
             if len(self.known) >= REMEMBERED:
                 self.known.clear()
             self.known.add(key)
-        request = encode({"key": key, "schema": len(text)}, text + value)
+        return encode({"job": "schema", "cpu_s": cpu_s, "key": key, "schema": len(text)}, text + value)
+
+    async def ask(self, request: bytes) -> dict[str, Any]:
+        """Returns the answer to one request. Raises _Gone."""
         try:
             await asyncio.get_running_loop().sock_sendall(self._sock, request)
         except OSError:

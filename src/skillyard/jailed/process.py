@@ -1,7 +1,7 @@
-"""A validator's own process, which takes schemas and values and reaches nothing else.
+"""A process that takes hostile input, works on it and reaches nothing else.
 
-A check that takes more processor time than it may ends the process, by a timer that the kernel keeps. One that takes
-more memory ends it too. Its server starts another.
+It checks values against schemas and reads Python. Work that takes more processor time than it may ends the process, by
+a timer that the kernel keeps. Work that takes more memory ends it too. Its server starts another.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import signal
 import socket
 from typing import Any
 
+from skillyard.domain.review.python_facts import facts_of
+from skillyard.domain.review.python_words import is_wanted
 from skillyard.domain.skill.schema import MOST_ERRORS, breaches
 from skillyard.ipc.channel import FrameReader, encode
+from skillyard.jailed import REMEMBERED, dialect
 from skillyard.sandbox.native.linux import bpf, jail, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
-from skillyard.schemas import dialect
-from skillyard.schemas.wire import REMEMBERED
 
 _LONGEST = 16 * 1024
 """Characters of a message, and of a path: five of each, escaped, fit into an answer."""
@@ -35,12 +36,13 @@ _CALLS = (
 
 
 def main(config: dict[str, Any]) -> None:
-    """Checks requests until the server hangs up. ``config`` has ``channel``, a descriptor, ``uid``, the user to become
-    when it is root's, ``read``, directories of Python's, and ``cpu_s`` and ``memory_mb``, the bounds of one check."""
+    """Answers requests until the server hangs up. ``config`` has ``channel``, a descriptor, ``uid``, the user to become
+    when it is root's, ``read``, directories of Python's, and ``memory_mb``, the bound of one request."""
     channel = socket.socket(fileno=config["channel"])
     memory = os.open("/proc/self/statm", os.O_RDONLY)
     dialect.is_pattern("^a$")
     dialect.problem({})
+    facts_of("import a", is_wanted)
     missing = _confine(config)
     gc.collect()
     gc.freeze()
@@ -48,8 +50,9 @@ def main(config: dict[str, Any]) -> None:
     known: dict[str, Any] = {}
     requests = FrameReader()
     while request := _request(channel, requests):
-        signal.setitimer(signal.ITIMER_PROF, config["cpu_s"])
-        answer = _answer(known, *request)
+        header, body = request
+        signal.setitimer(signal.ITIMER_PROF, header["cpu_s"])
+        answer = _checked(known, header, body) if header["job"] == "schema" else _read(body)
         signal.setitimer(signal.ITIMER_PROF, 0)
         last = int(os.pread(memory, 100, 0).split()[1]) * resource.getpagesize() > _RETIRES_AT
         _say(channel, {**answer, "last": last})
@@ -83,22 +86,26 @@ def _confine(config: dict[str, Any]) -> list[str]:
     return missing
 
 
-def _request(channel: socket.socket, requests: FrameReader) -> tuple[str, bytes, bytes] | None:
+def _request(channel: socket.socket, requests: FrameReader) -> tuple[dict[str, Any], bytes] | None:
     """Returns the next request; None when the server is gone."""
     while (frame := requests.next()) is None:
         data = channel.recv(_READ)
         if not data:
             return None
         requests.feed(data)
-    header, body, _ = frame
-    return header["key"], body[: header["schema"]], body[header["schema"] :]
+    return frame[0], frame[1]
 
 
 def _say(channel: socket.socket, answer: dict[str, Any]) -> None:
     channel.sendall(encode({}, json.dumps(answer).encode()))
 
 
-def _answer(known: dict[str, Any], key: str, schema: bytes, value: bytes) -> dict[str, Any]:
+def _read(source: bytes) -> dict[str, Any]:
+    return facts_of(source.decode(), is_wanted)._asdict()
+
+
+def _checked(known: dict[str, Any], header: dict[str, Any], body: bytes) -> dict[str, Any]:
+    key, schema, value = header["key"], body[: header["schema"]], body[header["schema"] :]
     try:
         if schema:
             if len(known) >= REMEMBERED:
