@@ -80,8 +80,10 @@ class Ports:
 
 
 class App:
-    """Made once for a data directory, used from one event loop: :meth:`start`, any number of calls of
-    :func:`skillyard.engine.table.invoke`, :meth:`close`."""
+    """The services of one data directory, used from one event loop.
+
+    It is started with :meth:`start`, called through :func:`skillyard.engine.table.invoke` and ended with :meth:`close`.
+    """
 
     def __init__(
         self,
@@ -157,8 +159,10 @@ class App:
         self.environments.building.stop()
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Take no more runs, let those at work end for ``grace_s`` seconds, cancel the rest, and wait until
-        every record is written and every sandbox is gone."""
+        """Takes no more runs, and returns when every record is written and every sandbox is gone.
+
+        Runs at work may end within ``grace_s`` seconds; then they are cancelled.
+        """
         self.close_admission()
         await self.runs.close(grace_s)
         await self.environments.close()

@@ -30,8 +30,11 @@ class Offer:
             raise ProtectionMissing(self.refusal.message, **self.refusal.details)
 
     def check_walls(self, enforced: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the guarantees of a very sandbox by name, each with its ``attestor`` and its ``evidence``, for the
-        record. Raises ProtectionMissing with them, naming what policy demands and the sandbox lacks."""
+        """Returns the guarantees of one sandbox by name, for its record.
+
+        Each has its ``attestor`` and its ``evidence``. Raises ProtectionMissing, which names each guarantee that policy
+        demands and the sandbox lacks.
+        """
         if enforced == self._met[0]:  # as the last one that was checked
             return self._met[1]
         found = self._found(enforced)
@@ -120,8 +123,10 @@ class Backends:
         return offer
 
     async def with_network(self) -> Offer | None:
-        """The strongest backend that can give a network by its nature, whether runs may have it or not; None where
-        there is none. Raises SandboxFault."""
+        """Returns the strongest backend that can give a network by its nature; None without one.
+
+        Runs may be allowed to use it or not. Raises SandboxFault.
+        """
         able = [backend for backend in self._ranked if backend.nature.network]
         return await self._offer(able[0]) if able else None
 

@@ -1,4 +1,4 @@
-"""Lists by pages: whose objects a page shows, and the cursor after which the next one begins."""
+"""Pages of lists: the owner whose objects a page shows, and the cursor of the next page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAG = 16
 
 @contextmanager
 def continuing(cursor: str | None) -> Iterator[None]:
-    """Tells a store's refusal of the object to go on after as the refusal of the cursor that named it."""
+    """Replaces a store's refusal of ``after`` by a refusal of the cursor that named it."""
     try:
         yield
     except InvalidInput as error:

@@ -1,4 +1,7 @@
-"""The life of a sandbox: reserve a place, create, network, check what is in force, use, destroy, confirm."""
+"""The life of a sandbox, for every use of one.
+
+Its steps are: reserve a place, create, join the network, check which guarantees are in force, use, destroy, confirm.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,11 @@ class Order:
 
 
 class Loan:
-    """One sandbox while it is lent: within ``async with``, :meth:`begin`, :meth:`open`, any use, :meth:`end`.
+    """One sandbox while it is lent.
 
-    The block begins when there is a place. When it was left, also by a caller that goes away, nothing of the sandbox is
-    left, and only then the place is free. ``enforced`` are the levels of its walls, as soon as it stands.
+    Within ``async with`` the order is :meth:`begin`, :meth:`open`, any use, :meth:`end`. The block begins when there is
+    a place. When the block is left, also because its caller went away, nothing of the sandbox is left, and only then
+    the place is free. ``enforced`` and ``guarantees`` are set when the sandbox stands.
     """
 
     def __init__(self, order: Order, admission: Admission, tasks: Tasks, emit: Observer, queued: Queued | None) -> None:
@@ -84,15 +88,17 @@ class Loan:
         return self._spec
 
     async def begin(self) -> dict[str, Any] | None:
-        """Asks for the network, while other work goes on; returns what a record says of it until then."""
+        """Asks for the network, while other work goes on. Returns the record's first view of it."""
         if self.network is None:
             return None
         self.network.begin(self._tasks)
         return await self.network.so_far()
 
     async def open(self, guest: Mapping[str, Any]) -> tuple[Sandbox, Mapping[str, Any]]:
-        """Returns the sandbox when policy's demands are in force and it has its network, and ``guest`` with the
-        variables by which its programs find the way out.
+        """Returns the sandbox and the guest's request.
+
+        Policy's demands are in force then, and the sandbox has its network. The request has the variables by which
+        programs find the way out.
 
         Raises GateFault, SandboxFault, SandboxGone, ProtectionMissing, Busy.
         """
@@ -153,5 +159,8 @@ class Lender:
         self._emit = emit
 
     def lend(self, order: Order, queued: Queued | None = None) -> Loan:
-        """Returns the loan, to be entered; ``queued`` is told how many wait where it has to wait for its place."""
+        """Returns the loan, to be entered.
+
+        ``queued`` is called with the number of those that wait when the loan has to wait for its place.
+        """
         return Loan(order, self._admission, self._tasks, self._emit, queued)

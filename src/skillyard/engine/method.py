@@ -1,4 +1,4 @@
-"""One row of the method table: what every face needs to know of a method, and nothing about any face."""
+"""One row of the method table, which every face reads and which knows no face."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class NetworkUsed:
 
 @dataclass(frozen=True, slots=True)
 class NetworkChanged:
-    """Somebody changed what a run at work may reach: the rules of one layer, which are in force since."""
+    """Somebody changed the rules of one layer for a run at work; they are in force now."""
 
     run_id: str
     principal: str
@@ -111,8 +111,10 @@ class EnvironmentFailed:
 
 @dataclass(frozen=True, slots=True)
 class ModulesAhead:
-    """Runs of an environment begin with these ``modules`` imported; ``faults`` say why others are not. ``digest`` is of
-    its lock."""
+    """Runs of an environment begin with these ``modules`` imported.
+
+    ``faults`` say why others are not. ``digest`` is that of its lock.
+    """
 
     environment: str
     digest: str
@@ -123,8 +125,10 @@ class ModulesAhead:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueChanged:
-    """Somebody published, withdrew, restored, pinned or unpinned (``act``) a version, for ``project``, which the name
-    belongs to. ``digest`` says which bytes."""
+    """Somebody published, withdrew, restored, pinned or unpinned a version (``act``).
+
+    The name belongs to ``project``. ``digest`` identifies the bytes.
+    """
 
     act: str
     skill: str

@@ -1,4 +1,4 @@
-"""The OpenRPC document of the method table: every method with parameters, result, errors and an example."""
+"""The OpenRPC document of the method table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One sweep over deadlines, leases and surveys: what a dead server left is settled, what time has overtaken removed."""
+"""The sweep over deadlines, leases and surveys.
+
+It settles what a dead server left and removes what has expired.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ class Reaper:
             self._emit(Recovered(lost, destroyed))
 
     async def settle(self) -> None:
-        """Ends the records of runs that are over and could not be recorded so, since the disk was full, say."""
+        """Ends the records of runs that are over and could not be written when they ended."""
         at_work = self._at_work()
         over = [record for record in await self._records.unfinished() if record.run_id not in at_work]
         if over and (lost := await self._finish(over, _kept(await self._survey()), UNRECORDED)):
@@ -131,8 +134,10 @@ class Reaper:
             self._emit(swept)
 
     def _jumped_s(self) -> float:
-        """Returns the seconds that the wall clock went forward since the last look beyond those that passed; 0 for
-        what is usual. Somebody set it, and what it makes look old is not."""
+        """Returns the seconds by which somebody set the wall clock forward since the last look.
+
+        Things that only look old by such a jump are not old.
+        """
         now = self._clock.now(), self._clock.monotonic()
         before, self._seen = self._seen or now, now
         ahead = (now[0] - before[0]) - (now[1] - before[1])

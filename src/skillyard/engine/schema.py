@@ -1,9 +1,9 @@
-"""Parameter checks, written by us over a subset of JSON Schema and compiled once into closures.
+"""Parameter checks over a subset of JSON Schema, compiled once into closures.
 
 The subset: ``type`` (one name or a list), ``enum``, ``minimum``, ``maximum``, ``minLength``, ``maxLength``,
 ``pattern``, ``items``, ``maxItems``, ``properties``, ``required``, ``additionalProperties`` (true or false).
-``description``, ``default`` and ``title`` are carried and not checked. A schema that uses anything else is
-refused when it is compiled, so that no rule in the method table is silently without effect.
+``description``, ``default`` and ``title`` are carried and not checked. A schema with anything else is refused when it
+is compiled, so that no rule of the method table is without effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CARRIED = {"description", "default", "title"}
 
 
 def compile_schema(schema: Schema) -> Check:
-    """A check ``(path, value)`` that raises InvalidInput naming the field, the rule and the value's shape."""
+    """A check of ``(path, value)``. It raises InvalidInput with the field, the rule and the shape."""
     checks = [build(schema) for key, build in _RULES.items() if key in schema]
     unknown = set(schema) - set(_RULES) - _CARRIED - {"required", "additionalProperties"}
     if unknown:
@@ -48,7 +48,10 @@ def compile_schema(schema: Schema) -> Check:
 
 
 def join(path: str, name: str | int) -> str:
-    """``limits`` and ``timeout_ms`` → ``limits.timeout_ms``; ``input_blobs`` and 2 → ``input_blobs[2]``."""
+    """Joins the path of a value.
+
+    ``limits`` and ``timeout_ms`` make ``limits.timeout_ms``; ``input_blobs`` and 2 make ``input_blobs[2]``.
+    """
     if isinstance(name, int):
         return f"{path}[{name}]"
     return f"{path}.{name}" if path else name

@@ -1,4 +1,4 @@
-"""The values that results of methods hold, as schemas: runs, blobs, skills, secrets, environments, network.
+"""Schemas of the values in results of methods.
 
 A shape has a title, under which the OpenRPC document (``engine/openrpc.py``) tells it once. Shapes are open: more
 members may come, and those that are listed stay.
@@ -19,7 +19,10 @@ STRINGS: Schema = {"type": "array", "items": STRING}
 
 
 def shape(title: str, text: str, properties: Mapping[str, Schema], optional: str = "") -> Schema:
-    """Returns an open object schema; every member is required but the ``optional`` ones, whose names are spaced."""
+    """Returns an open object schema.
+
+    Every member is required except the ``optional`` ones, whose names are separated by spaces.
+    """
     return {**answer(properties, optional), "title": title, "description": text}
 
 

@@ -1,12 +1,12 @@
-"""How principals share what there is: places and memory of sandboxes, bytes of requests, turns of builds.
+"""Fair shares of principals in places, memory, bytes of requests and turns of builds.
 
-Everybody waits in a queue of its own; places are given round by round, one principal after the other, so that
-a thousand runs of one principal delay another's single run by one place at most. Both the running and the
-waiting are bounded, and what is too much is refused at once with the time after which to come again.
+Every principal waits in a queue of its own. Places are given round by round, one principal after the other, so that a
+thousand runs of one principal delay another's single run by one place at most. Both the running and the waiting are
+bounded; a request beyond that is refused at once with the time after which to come again.
 
-A principal may hold a fixed multiple of what it leaves free (dynamic thresholds, Choudhury and Hahne 1998): alone
-all but ``reserve`` of the places, of the memory and of the queue, with others in need an equal share of them, and
-never the last ones. So who comes next finds room at once, however long those before it stay.
+A principal may hold a fixed multiple of the amount that it leaves free (dynamic thresholds, Choudhury and Hahne 1998).
+Alone it may hold all but ``reserve`` of the places, of the memory and of the queue, with others in need an equal share
+of them, and never the last ones. The next principal finds room at once, however long those before it stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOON_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a run was given, and the time of the event loop's clock at which it was."""
+    """The share that a run was given, and the time of the event loop's clock at which it was."""
 
     principal: str
     memory_mb: int
@@ -103,8 +103,10 @@ class Tenants:
                 self._idle.popitem(last=False)
 
     def retry_after_ms(self, tenant: Tenant, now: float) -> int:
-        """When those of ``tenant`` that wait now will have had their turn, by what its runs have taken so far;
-        never more than a minute, since nobody knows better."""
+        """Returns the seconds until those of ``tenant`` that wait now have had their turn.
+
+        The estimate comes from the time that its runs have taken so far, and is at most a minute.
+        """
         typical_s = max(tenant.typical_s, tenant.age_s(now))
         rounds = (len(tenant.queue) + 1) / max(1, tenant.held)
         return int(min(_LATEST_MS, max(_SOONEST_MS, 1000 * typical_s * rounds)))
@@ -179,7 +181,7 @@ class Admission:
         return self.running < self._settings.running and self.reserved_mb + memory_mb <= self._memory_mb
 
     def _has_share(self, tenant: Tenant, memory_mb: int) -> bool:
-        """Who holds nothing has a share of whatever is free."""
+        """Returns whether ``tenant`` has a share of the free places; one that holds nothing has."""
         if not tenant.held:
             return True
         left_mb = self._memory_mb - self.reserved_mb - memory_mb
@@ -188,7 +190,7 @@ class Admission:
         )
 
     def _leaves_enough(self, held: int, free: int) -> bool:
-        """Returns whether what is left free is at least ``reserve`` of it and of what this principal holds."""
+        """Returns whether ``reserve`` of the whole and of this principal's holding stays free."""
         return held * self._settings.reserve <= free * (1 - self._settings.reserve)
 
     def _take(self, tenant: Tenant, memory_mb: int) -> Place:
@@ -234,8 +236,11 @@ class Admission:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give free places, one principal after the other. Who has used up its share is passed over; the first who
-        has not, and does not fit, holds the rest up, so that a large run is not starved by small ones."""
+        """Gives free places, one principal after the other.
+
+        A principal that has used up its share is passed over. The first that has not, and does not fit, holds the rest
+        up, so that small runs do not starve a large one.
+        """
         passed_over = 0
         while passed_over < len(self._turns):
             tenant = next(iter(self._turns.values()))
@@ -268,7 +273,7 @@ def _now() -> float:
 
 
 class Budget:
-    """An amount in all, of which one principal may hold ``each``. Who asks for more is told to come again."""
+    """An amount of which one principal may hold ``each``. A request beyond it is told to come again."""
 
     def __init__(self, total: int, each: int, refusal: str) -> None:
         self.total = total
@@ -300,9 +305,10 @@ PLACES = 4
 
 
 class LargeReads:
-    """Places for large contents on their way into an answer, each of which is in memory several times over until then.
+    """Places for large contents on their way into an answer.
 
-    Lives on one event loop; who comes first reads first."""
+    Each is in memory several times over until it has left. Places are given in the order of arrival, on one event loop.
+    """
 
     def __init__(self, places: int = PLACES) -> None:
         self._places = asyncio.Semaphore(places)

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """Background tasks that somebody waits for: at the latest :meth:`close`, so that none is lost."""
+    """Background tasks that somebody waits for, at the latest :meth:`close`."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -46,8 +46,11 @@ class Tasks:
 
 
 async def to_its_end(work: Callable[..., T], *args: object) -> T:
-    """The result of ``work`` on a thread. Who is cancelled meanwhile, however often, is so when the thread is done:
-    what is held around this is held until then."""
+    """Returns the result of ``work`` on a thread.
+
+    A caller that is cancelled meanwhile, however often, goes on until the thread is done, so that locks around this
+    call are held until then.
+    """
     working = asyncio.get_running_loop().run_in_executor(None, work, *args)
     cancelled = False
     while not working.done():

@@ -1,4 +1,4 @@
-"""Bytes shown as text: cut on UTF-8 boundaries, or as base64 when they are no text."""
+"""Bytes shown as text: cut on UTF-8 boundaries, or as base64 when they are not valid UTF-8."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def show(data: bytes, *, text: bool = True) -> tuple[str, str]:
 
 
 def clean(text: str) -> str:
-    """Text that can be encoded: what is no Unicode scalar value becomes ``?``."""
+    """Returns text that can be encoded: every lone surrogate becomes ``?``."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -76,7 +76,10 @@ def ends(most: int, tail: int) -> Callable[[str], str]:
 
 
 def lines(max_bytes: int, head: int) -> Callable[[str], str]:
-    """Keeps ``max_bytes`` of UTF-8: whole lines from the beginning, ``head`` bytes at most, and from the end."""
+    """Returns ``max_bytes`` of UTF-8 of a text's beginning and end.
+
+    The beginning has whole lines, ``head`` bytes at most.
+    """
 
     def keep(text: str) -> str:
         data = text.encode("utf-8", "replace")

@@ -1,1 +1,1 @@
-"""Packages for runs: requirements are resolved once, built in a sandbox, and shared read-only."""
+"""Packages for runs. Each set is resolved once, built in a sandbox and shared read-only."""

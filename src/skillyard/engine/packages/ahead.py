@@ -1,8 +1,8 @@
 """Importing ahead: a warm interpreter imports modules before sandboxes are cloned from it.
 
 Importing a package runs its code in an interpreter that later sandboxes are forked from, before their walls stand. So
-it is done only where somebody consented to the packages: the operator, who named the environment, or who approved
-every skill that asked for them. What code asks for by itself is imported by its own run alone.
+it is done only where somebody consented to the packages: the operator, who named the environment, or the one who
+approved every skill that asked for them. Packages that code asks for by itself are imported by its own run alone.
 """
 
 from __future__ import annotations

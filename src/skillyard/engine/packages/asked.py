@@ -1,4 +1,7 @@
-"""The packages that a run asks for: by parameter, by the inline metadata of its code (PEP 723) and by its skills."""
+"""The packages that a run asks for.
+
+A request asks by parameter, code by its inline metadata (PEP 723), a skill by its manifest.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +72,10 @@ _NEED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[\s*\])?\s*(.*)", re.DOT
 
 
 def missing(needs: Iterable[str], installed: Mapping[str, str]) -> list[str]:
-    """The requirements that ``installed`` (normalized name → version) does not meet, as they were written.
+    """Returns the requirements that ``installed`` does not meet, as they were written.
 
-    Understood are a name and numeric bounds (``numpy>=1.26,<3``); anything else, extras too, counts as missing.
+    ``installed`` has versions by normalized name. A name and numeric bounds (``numpy>=1.26,<3``) are understood.
+    Everything else, extras too, counts as missing.
     """
     return [need for need in needs if not _met(need, installed)]
 

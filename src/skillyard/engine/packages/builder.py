@@ -1,7 +1,7 @@
-"""Resolving and installing, each in a fresh sandbox that can reach the package index and nothing else.
+"""Resolving and installing, each in a fresh sandbox that can reach only the package index.
 
-What comes out is a stream of bytes that somebody hostile may have written: of a lock it is parsed and written anew, of
-an installation the store reads it (:meth:`skillyard.ports.environments.EnvironmentStore.add`).
+Their output is a stream of bytes that somebody hostile may have written. A lock is parsed and written anew; the store
+reads an installation (:meth:`skillyard.ports.environments.EnvironmentStore.add`).
 """
 
 from __future__ import annotations
@@ -82,4 +82,4 @@ async def _whole(output: AsyncIterator[bytes]) -> str:
     try:
         return b"".join(pieces).decode()
     except UnicodeDecodeError:
-        raise BuildFailed("what was resolved is no text") from None
+        raise BuildFailed("the resolved lock is not text") from None

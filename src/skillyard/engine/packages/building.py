@@ -1,4 +1,4 @@
-"""Builds: each at most once at a time, whoever asks, and only so many at work."""
+"""Builds and their logs. Each set of requirements is built once at a time, few at once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Build:
         self._over.set()
 
     async def result(self) -> BuiltEnvironment:
-        """Wait for the end. Who stops waiting stops nothing. Raises BuildFailed."""
+        """Waits for the end; a caller that stops waiting ends nothing. Raises BuildFailed."""
         await self._over.wait()
         if self._built is None:
             assert self.error is not None
@@ -139,7 +139,7 @@ MOST_FAILURES = 256
 MOST_BUILDS, MOST_EACH = 128, 16
 """Builds that work or wait, in all and for one owner."""
 PATIENCE_S = 120.0
-"""What the two steps of a build may take beyond their own limits, which their sandboxes keep."""
+"""Seconds that the two steps of a build may take beyond their own limits, which their sandboxes keep."""
 _MIB = 1024 * 1024
 CLOSING = "the server is shutting down"
 FULL = "the environments that are in use leave no room for another one: packages.max_bytes"

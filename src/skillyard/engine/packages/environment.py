@@ -17,8 +17,10 @@ from skillyard.domain.sandbox.spec import EnvironmentRef
 
 
 class BuildFailed(SkillyardError):
-    """The packages of an environment could not be had; the message says which, why, and what to do. ``log`` is the blob
-    with the whole log, when there is one."""
+    """The packages of an environment could not be had.
+
+    The message names them, the cause and the remedy. ``log`` is the blob with the whole log, when there is one.
+    """
 
     type = "SandboxError"
 
@@ -29,8 +31,11 @@ class BuildFailed(SkillyardError):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A ready environment; ``distributions`` are normalized names with their installed versions, ``built`` what was
-    built, None for the standard library alone."""
+    """A ready environment.
+
+    ``distributions`` are normalized names with their installed versions. ``built`` is None for the standard library
+    alone.
+    """
 
     ref: EnvironmentRef
     distributions: Mapping[str, str] = field(default_factory=dict)

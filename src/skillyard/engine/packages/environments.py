@@ -1,4 +1,4 @@
-"""Environments: sets of packages, named by the operator or asked for, each built once and shared."""
+"""Environments: sets of packages that the operator named or somebody asked for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Environments:
         return tuple(sorted(self.definitions))
 
     def is_named(self, environment: Environment) -> bool:
-        """Returns whether it is one of the operator's, as it stands: not one with more that somebody asked for."""
+        """Returns whether it is one of the operator's, without further packages."""
         return not environment.ref.name.startswith(UNNAMED) and environment.built is not None
 
     def definition(self, name: str) -> EnvironmentSettings:

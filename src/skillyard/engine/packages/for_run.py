@@ -1,4 +1,7 @@
-"""The packages that a planned run gets: those of its named environment, and what its skills and its code ask for."""
+"""The packages that a planned run gets.
+
+They are those of its named environment, and those that its skills and its code ask for.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +72,10 @@ class RunPackages:
             raise Refused("SandboxError", error.message + more) from error
 
     async def _held(self, plan: Plan, asked: Sequence[Asked], wanted: Wanted) -> Wanted:
-        """Returns the requirements, held to the packages that operators' approvals are of. Raises Refused, BuildFailed.
+        """Returns the requirements, held to the packages that operators' approvals are of.
 
-        Whatever else is asked for, and in every environment, an approved skill gets the packages that it gets alone.
+        An approved skill gets the packages that it gets alone, in every environment and beside all other requirements.
+        Raises Refused, BuildFailed.
         """
         mounted = {skill.name: skill for skill in plan.skills}
         skills = _operators(plan, asked)
@@ -85,9 +89,9 @@ class RunPackages:
         return replace(wanted, held=_joined(bound.values()))
 
     async def _approved_packages(self, plan: Plan, skill: Skill, held: tuple[Pin, ...]) -> ApprovedPackages:
-        """Returns the packages that the approval is of, resolved first where none are bound to it yet.
+        """Returns the packages of an approval, and resolves them first where none are bound to it.
 
-        They are those of the skill alone, in its own environment: else a caller would choose them for everybody by its
+        They are those of the skill alone, in its own environment; otherwise a caller would choose them for everybody by
         other requirements. ``held`` are those of the skills that it requires, without which it never runs.
         """
         approvals, environments = self._standings.approvals, self._environments
@@ -132,7 +136,7 @@ class RunPackages:
             await self._secrets.check(plan)
 
     def _check_drawn_in(self, plan: Plan, asked: Sequence[Asked], names: Iterable[str]) -> None:
-        """What is denied by name is so for what other packages require, too. Raises Refused."""
+        """Holds packages that others require to the names that are denied, too. Raises Refused."""
         config = self._config
         approved = all(who.skill is not None and plan.trust.standings[who.skill.name].approved for who in asked)
         for setting, patterns in (("allow", config.allow), ("run_code", () if approved else config.run_code)):
@@ -165,7 +169,7 @@ class RunPackages:
         config = self._config
         for who in asked:
             if odd := [text for text in who.requirements if not is_requirement(text)]:
-                raise Refused("PolicyRefused", f"{who} asks for packages by what is no requirement: {odd[0][:100]!r}")
+                raise Refused("PolicyRefused", f"{who} asks for {odd[0][:100]!r}, which is not a valid requirement")
             if who.skill is None:
                 if why := why_refused(who.requirements, config):
                     raise Refused("PolicyRefused", why)

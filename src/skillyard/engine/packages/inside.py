@@ -59,7 +59,7 @@ def install(asked: dict[str, Any]) -> None:
 
 
 def culprit(asked: dict[str, Any]) -> str:
-    """Names the wheel that uv left an entry out of. uv does not say it, so each wheel is looked at alone."""
+    """Returns the wheel whose entry uv left out. uv does not name it, so each wheel is read."""
     for pin in re.split(r"\n(?=\w)", asked["lock"]):
         write("one.txt", [pin])
         if uv(asked, *INSTALL, "alone", "--cache-dir", "alone.cache", "-r", "one.txt"):
@@ -167,7 +167,10 @@ def found(asked: dict[str, Any], name: str, wanted: dict[str, Any]) -> tuple[str
 
 
 def listed(asked: dict[str, Any], page: str) -> Iterator[tuple[str, str]]:
-    """Addresses of files and their SHA-256, from either form of a project's page (PEP 503, PEP 691)."""
+    """Returns addresses of files and their SHA-256.
+
+    Reads either form of a project's page (PEP 503, PEP 691).
+    """
     import re
     from html import unescape
 
@@ -183,7 +186,10 @@ def listed(asked: dict[str, Any], page: str) -> Iterator[tuple[str, str]]:
 
 
 def opened(asked: dict[str, Any], url: str, accept: str = "*/*") -> Any:
-    """The answer to a request with the credentials that the index's address holds, where they are for this host."""
+    """Returns the answer to a request.
+
+    The request has the credentials of the index's address where they are for this host.
+    """
     import base64
     import ssl
     import urllib.request
@@ -200,7 +206,10 @@ def opened(asked: dict[str, Any], url: str, accept: str = "*/*") -> Any:
 
 
 def expanded(filename: str) -> set[str]:
-    """``x-1.0-py2.py3-none-any.whl`` has the tags ``py2-none-any`` and ``py3-none-any`` (PEP 425)."""
+    """Returns the tags of a wheel (PEP 425).
+
+    ``x-1.0-py2.py3-none-any.whl`` has the tags ``py2-none-any`` and ``py3-none-any``.
+    """
     interpreters, abis, platforms = filename.removesuffix(".whl").split("-")[-3:]
     return {
         f"{interpreter}-{abi}-{platform}"

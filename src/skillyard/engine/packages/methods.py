@@ -51,7 +51,11 @@ def _without_lock(environment: dict[str, Any]) -> dict[str, Any]:
 
 
 async def show_environment(packages: PackageService, principal: Principal, params: Params) -> dict[str, Any]:
-    """What others asked for who got the same is theirs, and so is whether anybody has what the caller may not have."""
+    """Returns the requirements as their asker sees them.
+
+    The requests of others for the same packages stay private. So does the presence of packages that the caller may not
+    have.
+    """
     target = await find_target(packages, principal, params)
     if params.get("packages"):
         target.require()

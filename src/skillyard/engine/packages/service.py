@@ -33,8 +33,11 @@ class PackageService:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``built`` is given for a digest, else ``wanted`` says what it shall have; ``refusal`` is why the caller may not
-    have it built."""
+    """One environment as a caller sees it.
+
+    ``built`` is given for a digest; otherwise ``wanted`` holds its requirements. ``refusal`` says why the caller may
+    not have it built.
+    """
 
     label: str
     wanted: Wanted | None = None

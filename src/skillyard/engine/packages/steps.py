@@ -1,4 +1,8 @@
-"""One program of ours in one sandbox of its own, with uv, and with the package index as its only network."""
+"""The steps of a build: one program of ours each, in a sandbox with the package index alone.
+
+The program runs uv. The end of the file finds out why a step failed, from its ending, its output and the connections
+that were refused.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +110,10 @@ class Steps:
         *,
         usual: str,
     ) -> None:
-        """``usual`` is the name of an environment without packages whose warm interpreter builds may use."""
+        """Makes the steps of all builds.
+
+        ``usual`` names an environment without packages, whose warm interpreter builds may use.
+        """
         self._config = config
         self._reach = network
         self._backends = backends
@@ -264,7 +271,10 @@ _REACHING = re.compile(r"error sending request|tunnel error|dns error|Failed to 
 
 
 def explained(config: PackagesSettings, ending: Ending, text: str, network: Mapping[str, Any]) -> str:
-    """``text`` is the end of the log, foreign; ``network`` what the gate saw, in a record's form."""
+    """Returns why a step failed.
+
+    ``text`` is the end of the log, written by others. ``network`` is the record of the gate.
+    """
     text = calm(text)
     said = _limit(config, ending, text) or _refused(network, text) or _from_uv(config, text)
     return shorten(" ".join((said or _last(text) or _ended(ending)).split()), MOST)
@@ -337,7 +347,7 @@ def _hints(text: str) -> str:
 
 
 def _without_flags(hints: Iterable[str]) -> list[str]:
-    """Returns what uv advises for its command line is no help here."""
+    """Drops hints about options of uv's command line, which nobody can set here."""
     return [hint for hint in hints if "`--" not in hint]
 
 

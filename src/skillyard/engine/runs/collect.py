@@ -1,4 +1,4 @@
-"""Everything that a run brings out while it works: frames on its channel, its blobs and files. All of it is hostile."""
+"""The output of a run while it works: frames on its channel, blobs, files. All is hostile."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ class BlobTarget:
 
 @dataclass(slots=True)
 class _Open:
-    """A blob that is being written: small ones wait in memory, large ones flow into the store; ``stored`` ones
-    are there already."""
+    """A blob that is being written.
+
+    A small one waits in memory, a large one flows into the store, a ``stored`` one is there already.
+    """
 
     kind: str
     path: str = ""
@@ -118,8 +120,11 @@ class _Stream:
 
 
 class BlobSink:
-    """The blobs of one run, by the number that the guest gave them. What is called when is the business of
-    the frame reader: it lets at most so many be open, and each takes at most ``INLINE`` bytes of memory."""
+    """The blobs of one run, by the number that the guest gave them.
+
+    The frame reader keeps the order of the calls. It lets few be open at once, each of which takes at most ``INLINE``
+    bytes of memory.
+    """
 
     def __init__(self, target: BlobTarget) -> None:
         self._target = target

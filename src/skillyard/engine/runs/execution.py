@@ -93,7 +93,7 @@ _LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcom
 """Endings of a program that said nothing, after which there may be files."""
 
 _BESIDE_BLOBS = 32 * 1024 * 1024
-"""Bytes on the channel that are no blob's: the result and the frames' heads."""
+"""Bytes on the channel beside those of blobs: the result and the heads of frames."""
 
 
 @dataclass(frozen=True, slots=True)

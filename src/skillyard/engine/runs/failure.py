@@ -143,8 +143,11 @@ def with_stack(failure: Failure, stack: str) -> Failure:
 
 
 def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
-    """A full disk, a full process table and no more memory reach the code as exceptions, and are limits all the same.
-    What the code catches is its own business."""
+    """Returns the limit that an exception of the code stands for.
+
+    A full disk, a full process table and exhausted memory reach the code as exceptions. One that the code catches is
+    not reported.
+    """
     if error.errno in _FULL:
         return Outcome.DISK
     if error.type in _NO_MEMORY or error.errno == errno.ENOMEM or "memory" in hits:

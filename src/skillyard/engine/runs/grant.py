@@ -47,12 +47,12 @@ from skillyard.ports.gate import Gate
 from skillyard.ports.jailed import SchemaChecker
 
 PLACEHOLDER = "skillyard-secret-"
-"""What stands in a sandbox for a secret that stays at the gate begins so; 32 hexadecimal digits follow."""
+"""Begins the stand-in of a secret that stays at the gate; 32 hexadecimal digits follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the sandbox is made from and what the guest is told."""
+    """The rights of a run: its sandbox's spec, and the requests to the guest."""
 
     spec: SandboxSpec
     environment: str

@@ -1,4 +1,4 @@
-"""The runs that there are: their records and logs, and the ends and networks of those at work."""
+"""Records and logs of runs, and the ends and networks of those at work."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RunHistory:
         return active.network
 
     async def keep_networks(self) -> None:
-        """Writes down what runs at work have tried since the last time, where a crash does not take it."""
+        """Stores new connections of runs at work, so that a crash keeps them."""
         at_work = [active for active in self._active.values() if active.network is not None]
         self._kept = {
             active.run_id: await self._keep_changed(active, self._kept.get(active.run_id)) for active in at_work

@@ -15,9 +15,10 @@ HEAD = 512
 
 
 class Preview:
-    """The short form of a log: its first 512 bytes, a marker, its end (skills-protocol §4, rows 4 and 9).
+    """The short form of a log: its first 512 bytes, a marker and its end.
 
-    Fed with a log piece by piece; keeps what :meth:`text` needs and no more."""
+    Rows 4 and 9 of skills-protocol §4. It is fed piece by piece and keeps only the bytes that :meth:`text` needs.
+    """
 
     __slots__ = ("_head", "_tail", "size")
 
@@ -54,7 +55,10 @@ def _marker(left_out: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """``blob`` is the whole log, None when it is empty or could not be kept (``problem`` says why)."""
+    """A kept log.
+
+    ``blob`` is the whole log, None when it is empty or could not be kept; ``problem`` says why.
+    """
 
     preview: str = ""
     blob: str | None = None

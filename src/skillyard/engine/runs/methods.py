@@ -1,4 +1,4 @@
-"""The methods that start a run (skills-protocol §4), and the operator's, which look at runs and change them."""
+"""The methods that start a run (skills-protocol §4), and those that read and change runs."""
 
 from __future__ import annotations
 

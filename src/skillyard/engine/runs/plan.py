@@ -1,8 +1,7 @@
-"""The plan of a request: the skills, blobs, limits and environment it names, found and checked.
+"""The plan of a request: skills, blobs, limits and environment, found and checked.
 
-Everything in this file answers to the caller's request as such, so what it finds wrong is a protocol-level
-error and leaves no record (skills-protocol §6). What the run may have is decided in
-:mod:`skillyard.engine.runs.grant`.
+Everything in this file answers to the caller's request as such. An error is one of the protocol and leaves no record
+(skills-protocol §6). :mod:`skillyard.engine.runs.grant` decides about the rights of the run.
 """
 
 from __future__ import annotations
@@ -66,7 +65,10 @@ class Planner:
         self._limits = limits
 
     async def plan(self, principal: Principal, request: RunRequest) -> Plan:
-        """Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing."""
+        """Finds and checks everything that a request names.
+
+        Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing.
+        """
         offer = await self._backends.choose(request.isolation)
         run_id = self._ids.run()
         named = request.skill is not None or request.mount_skills
@@ -129,7 +131,10 @@ def _limits(family: LimitFamily, request: RunRequest, skill: Skill | None, trust
 
 
 def most(family: LimitFamily, trust: RunTrust) -> Limits:
-    """That a manifest may have: the operator's maxima (skills-protocol §8), and what every run has without approval."""
+    """Returns the most that a manifest may ask for: the operator's maxima (skills-protocol §8).
+
+    Without approval these are the defaults of every run.
+    """
     return family.defaults if trust.least else family.maxima
 
 
@@ -142,7 +147,10 @@ def capped(declared: Mapping[str, Any], maxima: Limits) -> dict[str, Any]:
 
 
 def _environment(request: RunRequest, skill: Skill | None, skills: Iterable[Skill]) -> str:
-    """Returns what the request names, else what the executed skill names, else what the mounted skills agree on."""
+    """Returns the environment that a run names.
+
+    The request decides first, then the executed skill, then the mounted skills where they agree.
+    """
     if request.environment is not None:
         return request.environment
     if skill is not None and skill.runtime is not None and skill.runtime.environment != DEFAULT_ENVIRONMENT:

@@ -1,4 +1,4 @@
-"""The last record of a run, from the facts found out about it, and the Run object that is made of it."""
+"""The last record of a run, made of the findings about it, and the Run object made of that."""
 
 from __future__ import annotations
 
@@ -226,7 +226,10 @@ class FinalRecord:
         self._spill = spill
 
     async def of(self, found: Findings, failure: Failure | None) -> RunRecord:
-        """Of a completed run when nothing failed and its output fits the rules, of a failed one else."""
+        """Returns the record of a completed run, or of a failed one.
+
+        A run is completed when nothing failed and its output fits the rules.
+        """
         if failure is None:
             try:
                 return await self._completed(found)

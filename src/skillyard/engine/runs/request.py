@@ -1,4 +1,4 @@
-"""The request for a run, after the parameters were checked and before anything was looked up."""
+"""The request for a run. Its parameters are checked; nothing has been looked up yet."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _check_text(field_name: str, text: str) -> None:
 
 
 def _limits(params: Mapping[str, Any]) -> dict[str, Any]:
-    """``timeout_ms`` is taken from both places where the protocol puts it (skills-protocol §4, row 1)."""
+    """Takes ``timeout_ms`` from both places of the protocol (skills-protocol §4, row 1)."""
     limits = dict(params.get("limits") or {})
     outer = params.get("timeout_ms")
     if outer is None:

@@ -43,9 +43,9 @@ class Keys:
 
     @asynccontextmanager
     async def claim(self, key: Key, digest: str) -> AsyncIterator[RunRecord | None]:
-        """The finished record of the first call; None when this is the first, and the work is the body's.
+        """Yields the finished record of the first call with the key, or None when this is the first.
 
-        Raises IdempotencyConflict when the key stands for another request.
+        The first call does its work in the block. Raises IdempotencyConflict when the key stands for another request.
         """
         while (first := self._first.get(key)) is not None:
             _check(digest, first.digest)
@@ -109,7 +109,10 @@ class RunService:
         return record is not None and record.outcome is Outcome.CANCELLED
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Let runs at work end for ``grace_s`` seconds, cancel the rest, and wait until every record is written."""
+        """Ends all runs and waits until every record is written.
+
+        Runs at work may end by themselves for ``grace_s`` seconds; then they are cancelled.
+        """
         at_work = self._tools.active
         endings = [active.ending() for active in at_work.values()]
         if endings and grace_s > 0:

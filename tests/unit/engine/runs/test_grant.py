@@ -119,7 +119,7 @@ async def test_packages_that_policy_does_not_admit_are_refused_by_name(rig: Rig)
 async def test_what_is_no_requirement_is_not_installed(rig: Rig) -> None:
     for need in ("pandas @ https://x", "-r /etc/passwd", ""):
         rig.skills.add(a_skill("a.b", needs=Needs(dependencies=(need,))))
-        await refused(rig, "PolicyRefused", "is no requirement", name="a.b")
+        await refused(rig, "PolicyRefused", "is not a valid requirement", name="a.b")
     assert rig.builder.resolved == []
 
 
