@@ -5,7 +5,7 @@
 Docker's own profile refuses a container without CAP_SYS_ADMIN the calls that make namespaces and mounts. The kernel
 lets every user make them in a user namespace of its own, and asks for the capability there. This profile opens them and
 is closed elsewhere: what sandboxes and the building of their walls use
-(:mod:`skillyard.sandbox.native.linux.system_calls`), and the few calls that are made beside them. Format: the runtime
+(:mod:`skillyard.sandbox.native.linux.seccomp`), and the few calls that are made beside them. Format: the runtime
 specification of the Open Container Initiative, with Docker's ``archMap``; podman and containerd read it too.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skillyard.sandbox.native.linux.call_arguments import AF_INET, AF_INET6, AF_NETLINK, AF_UNIX
-from skillyard.sandbox.native.linux.system_calls import ABSENT, ALLOWED, BUILDING
+from skillyard.sandbox.native.linux.seccomp import ABSENT, ALLOWED, BUILDING
 
 TARGET = Path(__file__).with_name("docker-seccomp.json")
 

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from skillyard.sandbox.native.linux import call_arguments, seccomp, system_calls
+from skillyard.sandbox.native.linux import call_arguments, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
 ARCHES = ("x86_64", "aarch64")
 PEERS = Path(__file__).with_name("peer-filters.toml")
-OWN = {name for group in system_calls.ALLOWED for name in group.calls}
+OWN = {name for group in seccomp.ALLOWED for name in group.calls}
 
 HEAD = """# System calls
 
 What foreign code can ask of the host's kernel under the native backend. Everything that is not named here is refused.
-The lists are `src/skillyard/sandbox/native/linux/system_calls.py` and
+The lists are `src/skillyard/sandbox/native/linux/seccomp.py` and
 `src/skillyard/sandbox/native/linux/call_arguments.py`; the filters are made of them, and
 `tests/conformance/sandbox/test_surface.py` holds this page to what the filters do, to what a running sandbox answers to
 each number, and the count of calls to a ceiling.
@@ -79,7 +79,7 @@ def _counts() -> Iterator[str]:
 def _groups() -> Iterator[str]:
     yield "## Calls by group\n\nThose marked * do not exist on aarch64; all exist on x86_64.\n"
     yield "| group | why | calls |\n| --- | --- | --- |"
-    for group in system_calls.ALLOWED:
+    for group in seccomp.ALLOWED:
         yield f"| {group.name} | {group.why} | {', '.join(_marked(name) for name in group.calls)} |"
     yield ""
 
@@ -104,16 +104,16 @@ def _rule_table(rules: Iterable[call_arguments.Rule]) -> Iterator[str]:
 
 def _gone() -> Iterator[str]:
     yield "## Calls that seem not to exist\n\nLibraries fall back on `ENOSYS` to a way that is allowed.\n"
-    yield from _by_reason(system_calls.ABSENT)
+    yield from _by_reason(seccomp.ABSENT)
     yield "\n## Calls that built the walls\n"
     large, closing = (len(program("x86_64")) for program in (seccomp.large_filter, seccomp.closing_filter))
     yield "The zygote has them until a sandbox's walls stand; then the closing filter takes them away, for good."
     yield f"On x86_64 it has {closing} instructions, the large one {large}.\n"
-    yield from _by_reason(system_calls.BUILDING)
+    yield from _by_reason(seccomp.BUILDING)
     yield "\nUntil then, of their arguments:\n"
     yield from _rule_table(call_arguments.BUILDING_RULES)
     yield "\n## Calls that the kernel lets through by itself\n"
-    yield from _by_reason(system_calls.UNFILTERED)
+    yield from _by_reason(seccomp.UNFILTERED)
     yield ""
 
 

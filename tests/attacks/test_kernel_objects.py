@@ -15,7 +15,7 @@ from skillyard.config.settings import load_settings
 from skillyard.domain.errors import ProtectionMissing
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.watch import kernel_memory
+from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects, Seen
 from tests.attacks.programs import program
 
@@ -246,7 +246,7 @@ def test_connections_that_ended_are_counted() -> None:
     child = subprocess.Popen([sys.executable, "-c", ENDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
-    held = kernel_memory.uncharged(child.pid)
+    held = memory.uncharged(child.pid)
     child.communicate()
     assert held == 100 * 320
 

@@ -21,8 +21,8 @@ from tests.attacks.programs import program
 
 LOCKS = {
     "data_dir.py": "a file of the data directory that holds its lock and nothing else",
-    "sandbox/native/groups/parents.py": "directories of control groups",
-    "sandbox/native/grounds/ids.py": "files that stand for ids",
+    "sandbox/native/groups/groups.py": "directories of control groups",
+    "sandbox/native/grounds/host.py": "files that stand for ids",
     "sandbox/native/keeper/main.py": "the keeper's own lock file",
     "sandbox/native/launch.py": "the keeper's own lock file",
     "stores/files/blob_files.py": "contents that are being written and have no name that is shown yet",

@@ -45,9 +45,8 @@ from skillyard.ipc.channel import BadMessage, read_object
 from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
-from skillyard.sandbox.inside_look import look
-from skillyard.sandbox.native.keeper import init_words
-from skillyard.sandbox.native.keeper.zygotes import words
+from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import TarStream
 from skillyard.stores.skills.archives import read_archive
@@ -112,7 +111,7 @@ async def _listing(data: bytes) -> None:
 
 
 def _looked_at(data: bytes) -> None:
-    asyncio.run(look(cast(Sandbox, Told(data)), "", bound_ms=1))
+    asyncio.run(look_inside(cast(Sandbox, Told(data)), "", bound_ms=1))
 
 
 def _served(serve: Callable[[Session, Stream], Any]) -> Callable[[bytes], None]:
@@ -198,16 +197,16 @@ GATE = (Failure, OSError)
 
 READERS = {
     "the keeper of its sandboxes' inits": Reader(
-        lambda data: init_words.read(read_object(data, init_words.MOST_BYTES)),
+        lambda data: words.read(read_object(data, words.MOST_BYTES)),
         (BadMessage,),
-        "sandbox/native/keeper/init_words.py",
+        "sandbox/native/keeper/words.py",
         (ENDED, b'{"ready":true}'),
     ),
-    "the keeper of packets of an init": Reader(_packet(init_words.hear), (BadMessage,), "ipc/packets.py", (ENDED,)),
+    "the keeper of packets of an init": Reader(_packet(words.hear_init), (BadMessage,), "ipc/packets.py", (ENDED,)),
     "the keeper of packets of a zygote": Reader(
-        _packet(words.hear),
+        _packet(words.hear_zygote),
         (BadMessage,),
-        "sandbox/native/keeper/zygotes/words.py",
+        "sandbox/native/keeper/words.py",
         (b'{"pid":5}', b'{"fault":"x"}'),
     ),
     "the server, the keeper and the gate of frames": Reader(
@@ -221,7 +220,7 @@ READERS = {
         "sandbox/file_programs.py",
         (b'{"name":"a","kind":"file","size":1}', b'{"name":"a","kind":"file","size":1e999}'),
     ),
-    "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/inside_look.py", (ENDED,)),
+    "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/native/probe.py", (ENDED,)),
     "a build of what its sandbox streams": Reader(
         _tar, (ArchiveRefused,), "stores/archives/tar_stream.py", (ARCHIVES["tar"],)
     ),
@@ -250,16 +249,16 @@ READERS = {
 }
 
 OWN_WORDS = {
-    "sandbox/native/linux/rtnetlink.py": "the kernel's",
+    "sandbox/native/grounds/namespaces/listening.py": "the kernel's",
     "sandbox/native/launch.py": "the keeper's, before it has a sandbox",
-    "sandbox/native/host_checks.py": "a child of our own",
-    "sandbox/native/inside/code.py": "the keeper's, before anything is imported",
+    "sandbox/native/host_advice.py": "a child of our own",
+    "sandbox/native/grounds/root.py": "the keeper's, before anything is imported",
     "sandbox/native/inside/walls.py": "the keeper's",
     "ipc/channel.py": "read by every keeper's row above; frames in tests/unit/ipc",
     "ipc/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",
     "sandbox/native/grounds/landlock/zygote.py": "the keeper's",
-    "sandbox/native/grounds/gvisor/bundle.py": "our own file",
+    "sandbox/native/grounds/gvisor/jail.py": "our own file",
     "gate/link.py": "the server's",
     "gate/addresses.py": "the kernel's",
 }

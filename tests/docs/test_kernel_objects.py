@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native.linux import system_calls
+from skillyard.sandbox.native.linux import seccomp
 from skillyard.verify.families import everything
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def names(cell: str) -> set[str]:
 
 
 def test_each_allowed_call_has_a_row_or_makes_nothing() -> None:
-    allowed = {name for group in system_calls.ALLOWED for name in group.calls}
+    allowed = {name for group in seccomp.ALLOWED for name in group.calls}
     making = {name for row in rows() for name in names(row[MADE_BY])}
     nothing = set(MAKE_NOTHING.split())
     assert making & nothing == set()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.seccomp_profile import TARGET, text
+from skillyard.sandbox.native.linux.seccomp import BUILDING
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
-from skillyard.sandbox.native.linux.system_calls import BUILDING
 
 DANGEROUS = [
     "bpf", "perf_event_open", "ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd",

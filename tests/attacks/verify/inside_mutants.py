@@ -13,10 +13,10 @@ WALLS, ROOT, KERNEL, ZYGOTE = (
 ZYGOTE_PROCESS, HOST = "sandbox/native/grounds/namespaces/zygote.py", "sandbox/native/grounds/host.py"
 LANDLOCK, IDS, RULES = (
     "sandbox/native/linux/landlock.py",
-    "sandbox/native/grounds/ids.py",
+    "sandbox/native/grounds/host.py",
     "sandbox/native/linux/call_arguments.py",
 )
-INSIDE, INTERPRETER = "sandbox/native/inside/init.py", "sandbox/native/grounds/interpreter.py"
+INSIDE, INTERPRETER = "sandbox/native/inside/init.py", "sandbox/native/grounds/root.py"
 
 
 def _shared(flag: str) -> dict[str, str]:

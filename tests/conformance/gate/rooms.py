@@ -104,8 +104,8 @@ class _Maker:
             self._own_user = True
         kernel.unshare(kernel.CLONE_NEWNET)
         walls._loopback_up()
-        with rtnetlink.connect() as netlink:
-            rtnetlink.lead_everything_here(netlink)
+        with listening.connect() as netlink:
+            listening.lead_everything_here(netlink)
         self._rooms.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
         return len(self._rooms) - 1
 
@@ -129,6 +129,6 @@ if __name__ == "__main__":
     from skillyard.sandbox.native.grounds.namespaces import listening
     from skillyard.sandbox.native.inside import walls
     from skillyard.sandbox.native.keeper import request
-    from skillyard.sandbox.native.linux import kernel, namespaces, rtnetlink
+    from skillyard.sandbox.native.linux import kernel, namespaces
 
     _main()

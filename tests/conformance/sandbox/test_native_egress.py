@@ -18,8 +18,8 @@ from skillyard.domain.work.limits import Limits
 from skillyard.gate import session
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock.backend import LandlockBackend
+from skillyard.sandbox.native.grounds.namespaces import listening
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.linux import rtnetlink
 from skillyard.testing.sandbox_suite import Ground
 from skillyard.testing.sandbox_suite.egress import LOOK_UP, TALK
 from skillyard.testing.sandbox_suite.ground import fresh, look
@@ -190,6 +190,6 @@ async def test_a_directory_of_certificates_is_no_file(ground: Ground) -> None:
 
 
 def test_both_sides_say_the_same() -> None:
-    assert str(session.OWN) == rtnetlink.SANDBOX_ADDRESS
+    assert str(session.OWN) == listening.SANDBOX_ADDRESS
     assert walls.TRUST == TRUST_FILE
     assert len(USUAL_PORTS) <= MOST_PORTS

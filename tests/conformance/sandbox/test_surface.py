@@ -18,7 +18,7 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp, system_calls
+from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from tests.unit.sandbox.native.bpf_machine import ALLOW, ERRNO, strictest
 
@@ -26,7 +26,7 @@ CEILING = {"x86_64": 236, "aarch64": 201}
 """Every call more is more of the kernel to attack. What CPython's own tests and the packages people use need is in:
 raise this only for a program that cannot do without, name it in the group's reason, and lower it when a call goes."""
 
-GROUPS = system_calls.ALLOWED
+GROUPS = seccomp.ALLOWED
 EVERY_RULE = (*call_arguments.RULES, *call_arguments.CLOSING_RULES, *call_arguments.UNCOUNTED_RULES)
 LAST = 600
 PROGRAM = Path(__file__).with_name("each_call.py")
@@ -76,14 +76,14 @@ def test_each_call_stands_once_and_with_a_reason() -> None:
     assert len(names) == len(set(names))
     assert [group.name for group in GROUPS if len(group.why.split()) < 2] == []
     assert [rule.calls for rule in EVERY_RULE if not rule.why or not rule.says] == []
-    tables = (system_calls.ABSENT, system_calls.BUILDING, system_calls.UNFILTERED)
+    tables = (seccomp.ABSENT, seccomp.BUILDING, seccomp.UNFILTERED)
     assert [name for table in tables for name, why in table.items() if not why] == []
 
 
 def test_each_name_is_a_call() -> None:
     known = numbers("x86_64").keys() | numbers("aarch64").keys()
     named = {name for group in GROUPS for name in group.calls} | {name for rule in EVERY_RULE for name in rule.calls}
-    assert (named | system_calls.ABSENT.keys() | system_calls.BUILDING.keys()) - known == set()
+    assert (named | seccomp.ABSENT.keys() | seccomp.BUILDING.keys()) - known == set()
 
 
 @pytest.mark.anyio
@@ -98,7 +98,7 @@ async def test_a_sandbox_answers_each_number_as_documented(tmp_path: Path) -> No
     expected = {nr: strictest(filters, kernel.ARCH, nr, *_by_number(nr)) for nr in range(LAST + 1)}
     refused = {nr: _errno(word) for nr, word in expected.items() if word & 0xFFFF0000 == ERRNO}
     known = {nr: name for name, nr in numbers(kernel.ARCH).items()}
-    unasked = {nr for nr in refused if known.get(nr) in system_calls.UNFILTERED and answers[nr] != refused[nr]}
+    unasked = {nr for nr in refused if known.get(nr) in seccomp.UNFILTERED and answers[nr] != refused[nr]}
     assert {nr: answers[nr] for nr in refused.keys() - unasked} == {nr: refused[nr] for nr in refused.keys() - unasked}
     assert {nr: answers[nr] for nr in unasked} == _outside(unasked)
     passed = expected.keys() - refused.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from dataclasses import dataclass, field
@@ -10,16 +11,34 @@ from typing import Any, Protocol
 
 from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
-from skillyard.domain.sandbox.spec import Mount, SandboxSpec
+from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
-from skillyard.sandbox import inside_look
-from skillyard.sandbox.native.host_advice import filter_mend, look, mend
-from skillyard.sandbox.native.host_checks import Surroundings
+from skillyard.ports.sandbox import Sandbox
+from skillyard.sandbox.native.host_advice import Surroundings, filter_mend, look, mend
 from skillyard.sandbox.native.inside.walls import HOSTNAME
 from skillyard.sandbox.native.linux import kernel
 from skillyard.sandbox.native.sandbox import NativeSandbox
+
+_SHOWN = 300
+
+
+async def look_inside(sandbox: Sandbox, code: str, *words: str, bound_ms: int) -> dict[str, Any]:
+    """What ``code`` prints, run with ``words`` as its arguments. Raises SkillyardError when it is not a JSON object."""
+    program = Argv(("python3", "-I", "-S", "-c", code, *words))
+    process = await sandbox.start(program, id="look", timeout_ms=bound_ms)
+    text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
+    ending = await process.wait()
+    try:
+        seen = json.loads(text)
+    except (ValueError, RecursionError):
+        seen = None
+    if isinstance(seen, dict):
+        return seen
+    complaint = b"".join([piece async for piece in process.output(Stream.STDERR)])
+    why = complaint.decode("utf-8", "replace").strip()[-_SHOWN:] or ending.reason or f"exit code {ending.code}"
+    raise SkillyardError(f"python does not run in the sandbox: {why}")
 
 
 class Prober(Protocol):
@@ -150,7 +169,7 @@ async def _look(backend: Prober) -> tuple[dict[str, Any], Protection]:
     )
     tried = await attempt(backend, sandbox.handle)
     try:
-        seen = await inside_look.look(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
+        seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
         egress = tried.found()
     finally:
         await backend.destroy(sandbox.handle)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from skillyard.sandbox.native.grounds.gvisor.place import GvisorPlace
-from skillyard.sandbox.native.grounds.host import Host, Share
-from skillyard.sandbox.native.grounds.ids import Ids
+from skillyard.sandbox.native.grounds.host import Host, Ids, Share
 from skillyard.sandbox.native.grounds.namespaces.mounts import Shower
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
 from skillyard.sandbox.native.keeper.loop import Loop

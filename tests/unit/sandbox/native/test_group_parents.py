@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native.groups import parents
+from skillyard.sandbox.native.groups import groups
 from skillyard.sandbox.native.groups.groups import Cgroups
 
 NAME, OTHER = "skillyard-0123456789ab", "skillyard-ba9876543210"
 HOLD = """
 import sys
-from skillyard.sandbox.native.groups import parents as group_parents
+from skillyard.sandbox.native.groups import groups as group_parents
 group_parents.claim(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
@@ -41,11 +41,11 @@ def living(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_groups_of_a_dead_keeper_go_and_those_of_a_living_one_stay(
     tmp_path: Path, living: subprocess.Popen[bytes]
 ) -> None:
-    parents.sweep_dead([str(tmp_path)])
+    groups.sweep_dead([str(tmp_path)])
     assert (tmp_path / OTHER / "n1-1").is_dir()
     living.send_signal(signal.SIGKILL)
     living.wait(10)
-    parents.sweep_dead([str(tmp_path)])
+    groups.sweep_dead([str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,7 +53,7 @@ def test_what_has_another_name_stays(tmp_path: Path) -> None:
     names = {"user.slice", "skillyard-server", "skillyard-0123456789abc", "n1-1"}
     for name in names:
         (tmp_path / name).mkdir()
-    parents.sweep_dead([str(tmp_path), str(tmp_path / "not there")])
+    groups.sweep_dead([str(tmp_path), str(tmp_path / "not there")])
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -62,7 +62,7 @@ def test_what_has_another_name_stays(tmp_path: Path) -> None:
 def test_what_is_another_users_stays(tmp_path: Path) -> None:
     (tmp_path / OTHER).mkdir()
     os.chown(tmp_path / OTHER, 12345, 12345)
-    parents.sweep_dead([str(tmp_path)])
+    groups.sweep_dead([str(tmp_path)])
     assert (tmp_path / OTHER).is_dir()
 
 
@@ -71,7 +71,7 @@ def test_one_that_a_process_is_in_stays(tmp_path: Path) -> None:
     (tmp_path / OTHER / "n1-1").mkdir(parents=True)
     (tmp_path / OTHER / "n1-1" / "process").touch()
     (tmp_path / OTHER / "n1-2").mkdir()
-    parents.sweep_dead([str(tmp_path)])
+    groups.sweep_dead([str(tmp_path)])
     assert [path.name for path in (tmp_path / OTHER).iterdir()] == ["n1-1"]
 
 
@@ -83,14 +83,14 @@ def test_a_parent_that_was_swept_away_is_made_again(tmp_path: Path, monkeypatch:
         make(path, mode, exist_ok)
         if not swept:
             swept.append(path)
-            parents.sweep_dead([str(tmp_path)])
+            groups.sweep_dead([str(tmp_path)])
 
     monkeypatch.setattr(os, "makedirs", make_and_lose)
-    fd = parents.claim(str(tmp_path / NAME))
+    fd = groups.claim(str(tmp_path / NAME))
     try:
         assert os.path.samestat(os.fstat(fd), os.stat(tmp_path / NAME))
         assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o700
-        parents.sweep_dead([str(tmp_path)])
+        groups.sweep_dead([str(tmp_path)])
         assert (tmp_path / NAME).is_dir()
     finally:
         os.close(fd)
@@ -115,6 +115,6 @@ def test_what_is_still_busy_is_told_and_removed_later(tmp_path: Path) -> None:
     left = found.sweep()
     assert left == [str(busy)]
     (busy / "process").rmdir()
-    assert parents.remove(left) == []
+    assert groups.remove(left) == []
     assert list((tmp_path / NAME).iterdir()) == []
     found.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native.inside.protocol import READY
+from skillyard.sandbox.native.inside.walls import READY
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox

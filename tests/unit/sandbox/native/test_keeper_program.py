@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from skillyard.sandbox.native.inside.protocol import DONE
+from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.program import UNREAD, Caps, Program
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp, system_calls
+from skillyard.sandbox.native.linux import call_arguments, kernel, seccomp
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 from tests.unit.sandbox.native.bpf_machine import ALLOW, ERRNO, KILL, strictest, verdict
 
@@ -29,14 +29,14 @@ def both(arch: str, name: str, *args: int) -> int:
 
 @ARCHES
 def test_exactly_the_listed_calls_pass(arch: str) -> None:
-    listed = {name for group in system_calls.ALLOWED for name in group.calls}
+    listed = {name for group in seccomp.ALLOWED for name in group.calls}
     passed = {name for name in numbers(arch) if name not in BY_ARGUMENT and both(arch, name) == ALLOW}
     assert passed == (listed - BY_ARGUMENT) & set(numbers(arch))
 
 
 @ARCHES
 def test_what_builds_walls_is_gone_once_they_stand(arch: str) -> None:
-    for name in system_calls.BUILDING:
+    for name in seccomp.BUILDING:
         assert verdict(seccomp.large_filter(arch), numbers(arch)[name], AUDIT[arch]) == ALLOW
         assert both(arch, name) != ALLOW
 
@@ -58,7 +58,7 @@ def test_a_number_that_is_no_listed_call_is_never_allowed(arch: str, nr: int) ->
 
 
 def _listed() -> set[str]:
-    return {name for group in system_calls.ALLOWED for name in group.calls} | set(system_calls.BUILDING)
+    return {name for group in seccomp.ALLOWED for name in group.calls} | set(seccomp.BUILDING)
 
 
 @ARCHES

@@ -7,16 +7,66 @@ the zygote hangs them into a fresh tmpfs, makes that its root, and lets go of th
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.sandbox.native.grounds.interpreter import Interpreter
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.code import modules
 from skillyard.sandbox.native.linux import kernel
+
+_PARTS = ("bin", "lib", "lib64", "include", "share", "ssl")
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """``directories`` are bound as they are; ``masked`` hide the host's packages; ``packages`` is the one of them
+    where an environment's packages are shown."""
+
+    executable: str
+    directories: tuple[str, ...]
+    masked: tuple[str, ...]
+    packages: str
+
+
+def _base_executable() -> str:
+    found: str = getattr(sys, "_base_executable", "") or sys.executable
+    return os.path.realpath(found)
+
+
+def find_interpreter() -> Interpreter:
+    """The base interpreter behind this one, virtual environments seen through."""
+    prefixes = sorted({sys.base_prefix, sys.base_exec_prefix})
+    directories = [
+        path
+        for prefix in prefixes
+        if prefix != "/usr"
+        for part in _PARTS
+        if os.path.isdir(path := os.path.join(prefix, part))
+    ]
+    roots = {*directories, "/usr/lib", "/usr/lib64"}
+    masked = sorted(
+        {
+            os.path.realpath(path)
+            for root in roots
+            for pattern in ("python3*/site-packages", "python3*/dist-packages")
+            for path in glob.glob(os.path.join(root, pattern))
+        }
+    )
+    return Interpreter(_base_executable(), tuple(directories), tuple(masked), _home_of_packages(masked))
+
+
+def _home_of_packages(masked: list[str]) -> str:
+    """Where this interpreter itself looks for packages, among what exists; the first of all else."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = os.path.realpath(sysconfig.get_path("purelib", vars={"base": sys.base_prefix}))
+    ranked = [own, *(path for path in masked if f"/{version}/" in path), "/usr/lib/python3/dist-packages", *masked]
+    return next((path for path in ranked if path in masked), "")
+
 
 SYSTEM_DIRECTORIES = (
     "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/libexec", "/usr/share",
@@ -114,7 +164,7 @@ def detached(source: str) -> tuple[int, bool]:
 
 def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
     """Fill the fresh tmpfs that is the working directory, make it the root, and make it read-only."""
-    fill(binds, python, packages, modules())
+    fill(binds, python, packages, inside_modules())
     _enter()
 
 
@@ -173,3 +223,26 @@ def _enter() -> None:
     os.chdir("/")
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("none", "/", None, flags)
+
+
+_NATIVE = (
+    *(f"linux/{name}" for name in ("__init__", "kernel", "landlock")),
+    *(f"inside/{name}" for name in ("__init__", "walls", "init", "zygote")),
+)
+
+START_ZYGOTE = (
+    f"import sys, json; sys.path.append({walls.CODE_ROOT!r});"
+    " from skillyard.sandbox.native.inside.zygote import main; main(*json.loads(sys.argv[1]))"
+)
+
+
+def inside_modules() -> Iterator[tuple[str, Path | None]]:
+    """(path below CODE_ROOT, source file or None for an empty file)."""
+    package = Path(__file__).parents[3]
+    for name in ("skillyard", "skillyard/sandbox", "skillyard/sandbox/native", "skillyard/ipc"):
+        yield f"{name}/__init__.py", None
+    yield "skillyard/ipc/packets.py", package / "ipc" / "packets.py"
+    for name in _NATIVE:
+        yield f"skillyard/sandbox/native/{name}.py", package / "sandbox" / "native" / f"{name}.py"
+    for source in sorted((package / "guest").rglob("*.py")):
+        yield f"skillyard/{source.relative_to(package)}", source

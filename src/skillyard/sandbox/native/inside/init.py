@@ -15,7 +15,7 @@ from typing import Any
 
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
-from skillyard.sandbox.native.inside.protocol import CHANNEL_FD, DONE, READY, STACK_FD
+from skillyard.sandbox.native.inside.walls import CHANNEL_FD, DONE, READY, STACK_FD
 from skillyard.sandbox.native.linux import kernel
 
 _exit = os._exit  # foreign code may replace what it finds in os

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from skillyard.guest import main as guest
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, walls
-from skillyard.sandbox.native.inside.protocol import INTO_CGROUP
+from skillyard.sandbox.native.inside.walls import INTO_CGROUP
 from skillyard.sandbox.native.linux import kernel
 
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"

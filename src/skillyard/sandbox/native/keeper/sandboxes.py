@@ -18,7 +18,7 @@ from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Key, Lease, Listen, Opened, Shape, Show
 from skillyard.sandbox.native.keeper.sandbox import Place, Sandbox
 from skillyard.sandbox.native.keeper.shares import Shares
-from skillyard.sandbox.native.keeper.zygotes.zygotes import Zygotes
+from skillyard.sandbox.native.keeper.zygotes.zygote import Zygotes
 
 _REFILL_AGAIN_S = 1.0
 _SHAPES_KEPT = 4

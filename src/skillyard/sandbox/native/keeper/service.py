@@ -12,11 +12,10 @@ from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
-from skillyard.sandbox.native.keeper.program import Caps, Program
+from skillyard.sandbox.native.keeper.program import IN_MEMORY, Caps, Program
 from skillyard.sandbox.native.keeper.request import Lease, Listen, Shape, Show, allowed
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes
-from skillyard.sandbox.native.keeper.spool import IN_MEMORY
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""

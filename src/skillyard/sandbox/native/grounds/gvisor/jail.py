@@ -7,18 +7,144 @@ is the end of sentry, gofer and all, and its mounts and state end with it. names
 
 from __future__ import annotations
 
+import json
 import os
+import py_compile
 import resource
-from collections.abc import Mapping, Sequence
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from skillyard.sandbox.native.grounds import root
-from skillyard.sandbox.native.grounds.gvisor import bundle
 from skillyard.sandbox.native.grounds.gvisor.runsc import Runsc
+from skillyard.sandbox.native.grounds.namespaces.zygote import environment
+from skillyard.sandbox.native.grounds.root import Interpreter, inside_modules
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.linux import bpf, kernel, seccomp
 from skillyard.sandbox.native.linux.namespaces import write
+from skillyard.sandbox.native.linux.syscall_numbers import numbers
+
+ROOTFS, SHOW, STATE, BUNDLE = "/rootfs", "/show", "/state", "/bundle"
+
+_START = (
+    f"import sys, json; sys.path.append({walls.CODE_ROOT!r});"
+    " from skillyard.sandbox.native.grounds.gvisor.inside import main; main(*json.loads(sys.argv[1]))"
+)
+_INIT_CAPABILITIES = (
+    "CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
+)  # fmt: skip
+"""Of our init, in the eyes of gVisor's kernel only: to mount, and to become somebody else."""
+_NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the inside needs to know. Sizes in bytes."""
+
+    python: Interpreter
+    packages: str
+    preload: Sequence[str]
+    disk_bytes: int
+    memory_bytes: int
+    processes: int
+
+
+def config(contents: Contents) -> bytes:
+    """config.json for the root at ROOTFS."""
+    spec: dict[str, Any] = {
+        "ociVersion": "1.0.0",
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": _arguments(contents),
+            "env": [f"{name}={value}" for name, value in environment(contents.python).items()],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), _INIT_CAPABILITIES),
+        },
+        "root": {"path": ROOTFS, "readonly": True},
+        "hostname": walls.HOSTNAME,
+        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}, *_shown_mounts()],
+        "linux": {
+            "namespaces": [{"type": kind} for kind in _NAMESPACES],
+            "resources": {"memory": {"limit": contents.memory_bytes}},
+        },
+    }
+    return json.dumps(spec, separators=(",", ":")).encode()
+
+
+def _shown_mounts() -> Iterator[dict[str, Any]]:
+    """Slaves of the keeper's mounts: what it hangs in later appears inside."""
+    for name, target in walls.SHOWN.items():
+        options = ["ro", "rbind", "rslave", "nosuid", "nodev"]
+        yield {"destination": target, "type": "bind", "source": f"{SHOW}/{name}", "options": options}
+
+
+def _arguments(contents: Contents) -> list[str]:
+    packages = contents.python.packages if contents.packages else ""
+    told = [packages, list(contents.preload), contents.disk_bytes, contents.processes, assembled_filters()]
+    return [contents.python.executable, "-I", "-S", "-B", "-c", _START, json.dumps(told)]
+
+
+_TYPE = 0xF000
+
+
+def assembled_filters() -> list[str]:
+    """In the order in which they are installed, in hexadecimal. Behind the closing one no further one goes in."""
+    made = (_no_devices(), seccomp.large_filter(), seccomp.closing_filter())
+    return [bpf.assemble(program).hex() for program in made]
+
+
+def _no_devices() -> list[bpf.Instruction]:
+    """gVisor lets anybody make device files, and opens those that it knows, wherever they are (mknod(2))."""
+    nr = numbers(kernel.ARCH)
+    program = seccomp.head(kernel.ARCH)
+    for name, mode in (("mknod", bpf.ARG1), ("mknodat", bpf.ARG2)):
+        if name in nr:
+            program += bpf.when(nr[name], _neither(mode, stat.S_IFCHR, stat.S_IFBLK))
+    return [*program, bpf.ALLOW]
+
+
+def _neither(mode: int, one: int, other: int) -> list[bpf.Instruction]:
+    steps = [(bpf.LOAD, 0, 0, mode), (bpf.AND, 0, 0, _TYPE), (bpf.JEQ, 2, 0, one), (bpf.JEQ, 1, 0, other)]
+    return [*steps, bpf.ALLOW, bpf.refuse()]
+
+
+_GROUNDS = "skillyard/sandbox/native/grounds"
+
+
+def install(directory: Path) -> None:
+    """Make ``directory`` afresh: readable by everybody, since each sandbox's gofer is somebody else."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    for name, source in _modules():
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source is None:
+            target.touch()
+        else:
+            shutil.copyfile(source, target)
+        py_compile.compile(
+            str(target),
+            dfile=f"/opt/{name}",
+            doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+    for top, _, files in os.walk(directory):
+        os.chmod(top, 0o755)
+        for name in files:
+            os.chmod(os.path.join(top, name), 0o644)
+
+
+def _modules() -> Iterator[tuple[str, Path | None]]:
+    yield from inside_modules()
+    for name in (_GROUNDS, f"{_GROUNDS}/gvisor"):
+        yield f"{name}/__init__.py", None
+    yield f"{_GROUNDS}/gvisor/inside.py", Path(__file__).with_name("inside.py")
+
 
 NAMESPACES = walls.NAMESPACES | kernel.CLONE_NEWUSER
 _PROGRAM = "/bin/runsc"
@@ -33,11 +159,11 @@ class Plan:
     """``name`` shows in the host's list of processes. ``uid`` is the id, as the keeper counts them, that is 0 in the
     jail; ``own_uid``: nobody else has it.
     ``mount_on`` is an existing directory, covered in the jail's mount namespace only. ``code`` is what
-    :mod:`skillyard.sandbox.native.grounds.gvisor.code` made."""
+    :mod:`skillyard.sandbox.native.grounds.gvisor.bundle` made."""
 
     name: str
     runsc: Runsc
-    contents: bundle.Contents
+    contents: Contents
     mount_on: str
     code: str
     uid: int
@@ -131,7 +257,7 @@ def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
         os.mkdir(name, 0o755)
     for name, fd in plan.shown.items():
         _mount_shown(fd, f"show/{name}")
-    Path("bundle/config.json").write_bytes(bundle.config(plan.contents))
+    Path("bundle/config.json").write_bytes(config(plan.contents))
     _hang_outer([bind for bind in binds if _outer(bind)])
     inner = [bind for bind in binds if not _outer(bind) and bind.target != "proc"]
     os.chdir("rootfs")
@@ -167,5 +293,5 @@ def _exec(plan: Plan, stdin: int, errors: int) -> None:
     os.dup2(high[1], 1)
     os.dup2(high[1], 2)
     kernel.close_from(3)
-    arguments = plan.runsc.arguments("runsc", bundle.STATE, bundle.BUNDLE, plan.name)
+    arguments = plan.runsc.arguments("runsc", STATE, BUNDLE, plan.name)
     os.execve(_PROGRAM, arguments, {"PATH": "/bin"})

@@ -7,24 +7,27 @@ others could not reach where it is), ``environments`` (packages, likewise).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skillyard.sandbox.native.grounds.landlock.inside.places import SHOWN, WRITABLE
 from skillyard.sandbox.native.grounds.landlock.tree import placing, removal
-from skillyard.sandbox.native.inside.code import modules
+from skillyard.sandbox.native.grounds.root import Interpreter, find_interpreter, inside_modules
 
 _FOR_ALL = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - a fresh private name below it is taken
 _NOTE = "area"
 """A file of the run directory that names the area, for the keeper after one that was killed."""
 
 _GROUNDS = "skillyard/sandbox/native/grounds"
-_MODULES = ("places", "walls", "init", "zygote", "files")
+_MODULES = ("places", "walls", "zygote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ def _own_modules() -> Iterator[tuple[str, Path | None]]:
 
 
 def _write_code(path: str) -> None:
-    for name, source in (*modules(), *_own_modules()):
+    for name, source in (*inside_modules(), *_own_modules()):
         target = f"{path}/{name}"
         os.makedirs(os.path.dirname(target), exist_ok=True)
         text = b"" if source is None else source.read_bytes()
@@ -159,3 +162,76 @@ def _write_code(path: str) -> None:
         os.chmod(target, 0o644)
     for at, _, _ in os.walk(path):
         os.chmod(at, 0o755)
+
+
+_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+_SITE = f"lib/python{_VERSION}/site-packages"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """``executable`` finds ``packages`` ("" for none); ``place`` is the directory of both."""
+
+    place: str
+    executable: str
+    packages: str
+
+
+@dataclass(frozen=True, slots=True)
+class Python:
+    """``shown`` is the interpreter as sandboxes find it."""
+
+    shown: Interpreter
+    variables: Mapping[str, str]
+    everybody: bool
+    """Whether every user must reach what is shown, or only our own."""
+
+    def path(self, executable: str) -> str:
+        places = [os.path.dirname(executable), "/usr/local/bin", "/usr/bin", "/bin"]
+        return ":".join(dict.fromkeys(places))
+
+    def show_packages(self, packages: str, area: Area) -> Shown:
+        """Called as who can read them, by one process at a time for each. Raises OSError."""
+        place = f"{area.path}/environments/{hashlib.sha256(packages.encode()).hexdigest()}"
+        if not os.path.isdir(place):
+            fresh = f"{place}.{os.getpid()}"
+            self._make(fresh, packages)
+            os.rename(fresh, place)
+        site = f"{place}/{_SITE}"
+        return Shown(place, f"{place}/bin/python3", os.path.realpath(site) if packages else "")
+
+    def _make(self, place: str, packages: str) -> None:
+        os.makedirs(f"{place}/bin")
+        os.makedirs(os.path.dirname(f"{place}/{_SITE}"))
+        with open(f"{place}/pyvenv.cfg", "w", encoding="utf-8") as file:
+            file.write(f"home = {os.path.dirname(self.shown.executable)}\ninclude-system-site-packages = false\n")
+        for name in ("python3", "python", f"python{_VERSION}"):
+            os.symlink(self.shown.executable, f"{place}/bin/{name}")
+        if packages and self.everybody and not for_everybody(packages):
+            for _ in placing(packages, f"{place}/{_SITE}"):
+                pass
+        elif packages:
+            os.symlink(packages, f"{place}/{_SITE}")
+        else:
+            os.mkdir(f"{place}/{_SITE}")
+
+
+def find(area: Area, *, everybody: bool) -> Python:
+    """The base interpreter behind this process, placed in the area when others cannot reach it. Raises OSError."""
+    python = find_interpreter()
+    if not everybody or for_everybody(python.executable):
+        return Python(python, {}, everybody)
+    prefix = os.path.commonpath(python.directories) if python.directories else ""
+    if not prefix:
+        raise OSError(0, f"no sandbox can reach the interpreter {python.executable}: use one that everybody can read")
+    place = f"{area.path}/python"
+    masked = frozenset(python.masked)
+    os.mkdir(place)
+    directories = tuple(f"{place}{path.removeprefix(prefix)}" for path in python.directories)
+    for path, target in zip(python.directories, directories, strict=True):
+        for _ in placing(path, target, masked):
+            pass
+    executable = f"{place}{python.executable.removeprefix(prefix)}"
+    shown = replace(python, executable=executable, directories=directories)
+    shared = {"LD_LIBRARY_PATH": f"{place}/lib"} if sysconfig.get_config_var("Py_ENABLE_SHARED") else {}
+    return Python(shown, shared, everybody)

@@ -2,16 +2,153 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import Nature, Probe
+from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
+from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.backend import NativeBackend
+from skillyard.sandbox.native.grounds.landlock import support
 from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
-from skillyard.sandbox.native.grounds.landlock.probe import probe
 from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.linux import kernel
+from skillyard.sandbox.native.probe import Prober, look_inside
 from skillyard.sandbox.native.sandbox import NativeSandbox
 from skillyard.sandbox.registry import Kind, Place
+
+_LOOK = """
+import json, os, socket, sys
+listening, file, server = sys.argv[1:]
+status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
+tried = {}
+def attempt(name, function):
+    try: function()
+    except OSError: tried[name] = False
+    else: tried[name] = True
+attempt("read", lambda: open(file).read())
+attempt("write", lambda: open("/tmp/.skillyard-probe", "w"))
+attempt("list", lambda: os.listdir("/proc"))
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", int(listening)), 2))
+attempt("signal", lambda: os.kill(int(server), 0))
+attempt("keeper", lambda: os.kill(os.getppid(), 0))
+print(json.dumps({"status": {k: v.strip() for k, v in status.items()}, "tried": tried, "uid": os.getuid()}))
+"""
+_BOUND_MS = 15_000
+_NONE = {
+    "user_namespace": "namespaces are not used here",
+    "mount_namespace": "the host's directories are kept out by Landlock: what may not be opened can still be named",
+    "pid_namespace": "processes of the host can be counted, but neither seen nor signalled",
+    "net_namespace": "every socket is refused instead",
+    "ipc_namespace": "shared memory, queues and semaphores are refused instead",
+    "uts_namespace": "the host's name is told",
+    "cgroup_namespace": "the files that tell of groups are kept out by Landlock",
+    "read_only_root": "Landlock keeps writing to the sandbox's own directory instead",
+    "private_proc": "of /proc a program may read what tells of itself",
+}
+_MEND = "use the isolation 'native' where this host allows namespaces"
+_ABILITIES = {
+    "egress": Protection(
+        Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
+    )
+}
+
+
+async def probe(backend: Prober) -> Probe:
+    """Never raises: what stands in the way is in the result."""
+    if not kernel.SUPPORTED:
+        return _nothing(f"the processor is {kernel.ARCH}; x86_64 and aarch64 are supported", {})
+    facts: dict[str, Any] = {}
+    try:
+        facts = await backend.facts()
+        seen = await _look(backend)
+    except SkillyardError as error:
+        return _nothing(error.message, facts)
+    reached = [name for name, got in seen["tried"].items() if got]
+    if reached:
+        return _nothing(f"a test sandbox got through: {', '.join(reached)}", facts)
+    return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), _ABILITIES)
+
+
+async def _look(backend: Prober) -> dict[str, Any]:
+    key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
+        Path(canary.name).chmod(0o644)
+        words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
+        sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
+        try:
+            return await look_inside(sandbox, _LOOK, *words, bound_ms=_BOUND_MS)
+        finally:
+            await backend.destroy(sandbox.handle)
+
+
+def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
+    status = seen["status"]
+    held = [name for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if int(status[name], 16)]
+    stands = {
+        "non_root": seen["uid"] != 0,
+        "no_capabilities": not held and (status["NoNewPrivs"] == "1" or not int(status["CapBnd"], 16)),
+        "no_new_privs": status["NoNewPrivs"] == "1",
+        "seccomp": status["Seccomp"] == "2",
+    }
+    walls = {name: Protection(Level.MISSING, why=why, mend=_MEND) for name, why in _NONE.items()}
+    for name, stood in stands.items():
+        walls[name] = (
+            Protection(Level.KERNEL, by=name.replace("_", " "))
+            if stood
+            else Protection(Level.MISSING, why="it was not in force in a test sandbox")
+        )
+    walls["landlock"] = Protection(Level.KERNEL, by=_landlock(int(facts["landlock"])))
+    walls["own_uid"] = (
+        Protection(Level.KERNEL, by="a user id of its own for each sandbox, and another for its init")
+        if facts["own_uid"]
+        else Protection(Level.MISSING, why="only our own user id can be given", mend="run the server as root")
+    )
+    return {wall: walls[wall] for wall in WALLS}
+
+
+def _landlock(version: int) -> str:
+    parts = ["files", *(["TCP"] if version >= 4 else []), *(["signals"] if version >= 6 else [])]
+    return f"Landlock version {version}: {', '.join(parts)}"
+
+
+def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
+    watched = "the keeper's watch"
+    found = {
+        "memory": Protection(Level.SUPERVISED, by=f"{watched} and RLIMIT_DATA", mend=_MEND),
+        "cpus": Protection(Level.SUPERVISED, by="processor affinity that cannot be changed back", mend=_MEND),
+        "pids": (
+            Protection(Level.KERNEL, by="RLIMIT_NPROC of the sandbox's own user")
+            if facts["own_uid"]
+            else Protection(Level.SUPERVISED, by=watched, why="all sandboxes are one user", mend="run it as root")
+        ),
+        "disk": Protection(Level.SUPERVISED, by=f"{watched} and RLIMIT_FSIZE", mend=_MEND),
+        "timeout": Protection(Level.KERNEL, by="SIGKILL to all that its init can signal: the sandbox's own tree"),
+        "output": Protection(Level.SUPERVISED, by="the keeper counts and ends the program"),
+    }
+    return {limit: found[limit] for limit in LIMITS}
+
+
+def _texts(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "kernel": str(facts["kernel"]),
+        "python": str(facts["python"]),
+        "landlock_abi": str(facts["landlock"]),
+        "uids": f"{facts['uids'][1]} from {facts['uids'][0]}" if facts["own_uid"] else "the server's own",
+        "sandboxes": str(facts["homes"]),
+        "executable": "yes" if facts["executable"] else "no: what is written in a sandbox cannot be executed",
+    }
+
+
+def _nothing(why: str, facts: dict[str, Any]) -> Probe:
+    missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
+    texts = {**(_texts(facts) if facts else {}), "why": why}
+    return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, _ABILITIES)
 
 
 class LandlockSandbox(NativeSandbox):
@@ -26,7 +163,7 @@ class LandlockSandbox(NativeSandbox):
     def files_program(self) -> tuple[str, ...]:
         code = (
             f"import sys; sys.path.insert(0, {self._code!r});"
-            " from skillyard.sandbox.native.grounds.landlock.inside.files import main; sys.exit(main(sys.argv[1:]))"
+            " from skillyard.sandbox.native.grounds.landlock.inside.places import main; sys.exit(main(sys.argv[1:]))"
         )
         return ("python3", "-I", "-S", "-c", code)
 

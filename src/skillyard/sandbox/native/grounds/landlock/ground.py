@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.sandbox.native.grounds import ids, interpreter
+from skillyard.sandbox.native.grounds import host, root
 from skillyard.sandbox.native.grounds.host import Processors
+from skillyard.sandbox.native.grounds.landlock import area, support
 from skillyard.sandbox.native.grounds.landlock import area as areas
-from skillyard.sandbox.native.grounds.landlock import python, support
 from skillyard.sandbox.native.grounds.landlock.inside.places import root_of
 from skillyard.sandbox.native.grounds.landlock.inside.walls import Build
-from skillyard.sandbox.native.grounds.landlock.leftovers import Leftovers
 from skillyard.sandbox.native.grounds.landlock.looks import tree
 from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
-from skillyard.sandbox.native.grounds.landlock.process_count import ProcessCount
+from skillyard.sandbox.native.grounds.landlock.processes import Leftovers, ProcessCount
 from skillyard.sandbox.native.grounds.landlock.tree import removal, work
 from skillyard.sandbox.native.grounds.landlock.watch import Watch
 from skillyard.sandbox.native.grounds.landlock.zygote import Block, ZygotePlan
@@ -79,14 +78,14 @@ class LandlockGround:
         """Raises OSError saying what stands in the way."""
         self._loop = loop
         self._run_dir: str = config["run_dir"]
-        self._ids, self._id_lock = ids.choose(config["uid_base"], config["uid_count"])
+        self._ids, self._id_lock = host.choose_ids(config["uid_base"], config["uid_count"])
         self._own_ids = self._ids.count > 1
-        self._landlock, self._executable = landlock.abi(), interpreter.describe().executable
+        self._landlock, self._executable = landlock.abi(), root.find_interpreter().executable
         support.check_identity(own_ids=self._own_ids, version=self._landlock)
         self._upkeep = Upkeep.of(config)
         self._area = areas.make(self._run_dir, own_uids=self._own_ids)
         try:
-            self._python = python.find(self._area, everybody=self._own_ids)
+            self._python = area.find(self._area, everybody=self._own_ids)
             self._homes = os.open(self._area.homes, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except BaseException:
             self.leave()

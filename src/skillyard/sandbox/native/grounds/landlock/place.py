@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from skillyard.sandbox.native.grounds.landlock import area as areas
-from skillyard.sandbox.native.grounds.landlock.inside.init import DONE_STATUS
+from skillyard.sandbox.native.grounds.landlock.inside.zygote import DONE_STATUS
 from skillyard.sandbox.native.grounds.landlock.looks import children
 from skillyard.sandbox.native.grounds.landlock.tree import work
-from skillyard.sandbox.native.inside.protocol import PLAIN
+from skillyard.sandbox.native.inside.walls import PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter, forced
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape, Show

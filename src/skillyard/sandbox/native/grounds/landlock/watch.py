@@ -15,7 +15,7 @@ from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring, work
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.watch import kernel_memory
+from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import place_of
 
@@ -145,7 +145,7 @@ class Watch:
         used = sum(map(looks.resident, places))
         if used > limit:
             used = sum(map(looks.proportional, places))
-        used = max(used, sum(map(kernel_memory.of_process, places)) + kernel_memory.of_sockets(sockets))
+        used = max(used, sum(map(memory.of_process, places)) + memory.of_sockets(sockets))
         sandbox.account.meter.used.saw(used)
         if used > limit and sandbox.forced is None:
             sandbox.end_for("memory", f"over the memory limit of {sandbox.shape.memory_mb} MiB")

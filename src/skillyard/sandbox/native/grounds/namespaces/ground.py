@@ -13,14 +13,14 @@ from skillyard.sandbox.native.grounds.namespaces.zygote import ZygotePlan
 from skillyard.sandbox.native.groups import hierarchies
 from skillyard.sandbox.native.groups.groups import Group, GroupLimits
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.inside.protocol import INTO_CGROUP, PLAIN
+from skillyard.sandbox.native.inside.walls import INTO_CGROUP, PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter
 from skillyard.sandbox.native.keeper.ground import Household, Source, Start
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.main import launch
 from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape, Show
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.watch import kernel_memory, memory
+from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.zygotes.process import Upkeep, ZygoteProcess
 from skillyard.sandbox.native.keeper.zygotes.zygote import Zygote
@@ -47,7 +47,7 @@ def enter() -> None:
     """Comes before the pid namespace: in there, nobody could name the server."""
     hierarchies.make_room()
     namespaces.enter()
-    kernel_memory.largest_buffer()
+    memory.largest_buffer()
     namespaces.leave_network()
 
 

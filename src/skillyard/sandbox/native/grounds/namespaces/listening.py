@@ -10,10 +10,92 @@ import errno
 import functools
 import os
 import socket
+import struct
 from collections.abc import Sequence
 
 from skillyard.sandbox.native.keeper.request import Listen, Opened
-from skillyard.sandbox.native.linux import kernel, rtnetlink
+from skillyard.sandbox.native.linux import kernel
+
+SANDBOX_ADDRESS = "198.18.0.1"
+"""The sandbox's own beside 127.0.0.1, by which resolvers see that there is IPv4 (AI_ADDRCONFIG, RFC 3493 §6.1), and
+where connections come from, so that none can meet itself."""
+
+_LOOPBACK = 1
+"""The index of ``lo`` in every network namespace."""
+_NEWADDR, _NEWROUTE, _ERROR = 20, 24, 2
+_REQUEST, _ACK, _EXCL, _CREATE = 0x1, 0x4, 0x200, 0x400
+_IFA_ADDRESS, _IFA_LOCAL, _RTA_OIF, _RTA_PREFSRC = 1, 2, 4, 7
+_TABLE_LOCAL, _PROTOCOL_STATIC, _SCOPE_UNIVERSE, _SCOPE_HOST, _TYPE_LOCAL = 255, 4, 0, 254, 2
+_NETNS_COOKIE = 71
+_HEAD, _ADDRESS, _ROUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI"), struct.Struct("=BBBBBBBBI")
+_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES})
+"""The kernel has none, or it is switched off for the device: IPv6 addresses then lead nowhere, which is no way out."""
+
+
+def _route(family: int) -> bytes:
+    route = _ROUTE.pack(family, 0, 0, 0, _TABLE_LOCAL, _PROTOCOL_STATIC, _SCOPE_HOST, _TYPE_LOCAL, 0)
+    return route + _attribute(_RTA_OIF, struct.pack("=I", _LOOPBACK))
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value
+
+
+def _message(kind: int, number: int, body: bytes) -> bytes:
+    return _HEAD.pack(_HEAD.size + len(body), kind, _REQUEST | _ACK | _EXCL | _CREATE, number, 0) + body
+
+
+_OWN = socket.inet_aton(SANDBOX_ADDRESS)
+_STEPS: tuple[tuple[str, int, bytes, frozenset[int]], ...] = (
+    (
+        "the address",
+        _NEWADDR,
+        _ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_UNIVERSE, _LOOPBACK)
+        + _attribute(_IFA_LOCAL, _OWN)
+        + _attribute(_IFA_ADDRESS, _OWN),
+        frozenset(),
+    ),
+    ("the IPv4 route", _NEWROUTE, _route(socket.AF_INET) + _attribute(_RTA_PREFSRC, _OWN), frozenset()),
+    ("the IPv6 route", _NEWROUTE, _route(socket.AF_INET6), _NO_IPV6),
+)
+_MESSAGES = b"".join(_message(kind, number, body) for number, (_, kind, body, _) in enumerate(_STEPS))
+
+
+def connect() -> socket.socket:
+    """To the network namespace that we are in."""
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    netlink.bind((0, 0))
+    return netlink
+
+
+def namespace(sock: socket.socket) -> int:
+    """Which network namespace it belongs to: a number that no other has (SO_NETNS_COOKIE, Linux 5.14)."""
+    cookie: int = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8))[0]
+    return cookie
+
+
+def lead_everything_here(netlink: socket.socket) -> None:
+    """In the namespace that ``netlink`` belongs to, which must be a sandbox's. What is there already stays.
+    Raises OSError naming the step."""
+    netlink.send(_MESSAGES)
+    for number, code in _answers(netlink, len(_STEPS)):
+        what, _, _, excused = _STEPS[number]
+        if code not in (0, errno.EEXIST) and code not in excused:
+            raise OSError(code, f"{what} of the sandbox's network: {os.strerror(code)}")
+
+
+def _answers(netlink: socket.socket, wanted: int) -> list[tuple[int, int]]:
+    """(which message, error number) of each: the kernel answered while we sent (netlink(7))."""
+    found: list[tuple[int, int]] = []
+    while len(found) < wanted:
+        data = netlink.recv(16384, socket.MSG_DONTWAIT)
+        while len(data) >= _HEAD.size + 4:
+            length, kind, _, number, _ = _HEAD.unpack_from(data)
+            if kind == _ERROR:
+                found.append((number, -struct.unpack_from("=i", data, _HEAD.size)[0]))
+            data = data[max(_HEAD.size, length + 3 & ~3) :]
+    return found
+
 
 _BACKLOG = 128
 _FLAGS = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -25,8 +107,8 @@ class Home:
 
     def __init__(self) -> None:
         self.fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        with rtnetlink.connect() as sock:
-            self.number = rtnetlink.namespace(sock)
+        with connect() as sock:
+            self.number = namespace(sock)
 
     def enter(self) -> None:
         """A keeper that is lost in a sandbox's network must not go on: all it holds ends with it."""
@@ -41,10 +123,10 @@ def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
     ended; nothing is open then."""
     kernel.setns(pidfd, kernel.CLONE_NEWNET)
     try:
-        with rtnetlink.connect() as netlink:
-            if rtnetlink.namespace(netlink) == home.number:
+        with connect() as netlink:
+            if namespace(netlink) == home.number:
                 raise OSError(errno.EPERM, "the sandbox has no network namespace of its own")
-            rtnetlink.lead_everything_here(netlink)
+            lead_everything_here(netlink)
         return _open(wanted)
     finally:
         home.enter()

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from skillyard.sandbox.native.grounds import root
-from skillyard.sandbox.native.grounds.ids import Ids
-from skillyard.sandbox.native.grounds.interpreter import Interpreter
+from skillyard.sandbox.native.grounds.host import Ids
 from skillyard.sandbox.native.grounds.namespaces import zygote_check
 from skillyard.sandbox.native.grounds.namespaces.pid_space import PidSpace
+from skillyard.sandbox.native.grounds.root import Interpreter
 from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.inside.code import START
 from skillyard.sandbox.native.keeper.zygotes.process import Started
 from skillyard.sandbox.native.linux import kernel, namespaces, seccomp
 
@@ -225,6 +224,6 @@ def _exec(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str
     name = f"python{sys.version_info.major}"
     os.execve(
         plan.python.executable,
-        [name, "-I", "-S", "-B", "-c", START, arguments],
+        [name, "-I", "-S", "-B", "-c", root.START_ZYGOTE, arguments],
         environment(plan.python),
     )

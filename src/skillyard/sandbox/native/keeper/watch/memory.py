@@ -8,12 +8,12 @@ that time. Each process is also held by RLIMIT_DATA.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.watch import kernel_memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import place_of, tree_of
 
@@ -24,7 +24,7 @@ def check(sandbox: Sandbox, objects: Objects) -> None:
     limit = sandbox.shape.memory_mb * MIB
     if sandbox.group is not None and sandbox.group.counts_memory():
         objects.check(sandbox, [place_of(pid) for pid in sandbox.group.leaders()], counted=True)
-        used = sandbox.group.own_memory() + kernel_memory.uncharged(sandbox.pid)
+        used = sandbox.group.own_memory() + uncharged(sandbox.pid)
     else:
         places = [place_of(pid) for pid in tree_of(sandbox.pid)]
         objects.check(sandbox, places, counted=False)
@@ -39,7 +39,7 @@ def _of_tree(sandbox: Sandbox, places: Sequence[str], limit: int) -> int:
     used = sum(map(_resident, places))
     if used > limit:
         used = sum(map(_proportional, places))
-    return max(used, kernel_memory.held(sandbox.pid, places, sandbox.listeners))
+    return max(used, held_by_kernel(sandbox.pid, places, sandbox.listeners))
 
 
 def _resident(place: str) -> int:
@@ -61,5 +61,126 @@ def _read(path: str) -> str:
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
+    except OSError:
+        return ""
+
+
+_FEW_SOCKETS = 32
+_FEW_DESCRIPTORS = 64
+_DESCRIPTOR = 8192
+_USUAL_BUFFER = 212_992
+_USUAL_WINDOW = 6 << 20
+_QUEUES, _INODE = 4, 9
+"""Positions of words in a line of /proc/net/tcp. Until it is accepted, a connection has no inode."""
+_FEW_CONNECTIONS = 16
+_CONNECTION = 8192
+"""Bytes of a connection and of its end that waits to be accepted."""
+_REMEMBERED = 320
+_LITTLE = 64 << 20
+_LISTING = 4 << 20
+_PAGE_SIZE = os.sysconf("SC_PAGESIZE")
+
+
+def held_by_kernel(init: int, places: Iterable[str], listeners: int = 0) -> int:
+    """Returns bytes, an upper bound; next to nothing for the little that any program has.
+
+    ``places`` are the processes (:func:`skillyard.sandbox.native.keeper.watch.processes.place_of`); ``listeners``
+    sockets in there are not theirs.
+    """
+    return _sockets(init, listeners) + sum(map(of_process, places))
+
+
+def of_sockets(count: int) -> int:
+    """Bytes that wait in so many sockets at most; of few, nothing."""
+    return count * largest_buffer() if count > _FEW_SOCKETS else 0
+
+
+def uncharged(init: int) -> int:
+    """Returns bytes of a sandbox's network that no memory controller charges. A connection is charged when it is
+    accepted, with its queue; one that has ended is remembered for a minute and charged to nobody."""
+    network = _network(init)
+    count = network.get("TCP: inuse", 0)
+    held_by_kernel = network.get("TCP: tw", 0) * _REMEMBERED
+    if count > _FEW_CONNECTIONS and _own_network(init):
+        held_by_kernel += count * _CONNECTION + _queued(init, network, unaccepted=True)
+    return held_by_kernel
+
+
+def _sockets(init: int, listeners: int) -> int:
+    """Of the network namespace of a sandbox's init, if it has one of its own."""
+    network = _network(init)
+    count = network.get("sockets: used", 0) - listeners
+    if count <= _FEW_SOCKETS or not _own_network(init):
+        return 0
+    return of_sockets(count) + network.get("TCP: tw", 0) * _REMEMBERED + _queued(init, network)
+
+
+def _network(init: int) -> dict[str, int]:
+    """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
+    found: dict[str, int] = {}
+    for line in _read_kernel(f"/proc/{init}/net/sockstat").splitlines():
+        kind, *words = line.split()
+        found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    return found
+
+
+def _own_network(init: int) -> bool:
+    try:
+        return os.stat(f"/proc/{init}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return False
+
+
+@functools.cache
+def largest_buffer() -> int:
+    """The largest buffer that a program can ask for: the kernel doubles what it is asked. Many kernels tell it only in
+    the host's own network namespace."""
+    told = [_read_kernel(f"/proc/sys/net/core/{name}").strip() for name in ("wmem_max", "rmem_max")]
+    return 2 * max(int(text) if text.isdigit() else _USUAL_BUFFER for text in told)
+
+
+def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) -> int:
+    """Returns bytes that may wait in connections, of all or of those that nobody accepted. A connection in which
+    anything waits counts as the most that it may hold, since many small pieces take far more than their bytes. The sum
+    is bounded by the bytes of the whole host. Listing takes milliseconds, so it is left out while that sum is small,
+    and bounded."""
+    together = network.get("TCP: mem", 0) * _PAGE_SIZE
+    if together <= _LITTLE:
+        return 0
+    busy = 0
+    for name in ("tcp", "tcp6"):
+        text = _read_kernel(f"/proc/{init}/net/{name}", _LISTING)
+        if len(text) == _LISTING:
+            return together
+        for words in map(str.split, text.splitlines()[1:]):
+            if len(words) > _INODE and not (unaccepted and words[_INODE] != "0"):
+                busy += words[_QUEUES] != "00000000:00000000"
+    return min(together, busy * largest_window())
+
+
+@functools.cache
+def largest_window() -> int:
+    """Returns the size to which a connection's queue grows by itself (tcp(7), tcp_rmem)."""
+    words = _read_kernel("/proc/sys/net/ipv4/tcp_rmem").split()
+    return int(words[-1]) if words else _USUAL_WINDOW
+
+
+def of_process(place: str) -> int:
+    """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
+    found = 0
+    for line in _read_kernel(f"{place}/status").split(
+        "\n"
+    ):  # a process's name may hold what str.splitlines takes for an end
+        if line.startswith("VmPTE:"):
+            found += int(line.split()[1]) * 1024
+        elif line.startswith("FDSize:"):
+            found += max(0, int(line.split()[1]) - _FEW_DESCRIPTORS) * _DESCRIPTOR
+    return found
+
+
+def _read_kernel(path: str, most: int = -1) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace", newline="\n") as file:
+            return file.read(most)
     except OSError:
         return ""

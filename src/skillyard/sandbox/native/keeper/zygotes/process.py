@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
+from skillyard.sandbox.native.keeper import words
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
-from skillyard.sandbox.native.keeper.zygotes import words
-from skillyard.sandbox.native.keeper.zygotes.words import Said, Word
+from skillyard.sandbox.native.keeper.words import Said, Word
 from skillyard.sandbox.native.linux import kernel
 
 
@@ -236,7 +236,7 @@ class ZygoteProcess:
             if not self._open:
                 return
             try:
-                said = words.hear(self.sock)
+                said = words.hear_zygote(self.sock)
                 if said is None:
                     break
                 self._take(said)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 
+from skillyard.guest import files
+
 WRITABLE = ("workspace", "tmp", "dev/shm")
 SHOWN = ("skills", "blobs")
 _TOPS = tuple(f"/{name}" for name in (*WRITABLE, *SHOWN))
@@ -35,3 +37,13 @@ def real(root: str, path: str) -> str:
 def variables(root: str) -> dict[str, str]:
     """The environment of a sandbox, beside what every one has."""
     return {ROOT: root, "HOME": f"{root}/workspace", "TMPDIR": f"{root}/tmp"}  # noqa: S108 - its own
+
+
+def main(arguments: list[str]) -> int:
+    """As :func:`skillyard.guest.files.main`. What lies outside and may not be read is, for a sandbox, not there."""
+    outside = False
+    if len(arguments) > 1:
+        plain, arguments[1] = arguments[1], real(os.environ[ROOT], arguments[1])
+        outside = arguments[0] != "write" and plain == arguments[1]
+    status = files.main(arguments)
+    return files.MISSING if outside and status == files.REFUSED else status
