@@ -71,7 +71,7 @@ BESIDE = socket.CMSG_SPACE(253 * 4)
 """Room for all that the kernel puts beside one piece."""
 
 _READ = 1 << 20
-_CROWDED_S = 0.002
+CROWDED_S = 0.002
 """Before descriptors are sent again when too many are on their way (ETOOMANYREFS)."""
 
 Header = dict[str, Any]
@@ -266,7 +266,7 @@ class Channel:
                 self._lose()
                 return
             waits = False
-            self._retry = self._loop.call_later(_CROWDED_S, self._flush)
+            self._retry = self._loop.call_later(CROWDED_S, self._flush)
         if waits != self._waits:
             self._waits = waits
             if waits:

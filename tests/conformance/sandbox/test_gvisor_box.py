@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 import subprocess
 from array import array
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.ipc.channel import read_object
-from skillyard.sandbox.native.grounds.namespaces.mounts import new_tree
+from skillyard.sandbox.native.grounds.namespaces.mounts import Shower, new_tree
 from skillyard.sandbox.native.inside.walls import READY
 from skillyard.sandbox.native.keeper import words
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -97,6 +98,29 @@ def until_dead(loop: Loop, box: Sandbox) -> None:
     loop.running = True
     loop.run()
     assert box.dead
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_place_that_cannot_be_made_holds_nothing(room: int, loop: Loop) -> None:
+    """A place takes four descriptors: two trees and a pipe."""
+    os.close(new_tree())
+    shower = Shower(Loop())
+    before = descriptors()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filled: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            filled.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(256))
+        for _ in range(room):
+            os.close(filled.pop())
+        with pytest.raises(OSError, match="Too many open files"):
+            gvisor_place(loop, SHAPE, shower)
+    finally:
+        for fd in filled:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert descriptors() == before
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie[:30].decode("latin-1"))

@@ -63,5 +63,5 @@ class _Starts:
         pass
 
 
-def gvisor_place(loop: Loop, shape: Shape) -> GvisorPlace:
-    return GvisorPlace(loop, cast(Host, _Host()), Share(0, None), shape, Shower(Loop()), _Starts(), ())
+def gvisor_place(loop: Loop, shape: Shape, shower: Shower | None = None) -> GvisorPlace:
+    return GvisorPlace(loop, cast(Host, _Host()), Share(0, None), shape, shower or Shower(Loop()), _Starts(), ())

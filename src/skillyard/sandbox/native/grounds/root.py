@@ -110,41 +110,49 @@ class Bind:
 
 
 def sources(python: Interpreter, packages: str, *, memory_counted: bool) -> list[Bind]:
-    """Open everything that is shown. The caller closes the descriptors. Raises OSError.
-
-    A shared mapping of /dev/zero is memory that no process shows as its own: without a controller it is not there.
-    """
+    """Opens everything that is shown. The caller closes the descriptors. Raises OSError; nothing is open then."""
     binds: list[Bind] = []
-    for path in (*SYSTEM_DIRECTORIES, *python.directories):
-        if os.path.isdir(path) and not os.path.islink(path):
-            binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
-    for path in LINKS_OR_DIRECTORIES:
-        if os.path.isdir(path) and not os.path.islink(path):
-            binds.append(_open(path, path, kernel.MOUNT_ATTR_NODEV))
-    for path in ETC:
-        if os.path.exists(path):
-            # with what an operator mounts over a file of it, such as certificates of their own
-            binds.append(_open(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV, whole=True))
-    if packages and python.packages:
-        binds.append(_open(packages, python.packages, kernel.MOUNT_ATTR_NODEV))
-    binds.extend(
-        _open(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC)
-        for name in DEVICES
-        if memory_counted or name != "zero"
-    )
-    binds.append(proc())
+    try:
+        for bind in _sources(python, packages, memory_counted):
+            binds.append(bind)
+    except BaseException:
+        for bind in binds:
+            os.close(bind.fd)
+        raise
     return binds
 
 
+def _sources(python: Interpreter, packages: str, memory_counted: bool) -> Iterator[Bind]:
+    for path in (*SYSTEM_DIRECTORIES, *python.directories, *LINKS_OR_DIRECTORIES):
+        if os.path.isdir(path) and not os.path.islink(path):
+            yield open_bind(path, path, kernel.MOUNT_ATTR_NODEV)
+    for path in ETC:
+        if os.path.exists(path):
+            # An operator may have mounted something over a file of it, such as certificates: that comes too.
+            yield open_bind(os.path.realpath(path), path, kernel.MOUNT_ATTR_NODEV, whole=True)
+    if packages and python.packages:
+        yield open_bind(packages, python.packages, kernel.MOUNT_ATTR_NODEV)
+    for name in DEVICES:
+        # No process shows a shared mapping of /dev/zero as its own memory, so only a controller can count it.
+        if memory_counted or name != "zero":
+            yield open_bind(f"/dev/{name}", f"/dev/{name}", kernel.MOUNT_ATTR_NOEXEC)
+    yield proc()
+
+
 def proc() -> Bind:
-    """The /proc that we see. Raises OSError."""
-    return _open("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False)
+    """Opens the /proc of our own mount namespace. Raises OSError."""
+    return open_bind("/proc", "/proc", kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC, read_only=False)
 
 
-def _open(source: str, target: str, attributes: int, *, read_only: bool = True, whole: bool = False) -> Bind:
+def open_bind(source: str, target: str, attributes: int, *, read_only: bool = True, whole: bool = False) -> Bind:
+    """Opens a detached mount; ``whole`` says that it has the mounts below. Raises OSError; nothing is open then."""
     fd, recursive = (kernel.open_tree(source, recursive=True), True) if whole else detached(source)
     attributes |= kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
-    kernel.mount_setattr(fd, "", attributes, recursive=recursive)
+    try:
+        kernel.mount_setattr(fd, "", attributes, recursive=recursive)
+    except OSError:
+        os.close(fd)
+        raise
     return Bind(fd, target.lstrip("/"), os.path.isdir(source))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 from collections.abc import Callable, Sequence
 
-from skillyard.ipc.channel import BadMessage, FrameReader, Header, Outbox, close_all, encode
+from skillyard.ipc.channel import CROWDED_S, BadMessage, FrameReader, Header, Outbox, close_all, encode
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Loop
 
 
@@ -37,8 +38,9 @@ class Connection:
         if not self.open:
             close_all(sockets)
             return
+        idle = not self._out
         self._out.put(encode(header, body, len(sockets)), sockets)
-        if not self._waits:
+        if idle:
             self._flush()
 
     def check(self) -> None:
@@ -64,11 +66,16 @@ class Connection:
             self._read()
 
     def _flush(self) -> None:
+        if not self.open:
+            return
         try:
             waits = not self._out.flush()
-        except OSError:
-            self.close()
-            return
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                self.close()
+                return
+            waits = False
+            self._loop.after(CROWDED_S, self._flush)
         if waits != self._waits:
             self._waits = waits
             self._loop.watch(self._sock.fileno(), READ | WRITE if waits else READ, self._ready)

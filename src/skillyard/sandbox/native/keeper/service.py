@@ -11,7 +11,7 @@ from typing import Any
 from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
-from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.loop import Loop, Timer
 from skillyard.sandbox.native.keeper.program import IN_MEMORY, Caps, Program
 from skillyard.sandbox.native.keeper.request import Lease, Listen, Shape, Show, allowed
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
@@ -35,7 +35,9 @@ class Unknown(Exception):
 
 
 class Service:
-    def __init__(self, loop: Loop, sandboxes: Sandboxes, ground: Ground, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, loop: Loop, sandboxes: Sandboxes, ground: Ground, facts: dict[str, Any], linger_s: float = LINGER_S
+    ) -> None:
         self._loop = loop
         self._sandboxes = sandboxes
         self._ground = ground
@@ -48,11 +50,12 @@ class Service:
         self._creating: dict[str, list[Number]] = {}
         self._era = 0
         """Counts servers: what one asked is never answered to the next."""
-        self._lost_at = time.monotonic()
+        self._linger_s = linger_s
+        self._leaving: Timer | None = None
         sandboxes.on_program_end = self._program_ended
         sandboxes.on_gone = self._gone
         loop.on_fault = self._tell_fault
-        loop.after(LINGER_S, self._consider_leaving)
+        self._leave_soon()
 
     def connected(self, connection: Connection) -> None:
         """A server is there; a second one is turned away while the first one lives."""
@@ -63,6 +66,8 @@ class Service:
             connection.close()
             return
         self._server = connection
+        if self._leaving is not None:
+            self._leaving.cancel()
         self._era += 1
         connection.send({"event": "hello", "facts": self._facts})
 
@@ -70,7 +75,6 @@ class Service:
         if connection is not self._server:
             return
         self._server = None
-        self._lost_at = time.monotonic()
         for sandbox in self._sandboxes.survey():
             if sandbox.lease is not None and sandbox.lease.owner == "run":
                 try:
@@ -80,7 +84,7 @@ class Service:
                     sandbox.fault(error)
         self._reads.clear()
         self._creating.clear()
-        self._loop.after(LINGER_S, self._consider_leaving)
+        self._leave_soon()
 
     def heard(self, connection: Connection, header: Header, body: bytes) -> None:
         """Answer one question; a question that cannot be answered gets the reason, never silence."""
@@ -369,8 +373,14 @@ class Service:
             raise Unknown(f"no program {header['id']!r} in sandbox {sandbox.handle!r}")
         return sandbox, program
 
+    def _leave_soon(self) -> None:
+        self._leaving = self._loop.after(self._linger_s, self._consider_leaving)
+
     def _consider_leaving(self) -> None:
-        if self._server is None and time.monotonic() - self._lost_at >= LINGER_S and not self._sandboxes.survey():
+        """Ends a keeper that has no server and holds nothing. One that holds something asks again."""
+        if self._sandboxes.survey():
+            self._leave_soon()
+        else:
             self._loop.running = False
 
 

@@ -177,10 +177,15 @@ def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int)
     """Clone and become runsc: pid and pidfd. ``groups`` are joined by writing (cgroup version 1), ``into`` by the
     clone (version 2; -1 for none). Raises OSError; nothing is left then."""
     contents = plan.contents
-    binds = root.sources(contents.python, contents.packages, memory_counted=True)
-    go_r, go_w = os.pipe2(os.O_CLOEXEC)
+    fds: list[int] = []
     try:
-        binds += [_shown(plan.runsc.path, _PROGRAM), _shown(plan.code, walls.CODE_ROOT)]
+        binds = root.sources(contents.python, contents.packages, memory_counted=True)
+        fds += [bind.fd for bind in binds]
+        for path, target in ((plan.runsc.path, _PROGRAM), (plan.code, walls.CODE_ROOT)):
+            binds.append(root.open_bind(path, target, kernel.MOUNT_ATTR_NODEV))
+            fds.append(binds[-1].fd)
+        go_r, go_w = os.pipe2(os.O_CLOEXEC)
+        fds += (go_r, go_w)
         pid, pidfd = kernel.clone(NAMESPACES, cgroup=into)
         if pid == 0:
             _become_runsc(plan, binds, (stdin, errors), groups, (go_r, go_w))
@@ -193,15 +198,9 @@ def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int)
             raise
         os.write(go_w, b"x")
     finally:
-        for fd in (go_r, go_w, *(bind.fd for bind in binds)):
+        for fd in fds:
             os.close(fd)
     return pid, pidfd
-
-
-def _shown(path: str, target: str) -> root.Bind:
-    fd = kernel.open_tree(path)
-    kernel.mount_setattr(fd, "", kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV)
-    return root.Bind(fd, target.lstrip("/"), os.path.isdir(path))
 
 
 def _map(pid: int, plan: Plan) -> None:

@@ -171,8 +171,13 @@ class GvisorPlace:
         self.platform = ""
         self.meter = SentryMeter()
         self.account = Account(self.group, shape.memory_mb, self.meter)
-        self.shown = {name: new_tree() for name in walls.SHOWN}
-        self._said, self.errors = os.pipe2(os.O_CLOEXEC)
+        with contextlib.ExitStack() as undo:
+            self.shown: dict[str, int] = {}
+            for name in walls.SHOWN:
+                self.shown[name] = new_tree()
+                undo.callback(os.close, self.shown[name])
+            self._said, self.errors = os.pipe2(os.O_CLOEXEC)
+            undo.pop_all()
         os.set_blocking(self._said, False)
         self._text = bytearray()
         self._times_over = 0

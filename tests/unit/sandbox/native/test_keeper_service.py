@@ -1,0 +1,119 @@
+"""A keeper that lost its server ends itself, and one whose server takes no descriptors for a while goes on."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any, cast
+
+import pytest
+
+from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.ground import Ground
+from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
+from skillyard.sandbox.native.keeper.service import Service
+
+BOUND_S = 20.0
+
+
+class Slow:
+    """Sandboxes of which one is still ending at the first ``looks`` looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def survey(self) -> list[object]:
+        self.looks -= 1
+        return [object()] if self.looks >= 0 else []
+
+
+def run(loop: Loop) -> bool:
+    """Returns whether the loop ended by itself."""
+    late: list[bool] = []
+
+    def stop() -> None:
+        late.append(True)
+        loop.running = False
+
+    loop.after(BOUND_S, stop)
+    loop.running = True
+    loop.run()
+    return not late
+
+
+@pytest.mark.parametrize("looks", [0, 1, 3])
+def test_a_keeper_without_server_ends_when_its_last_sandbox_is_gone(looks: int) -> None:
+    loop, slow = Loop(), Slow(looks)
+    Service(loop, cast(Sandboxes, slow), cast(Ground, None), {}, linger_s=0.01)
+    assert run(loop)
+    assert slow.looks < 0
+
+
+def test_a_server_that_comes_keeps_it() -> None:
+    loop = Loop()
+    service = Service(loop, cast(Sandboxes, Slow(0)), cast(Ground, None), {}, linger_s=0.01)
+    ours, theirs = socket.socketpair()
+    service.connected(Connection(loop, ours, service.heard, service.disconnected))
+    loop.after(0.1, theirs.close)
+    went: list[str] = []
+    loop.after(0.05, lambda: went.append("on"))
+    assert run(loop)
+    assert went
+
+
+class Crowded(socket.socket):
+    """Refuses descriptors as the kernel does while too many of this user are on their way (unix(7))."""
+
+    refusals = 3
+
+    def sendmsg(self, *args: Any) -> int:  # type: ignore[override]
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        return super().sendmsg(*args)
+
+
+def test_descriptors_that_are_refused_are_sent_again() -> None:
+    loop = Loop()
+    pair = socket.socketpair()
+    ours, theirs = Crowded(fileno=pair[0].detach()), pair[1]
+    ended: list[Connection] = []
+    connection = Connection(loop, ours, lambda *_: None, ended.append)
+    given = [socket.socket() for _ in range(2)]
+    connection.send({"first": 1}, sockets=given)
+    connection.send({"second": 2})
+    assert ours.refusals == 2, "the second frame waits for the first"
+    got: list[tuple[bytes, int]] = []
+
+    def take() -> None:
+        data, fds, _, _ = socket.recv_fds(theirs, 4096, 8, socket.MSG_DONTWAIT)
+        for fd in fds:
+            socket.close(fd)
+        got.append((data, len(fds)))
+        if b"second" in b"".join(part for part, _ in got):
+            loop.running = False
+
+    loop.watch(theirs.fileno(), 1, lambda _: take())
+    assert run(loop)
+    assert not ended
+    assert connection.open
+    assert sum(count for _, count in got) == 2
+    assert all(sock.fileno() == -1 for sock in given)
+    connection.close()
+    theirs.close()
+
+
+def test_a_connection_that_closes_forgets_what_waits() -> None:
+    loop = Loop()
+    pair = socket.socketpair()
+    ours = Crowded(fileno=pair[0].detach())
+    connection = Connection(loop, ours, lambda *_: None, lambda _: None)
+    given = [socket.socket()]
+    connection.send({"first": 1}, sockets=given)
+    connection.close()
+    loop.after(0.05, lambda: setattr(loop, "running", False))
+    loop.on_fault = pytest.fail
+    assert run(loop)
+    assert given[0].fileno() == -1
+    pair[1].close()
