@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from skillyard.domain.package.environment import MAX_TEXT, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
-from skillyard.engine.packages.building import BuildLog
+from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.environment import BuildFailed, platform_name
 from skillyard.engine.packages.steps import Steps
 

@@ -11,7 +11,8 @@ from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
 from skillyard.domain.sandbox.spec import EnvironmentRef
 from skillyard.engine.packages.asked import Asked, missing, union
-from skillyard.engine.packages.building import Build, Building
+from skillyard.engine.packages.build import Build
+from skillyard.engine.packages.building import Building
 from skillyard.engine.packages.environment import BuildFailed, Environment, standard_library
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import EnvironmentStore, StoredLock

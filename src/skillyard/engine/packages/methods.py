@@ -21,7 +21,7 @@ from skillyard.engine.method import (
     list_of,
     obj,
 )
-from skillyard.engine.packages.building import BuildLog
+from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.environment import BuildFailed
 from skillyard.engine.packages.service import PackageService, Target, find_target
 from skillyard.engine.schema import Schema

@@ -32,7 +32,7 @@ from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.grant import ability
 from skillyard.engine.network.run_network import NetworkGrant
-from skillyard.engine.packages.building import BuildLog, calm
+from skillyard.engine.packages.build import BuildLog, calm
 from skillyard.engine.packages.environment import BuildFailed, standard_library, uv_program
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import SecretBook

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from skillyard.domain.package.environment import Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.domain.package.names import normalized
 from skillyard.engine.packages.asked import required_name
-from skillyard.engine.packages.building import BuildLog
+from skillyard.engine.packages.build import BuildLog
 from skillyard.engine.packages.environment import BuildFailed, platform_name
 from tests.unit.engine.packages.wheels import installed
 
