@@ -1,4 +1,4 @@
-"""Messages of processes that may be hostile: frames of a byte stream, and packets read strictly.
+"""Messages of processes that may be hostile: frames of a stream, and packets read strictly.
 
 A frame is two big-endian 32-bit lengths, a JSON object, raw bytes. Sockets come beside the first bytes of a frame
 (unix(7), SCM_RIGHTS), whose object gives their number in ``sockets``.

@@ -1,8 +1,4 @@
-"""JSON Schema 2020-12 as we take it: nothing is fetched, patterns cost time in proportion to their text.
-
-Patterns run on a linear engine. Lookaround and backreferences, which it cannot do, run beside it within a bound of
-steps. Formats assert nothing, as the specification has it.
-"""
+"""Our dialect of JSON Schema 2020-12: nothing is fetched, and patterns take linear time."""
 
 from __future__ import annotations
 

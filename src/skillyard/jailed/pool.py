@@ -1,4 +1,4 @@
-"""The jailed processes of one server: started when they are needed, ended when they do not answer."""
+"""The jailed processes of one server, started on demand and ended when they do not answer."""
 
 from __future__ import annotations
 

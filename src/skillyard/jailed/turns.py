@@ -16,8 +16,11 @@ _RETRY_MS = 1000
 
 
 class Turns:
-    """``places`` checks at once, half of them for principals whose last checks were slow; ``waiting`` in all, a
-    quarter of that of one principal."""
+    """Turns of checks among principals.
+
+    ``places`` checks are at work at once, half of them of principals whose last checks were slow. ``waiting`` wait in
+    all, a quarter of them of one principal.
+    """
 
     def __init__(self, places: int, waiting: int = 1024) -> None:
         self._places = places
@@ -29,8 +32,11 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, principal: str, *, patient: bool) -> AsyncIterator[Callable[[], None]]:
-        """Gives what begins the time of the check anew, for who had to wait for something else first. Raises Busy when
-        too many wait already, unless ``patient``."""
+        """Waits for a turn; yields a function that begins the time of the check anew.
+
+        A caller that had to wait for something else first calls it. Raises Busy when too many wait already, unless
+        ``patient``.
+        """
         if principal in self._queues or not self._may(principal):
             await self._wait(principal, patient)
         else:
@@ -94,7 +100,7 @@ class Turns:
                 self._begin(name)
 
     def _begin(self, principal: str) -> None:
-        """Who was cancelled in this turn of the loop still stands in the queue, and is passed over."""
+        """Begins the principal's next check; waiters that were cancelled are passed over."""
         queue = self._queues[principal]
         while queue:
             self._waiting -= 1

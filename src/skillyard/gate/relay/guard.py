@@ -1,6 +1,6 @@
-"""The interface of guards, which hold one relayed connection to its host, and the failures of a connection.
+"""The interface of guards, and the failures of a connection.
 
-Guards do no input or output: a relay tells them what each side said and writes only what they give back.
+A guard holds one relayed connection to its host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host sees from outside: the suite's second witness beside the programs inside."""
+"""The host's view from outside: the suite's second witness beside the programs inside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user_ids(pid: int) -> set[int]:
 
 
 def descriptors() -> int:
-    """Open descriptors of the calling process, without those that only the garbage collector would close."""
+    """Returns the open descriptors of the calling process, after the garbage was collected."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
