@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from bench import catalogue, commands, network, schemas
+from bench import catalogue, commands, network, readers, schemas
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
 from skillyard.bench.main import Say, measure, show
@@ -56,11 +56,13 @@ async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeRep
     seconds = 2.0 if quick else 12.0
     say(f"schemas that do not end, {seconds:.0f} s")
     checked, unchecked = await _tried("schemas", "schemas that do not end", schemas.measure(home / "schemas", seconds))
+    say("texts that are shaped to be slow")
+    reading = await asyncio.to_thread(readers.measure, home / "readers")
     say("commands")
     starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
     runs.skipped += [*closed, *unread, *unchecked]
     runs.bases = {**BASES, "vs_bubblewrap": BUBBLEWRAP}
-    return WholeReport(runs, starts, ways, shelf, checked)
+    return WholeReport(runs, starts, ways, shelf, checked, reading)
 
 
 async def _tried(name: str, title: str, measuring: Awaitable[T]) -> tuple[T | None, list[Skipped]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.catalogue import Shelf
 from bench.network import Ways
+from bench.readers import Reading
 from bench.schemas import Checked
 from skillyard.bench.idle import Idle
 from skillyard.bench.installations import PYTHON
@@ -47,6 +48,7 @@ def compare(
     network: Ways | None = None,
     catalogue: Shelf | None = None,
     schemas: Checked | None = None,
+    reading: Reading | None = None,
 ) -> list[Line]:
     """Each line of the budget; subjects that were not measured leave theirs open."""
     added = network.added_ms() if network else None
@@ -59,6 +61,7 @@ def compare(
         *_beginning(startup),
         *_skills(catalogue),
         *_schemas(schemas),
+        *_reading(reading),
     ]
 
 
@@ -120,6 +123,17 @@ def _schemas(checked: Checked | None) -> Iterator[Line]:
     yield Line("a check against a small schema, p50", 1.0, "ms", small)
     health = told.get("healthz_attacked", {}).get("p99_ms")
     yield Line("/healthz while others' schemas do not end, p99", 100, "ms", health)
+
+
+def _reading(reading: Reading | None) -> Iterator[Line]:
+    growth, unpacking, secret = (
+        (round(reading.worst_growth, 2), round(reading.unpacking_vs_tarfile, 2), round(reading.secret_vs_stat, 1))
+        if reading
+        else (None, None, None)
+    )
+    yield Line("a text of twice the length, shaped to be slow: of its half", 4.0, "", growth)
+    yield Line("unpack 5,000 files: of the same with tarfile", 2.0, "", unpacking)
+    yield Line("read a secret again: of a look at its file", 40.0, "", secret)
 
 
 def _ms(latency: Mapping[str, Rounds], name: str, percent: float) -> float | None:

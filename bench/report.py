@@ -12,6 +12,7 @@ from bench import budget
 from bench.budget import Line
 from bench.catalogue import Shelf
 from bench.network import Ways
+from bench.readers import Reading
 from bench.schemas import Checked
 from skillyard.bench.report import MIB, Report, plain_table, show, shown_ms, shown_ratio
 from skillyard.bench.turns import in_ms
@@ -28,11 +29,19 @@ class WholeReport:
     network: Ways | None = None
     catalogue: Shelf | None = None
     schemas: Checked | None = None
+    reading: Reading | None = None
 
     def budget(self) -> list[Line]:
         runs = self.runs
         return budget.compare(
-            runs.latency, runs.throughput, runs.idle, self.startup, self.network, self.catalogue, self.schemas
+            runs.latency,
+            runs.throughput,
+            runs.idle,
+            self.startup,
+            self.network,
+            self.catalogue,
+            self.schemas,
+            self.reading,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,6 +51,7 @@ class WholeReport:
             "policy_added_ms": self.network.added_ms() if self.network else None,
             "catalogue": self.catalogue.as_dict() if self.catalogue else None,
             "schemas": self.schemas.as_dict() if self.schemas else None,
+            "reading": self.reading.as_dict() if self.reading else None,
             "startup": list(self._starts()),
             "budget": [line.as_dict() for line in self.budget()],
         }
@@ -59,6 +69,8 @@ class WholeReport:
             yield "Ways out: one transfer, and a connection with one small answer", _ways(self.network)
         if shelf := self.catalogue:
             yield f"A catalogue of {shelf.names:,} skills, {shelf.bundles:,} bundles", _catalogue(shelf)
+        if self.reading is not None:
+            yield "Texts that are shaped to be slow: the whole of its half", _reading(self.reading)
         starts = plain_table("command", "p50 ms")
         for one in self._starts():
             starts.add_row(one["title"], f"{one['p50_ms']:.0f}")
@@ -85,6 +97,13 @@ def _catalogue(shelf: Shelf) -> Table:
         table.add_row(row["title"], f"{shown_ms(row['p50_ms'])} ms", f"{shown_ms(row['p99_ms'])} ms")
     table.add_row("until a new version is in the list", f"{told['noticed_s']:.2f} s", "")
     table.add_row("what a server holds more than one without skills", f"{told['memory_bytes'] / MIB:.1f} MiB", "")
+    return table
+
+
+def _reading(reading: Reading) -> Table:
+    table = plain_table("", "times")
+    for name, value in reading.rows():
+        table.add_row(name, f"{value:.1f}")
     return table
 
 

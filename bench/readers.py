@@ -1,0 +1,141 @@
+"""How the cost of reading grows with a text that somebody shaped to be slow, and what frequent lookups cost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skillyard.bench.stats import median
+from skillyard.domain.review import File, review
+from skillyard.engine.secrets.redact import Redaction
+from skillyard.gate.http.guard import HttpGuard
+from skillyard.stores.archives import TarReceiver
+from skillyard.stores.seal.secrets import SealedSecrets
+
+TIMES = 3
+_HEAD = b"".join(b"X-%d: %s\r\n" % (at, b"y" * 60) for at in range(200))
+
+
+def _reviewed(path: str, piece: str, count: int) -> Callable[[int], object]:
+    return lambda part: review([File(path, (piece * (count // part)).encode())])
+
+
+def _in_single_bytes(part: int) -> None:
+    guard = HttpGuard("a.x.com", 80)
+    said = b"GET / HTTP/1.1\r\nHost: a.x.com\r\n" + _HEAD[: len(_HEAD) // part] + b"\r\n\r\n"
+    for at in range(len(said)):
+        guard.client_says(said[at : at + 1])
+
+
+def _redacted(part: int) -> None:
+    """256 secrets, none of them in the text."""
+    hiding = Redaction(hashlib.sha256(b"%d" % n).hexdigest() for n in range(256))
+    hiding.text("0123456789abcdef" * (65_536 // part))
+
+
+SHAPED: Mapping[str, Callable[[int], object]] = {
+    "review: tags that do not end": _reviewed("a.md", "<a ", 23_000),
+    "review: base64": _reviewed("a.md", "A1" * 99 + " ", 400),
+    "review: commands in a pipe": _reviewed("a.md", "curl |", 13_000),
+    "review: nested JSON": _reviewed("package.json", '{"a":', 16_000),
+    "review: Python, brackets": _reviewed("a.py", "(", 200_000),
+    "review: Python, f-strings": _reviewed("a.py", "f'{", 70_000),
+    "review: Python, one long import": _reviewed("a.py", "a,", 100_000),
+    "a head of HTTP in single bytes": _in_single_bytes,
+    "a log that is searched for 256 secrets": _redacted,
+}
+"""Each reads a whole text, or the part of it that the argument says: 2 for a half."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """``growth`` is the time of a whole text as a multiple of the time of its half, by what is read."""
+
+    growth: dict[str, float] = field(default_factory=dict)
+    unpacking_vs_tarfile: float = 0.0
+    secret_vs_stat: float = 0.0
+
+    @property
+    def worst_growth(self) -> float:
+        return max(self.growth.values(), default=0.0)
+
+    def rows(self) -> Iterator[tuple[str, float]]:
+        yield from self.growth.items()
+        yield "unpack 5,000 files: of the same with tarfile", self.unpacking_vs_tarfile
+        yield "read a secret again: of a look at its file", self.secret_vs_stat
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: round(value, 3) for name, value in self.rows()}
+
+
+def measure(home: Path) -> Reading:
+    """Measures all of it in the directory ``home``, which it makes."""
+    home.mkdir(parents=True)
+    found = Reading({name: _best(read, 1) / _best(read, 2) for name, read in SHAPED.items()})
+    raw = _archive()
+    ours = _best(lambda number: _receive(raw, home / f"ours-{number}"))
+    theirs = _best(lambda number: _extract(raw, home / f"theirs-{number}"))
+    found.unpacking_vs_tarfile = ours / theirs
+    found.secret_vs_stat = asyncio.run(_secret_vs_stat(home / "secrets"))
+    return found
+
+
+def _best(work: Callable[[int], object], *given: int) -> float:
+    """Returns the seconds of the quickest of several times. Without ``given``, ``work`` gets the number of the time."""
+    took = []
+    for number in range(TIMES):
+        began = time.process_time()
+        work(*(given or (number,)))
+        took.append(time.process_time() - began)
+    return max(min(took), 1e-6)
+
+
+def _archive() -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for number in range(5000):
+            entry = tarfile.TarInfo(f"pkg{number // 500}/mod_{number}.py")
+            entry.size = 3000
+            archive.addfile(entry, io.BytesIO(b"x" * 3000))
+    return out.getvalue()
+
+
+def _receive(raw: bytes, home: Path) -> None:
+    home.mkdir()
+    with TarReceiver(home) as receiver:
+        for at in range(0, len(raw), 65_536):
+            receiver.feed(raw[at : at + 65_536])
+        receiver.finish()
+
+
+def _extract(raw: bytes, home: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+        for entry in archive:
+            content = archive.extractfile(entry)
+            (home / entry.name).parent.mkdir(parents=True, exist_ok=True)
+            (home / entry.name).write_bytes(content.read() if content else b"")
+
+
+async def _secret_vs_stat(home: Path) -> float:
+    home.mkdir()
+    store = SealedSecrets(home)
+    for number in range(100):
+        await store.set(f"S{number}", f"value-{number}-" + "x" * 40)
+    ratios = []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        for _ in range(1000):
+            await store.find("S50", "p", "s")
+        middle = time.perf_counter()
+        for _ in range(1000):
+            os.stat(home)
+        ratios.append((middle - began) / (time.perf_counter() - middle))
+    return median(ratios)
