@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +18,16 @@ examples.register()
 def pytest_configure() -> None:
     """Whoever starts tests in the background may have had SIGINT ignored, which what they start would inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection() -> None:
+    """Thousands of tests are garbage to nobody: the collector would look at each of them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

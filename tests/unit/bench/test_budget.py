@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.budget import MANY_SKILLS, Line, compare
 from bench.catalogue import Shelf
 from bench.network import Ways
+from bench.readers import Reading
 from bench.schemas import Checked
 from skillyard.bench.idle import Idle
 from skillyard.bench.turns import Rounds
@@ -49,6 +50,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         Ways(1, plain=rounds(1.2), policy=rounds(3.1)),
         shelf(1.9, 4.9),
         Checked(small=[0.0009], quiet=[0.001], attacked=[0.099]),
+        Reading({"a": 2.1, "b": 3.9}, 1.9, 39),
     )
     bad = compare(
         {name: rounds(ms) for name, ms in BAD.items()},
@@ -58,6 +60,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         Ways(1, plain=rounds(1.2), policy=rounds(3.3)),
         shelf(2.1, 5.1),
         Checked(small=[0.0011], quiet=[0.001], attacked=[0.101]),
+        Reading({"a": 2.1, "b": 4.1}, 2.1, 41),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]

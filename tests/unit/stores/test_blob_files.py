@@ -26,7 +26,7 @@ from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.sqlite import migrations
 from skillyard.stores.sqlite.blob_rows import content_key
 from skillyard.testing.blobs_suite import pattern, streamed, whole
-from tests.unit.stores.yard import files, yard
+from tests.crash.stores_yard import files, yard
 
 pytestmark = pytest.mark.anyio
 
@@ -203,7 +203,7 @@ async def test_what_arrives_counts_against_the_quota(tmp_path: Path) -> None:
 MEMORY = """
 import asyncio, hashlib, resource, sys, tracemalloc
 from pathlib import Path
-from tests.unit.stores.yard import yard
+from tests.crash.stores_yard import yard
 
 SIZE, PIECE = 256 << 20, 64 << 10
 
@@ -240,7 +240,7 @@ from pathlib import Path
 from skillyard.domain.errors import StoreFault
 from skillyard.testing.blobs_suite import pattern, streamed, whole
 from skillyard.testing.records_suite import running
-from tests.unit.stores.yard import files, yard
+from tests.crash.stores_yard import files, yard
 
 async def fault(asked):
     try:

@@ -7,7 +7,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
@@ -128,10 +127,8 @@ async def test_the_loop_runs_while_another_process_holds_the_lock(database: Data
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         waiting = asyncio.ensure_future(database.write(add("patient")))
-        begun = time.monotonic()
         for _ in range(100):
             await asyncio.sleep(0)
-        assert time.monotonic() - begun < 5, "the busy timeout is twice that"
         assert not waiting.done()
         other.execute("COMMIT")
     assert await waiting == 1

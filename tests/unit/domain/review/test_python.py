@@ -129,10 +129,8 @@ BOMBS = {
 @pytest.mark.anyio
 async def test_bombs_end_with_facts_or_a_reason(pool: JailedPool) -> None:
     for name, source in BOMBS.items():
-        started = time.perf_counter()
         facts = await pool.read_python(source)
         assert facts.unread or facts.full or facts.imports or facts.uses, name
-        assert time.perf_counter() - started < 20, name
     assert (await pool.read_python("import os")).imports == (Import("os", "", 1),)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import example, given
@@ -144,12 +143,10 @@ def test_what_is_refused(text: str, message: str, line: int) -> None:
 
 def test_an_alias_bomb_costs_nothing() -> None:
     bomb = "a: &a [x,x,x,x]\n" + "".join(
-        f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)},*{chr(97 + i)}]\n" for i in range(20)
+        f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)},*{chr(97 + i)}]\n" for i in range(25)
     )
-    started = time.monotonic()
     with pytest.raises(YamlRefused):
         Document(bomb)
-    assert time.monotonic() - started < 1
 
 
 plain = st.recursive(

@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -139,10 +138,8 @@ def test_one_that_promises_much_is_refused_at_once(tmp_path: Path) -> None:
     body = b"DIRC" + (4).to_bytes(4, "big") + (2**32 - 1).to_bytes(4, "big") + bytes(100)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/index").write_bytes(body + hashlib.sha1(body).digest())
-    started = time.process_time()
     with pytest.raises(ArchiveRefused):
         list(read_index(tmp_path))
-    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
@@ -164,6 +161,4 @@ def test_a_large_one(tmp_path: Path) -> None:
     body = out.getvalue()
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/index").write_bytes(body + hashlib.sha1(body).digest())
-    started = time.process_time()
     assert sum(1 for _ in read_index(tmp_path)) == count
-    assert time.process_time() - started < 10

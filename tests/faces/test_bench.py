@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -21,19 +21,20 @@ BASE = "native"
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """The path and the text of each module that must not know the names of backends."""
+    """Yields the path and the text of each module that must not know the names of backends."""
     for path in sorted(SRC.rglob("*.py")):
         if not any(path.is_relative_to(place) for place in KNOWS):
             yield str(path.relative_to(SRC)), path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.BACKENDS) - set(WALLS)))
-def test_nothing_else_compares_with_the_name_of_a_backend(name: str) -> None:
+def test_nothing_else_compares_with_the_name_of_a_backend() -> None:
+    names = set(registry.BACKENDS) - set(WALLS)
     found = [
         f"{path}:{node.lineno}"
         for path, text in sources()
+        if any(name in text for name in names)
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Constant) and node.value == name
+        if isinstance(node, ast.Constant) and node.value in names
     ]
     assert found == []
 

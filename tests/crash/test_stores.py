@@ -15,11 +15,11 @@ from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.testing.blobs_suite import pattern, whole
-from tests.unit.stores.yard import STEPS, filed, files, yard
+from tests.crash.stores_yard import STEPS, filed, files, yard
 
 pytestmark = pytest.mark.anyio
 
-SCRIPT = Path(__file__).with_name("yard.py")
+SCRIPT = Path(__file__).with_name("stores_yard.py")
 
 
 def start(directory: Path, *words: str) -> subprocess.Popen[str]:
