@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.bench.stats import median
 from skillyard.domain.review import File, review
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.http.guard import HttpGuard
@@ -25,7 +24,7 @@ _HEAD = b"".join(b"X-%d: %s\r\n" % (at, b"y" * 60) for at in range(200))
 
 
 def _reviewed(path: str, piece: str, count: int) -> Callable[[int], object]:
-    return lambda part: review([File(path, (piece * (count // part)).encode())])
+    return lambda part: review([File(path, (piece * (count // part)).encode())], None, {})
 
 
 def _in_single_bytes(part: int) -> None:
@@ -46,9 +45,8 @@ SHAPED: Mapping[str, Callable[[int], object]] = {
     "review: base64": _reviewed("a.md", "A1" * 99 + " ", 400),
     "review: commands in a pipe": _reviewed("a.md", "curl |", 13_000),
     "review: nested JSON": _reviewed("package.json", '{"a":', 16_000),
-    "review: Python, brackets": _reviewed("a.py", "(", 200_000),
-    "review: Python, f-strings": _reviewed("a.py", "f'{", 70_000),
-    "review: Python, one long import": _reviewed("a.py", "a,", 100_000),
+    "review: links": _reviewed("a.md", "](", 40_000),
+    "review: passwords": _reviewed("a.md", "password='", 8_000),
     "a head of HTTP in single bytes": _in_single_bytes,
     "a log that is searched for 256 secrets": _redacted,
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.front_door.conftest import Door, create_token
+from tests.conformance.jailed.evil import EVIL
 from tests.crash.server import Server
-from tests.unit.jailed.evil import EVIL
 
 SIDES = ("inputs", "outputs")
 WORST_S = 3.0

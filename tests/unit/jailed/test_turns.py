@@ -18,7 +18,7 @@ from skillyard.domain.errors import Busy
 from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
 from skillyard.jailed.turns import Turns
-from tests.unit.jailed.evil import EVIL
+from tests.conformance.jailed.evil import EVIL
 
 pytestmark = pytest.mark.anyio
 

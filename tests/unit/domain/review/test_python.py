@@ -6,7 +6,6 @@ import json
 import random
 import re
 import sysconfig
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 

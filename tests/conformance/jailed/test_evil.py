@@ -17,11 +17,7 @@ from skillyard.domain.skill.schema import SchemaVerdict
 from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
 from skillyard.jailed.turns import Turns
 from skillyard.stores.skills.validation.schema import complaints
-<<<<<<<< HEAD:tests/unit/jailed/test_evil.py
-from tests.unit.jailed.evil import EVIL, Evil
-========
-from tests.conformance.schemas.evil import EVIL, Evil
->>>>>>>> 5570584 (tests: count what is opened instead of taking the time):tests/conformance/schemas/test_evil.py
+from tests.conformance.jailed.evil import EVIL, Evil
 
 pytestmark = pytest.mark.anyio
 
