@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skillyard.bench.turns import median
 from skillyard.domain.review import File, review
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.http.guard import HttpGuard
