@@ -300,7 +300,7 @@ def new_skill(directory: Path, name: str, kind: Kind | None, form: Form) -> list
 
 def validate_skill(path: str, profile: Literal["strict", "lenient"]) -> list[Finding]:
     """Returns the findings about the skill in a directory."""
-    from skillyard.stores.skills.validation.validate import validate
+    from skillyard.stores.skills.validation.bundle import validate
 
     return validate(path, profile)
 

@@ -14,7 +14,7 @@ from skillyard.client import wire
 from skillyard.client.errors import BadArgument, BadReply
 from skillyard.client.sources import Download, Upload
 from skillyard.client.transport import Offloading, Request, Transport, read_all
-from skillyard.domain.skill.bundle import is_excluded
+from skillyard.domain.skill.name import is_excluded
 
 if TYPE_CHECKING:
     from tarfile import TarFile

@@ -14,7 +14,7 @@ from skillyard.runtime import Runtime
 from skillyard.stores.skills.catalogue.directories import ScanLimits
 from skillyard.stores.skills.catalogue.trees import walk
 from skillyard.stores.skills.review import review_source
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.bundle import validate
 from tests.conformance.wild.conftest import Open
 from tests.conformance.wild.skills import checkouts, skills_of
 from tests.unit.domain.review.corpus import ReaderHere

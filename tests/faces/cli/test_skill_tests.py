@@ -15,8 +15,7 @@ from skillyard.bundled import EXAMPLES
 from skillyard.faces.cli.main import cli
 from skillyard.runtime import SyncRuntime
 from skillyard.server_process import ServerProcess
-from skillyard.skilltest.runner import Runner
-from skillyard.skilltest.subject import read_subject
+from skillyard.skilltest.runner import Runner, read_subject
 from skillyard.stores.skills.review import review_source
 from tests.unit.domain.review.corpus import ReaderHere
 from tests.unit.stores.skills.skilldirs import action, write

@@ -25,7 +25,7 @@ from skillyard.domain.skill.skill import Skill, SkillKind
 from skillyard.engine.table import METHODS
 from skillyard.guest.imports import SkillFinder
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.bundle import validate
 
 SKILLS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir())
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from skillyard.domain.skill.example import Example, Expectation, ExpectedBlob
-from skillyard.skilltest.subject import read_subject
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.skilltest.runner import read_subject
+from skillyard.stores.skills.validation.bundle import validate
 from tests.unit.stores.skills.skilldirs import action_files, agent_skill, write
 
 WHOLE = """\

@@ -22,7 +22,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SkillDiff:
-    """In the order in which a reviewer reads: what it asks for, how it runs and shows itself, what is in it."""
+    """The differences of two versions, in the order in which a reviewer reads them."""
 
     needs: tuple[NeedChange, ...]
     facts: tuple[FactChange, ...]
@@ -38,7 +38,10 @@ class SkillDiff:
 
 
 def diff_skills(old: Side, new: Side) -> SkillDiff:
-    """Bounded in time and size, whatever the files hold. Reads only files that changed; raises what reading raises."""
+    """Returns the differences, within bounds of time and size.
+
+    Reads only files that changed; raises the errors of reading them.
+    """
     return SkillDiff(
         tuple(diff_needs(old.skill.needs, new.skill.needs)),
         tuple(diff_facts(old.skill, new.skill)),

@@ -1,4 +1,4 @@
-"""Differences between what two versions of a skill declare: their needs, how they run and how models see them."""
+"""Differences of two versions in their declarations: needs, runtime, and descriptions for models."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class NeedChange:
-    """``need`` is ``network``, ``secrets``, ``dependencies``, ``requires`` or ``limits``; ``name`` the rule, secret,
-    package, skill or limit; ``before`` and ``after`` what was and is declared of it, empty where nothing is.
+    """A need that differs.
 
-    ``widens``: it asks for more than before, or for something else, so that an approval of before says nothing of it.
+    ``need`` is ``network``, ``secrets``, ``dependencies``, ``requires`` or ``limits``; ``name`` the rule, secret,
+    package, skill or limit; ``before`` and ``after`` its declarations, empty where there is none.
+
+    ``widens``: it asks for more than before or for something else, so an earlier approval does not cover it.
     """
 
     need: str
@@ -41,7 +43,7 @@ class NeedChange:
 
 
 def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
-    """Returns what widens first, then by kind and name."""
+    """Returns the differences: those that widen first, then by kind and name."""
     found = [
         *_network(old.network, new.network),
         *_secrets(old.secrets, new.secrets),
@@ -53,7 +55,7 @@ def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
 
 
 def _network(old: Iterable[str], new: Iterable[str]) -> Iterator[NeedChange]:
-    """A rule that allows widens when it comes, one that denies when it goes."""
+    """Yields changed rules: one that allows widens when it is added, one that denies when it is removed."""
     before, after = dict.fromkeys(old), dict.fromkeys(new)
     for rule in (*after, *(rule for rule in before if rule not in after)):
         if rule not in before:
@@ -114,7 +116,7 @@ def _names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _by(texts: Iterable[str], name: Callable[[str], str]) -> dict[str, str]:
-    """One name may be asked for several times, with different markers."""
+    """Returns the texts by name; one name may have several, with different markers."""
     found: dict[str, list[str]] = {}
     for text in texts:
         found.setdefault(name(text), []).append(" ".join(text.split()))
@@ -139,7 +141,7 @@ MAX_FACT = 2000
 
 @dataclass(frozen=True, slots=True)
 class FactChange:
-    """``before`` and ``after`` are empty where nothing is said."""
+    """A value that differs; ``before`` and ``after`` are empty where a version has none."""
 
     field: str
     before: str

@@ -1,4 +1,4 @@
-"""The files of two bundles, and unified diffs of texts whose author may want them to take for ever.
+"""Compares the files of two bundles, which may be made to be slow to compare.
 
 ``difflib`` compares the lines, and a budget bounds its steps: when the budget is spent, all further lines count as
 replaced. The diff is right then, too, and longer than it need be.
@@ -27,7 +27,7 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 @dataclass(frozen=True, slots=True)
 class FileSide:
-    """A file of one version. ``read`` gives its bytes and may raise what the store raises."""
+    """A file of one version. ``read`` returns its bytes and may raise the store's errors."""
 
     size: int
     sha256: str
@@ -37,11 +37,10 @@ class FileSide:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """Sizes in bytes and executable bits are None on the side where there is no such file.
+    """A file that differs. Its size in bytes and its executable bit are None where a version does not have it.
 
-    ``diff`` is a unified diff without the lines that name files; empty for a removed file, when only the mode changed,
-    and when there is none to be had, for the ``reason`` ``binary``, ``too large`` or ``too many``. ``cut``: lines or
-    their ends are missing.
+    ``diff`` is a unified diff without the lines that name files. It is empty for a removed file, when only the mode
+    changed, and for the ``reason`` ``binary``, ``too large`` or ``too many``. ``cut``: lines or their ends are missing.
     """
 
     path: str
@@ -137,7 +136,7 @@ def unified(old: str, new: str, room: Room) -> Iterator[str]:
 
 
 class _Matcher(SequenceMatcher[str]):
-    """Takes what two texts begin and end with before it searches, and stops searching when the steps are spent."""
+    """Matches equal beginnings and ends first, and stops its search when the steps are spent."""
 
     def __init__(self, old: Sequence[str], new: Sequence[str], room: Room) -> None:
         super().__init__(None, old, new)

@@ -1,7 +1,7 @@
-"""What a reader should know before trusting a bundle: found in its files alone, nothing of it is executed.
+"""Reviews a bundle for a reader who has to decide whether to trust it. Nothing of it is executed.
 
-Pure functions over bytes, bounded in time and memory for whatever the bytes are. A review finds what is known to be
-looked for; that it finds nothing is no promise.
+These are pure functions over bytes, bounded in time and memory. A review knows a list of dangers; a bundle without
+findings may still be dangerous.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from typing import Any
 from skillyard.domain.review.characters import check_characters
 from skillyard.domain.review.file import File, Text
 from skillyard.domain.review.hooks import check_hooks
-from skillyard.domain.review.kinds import check_kind
-from skillyard.domain.review.layout import check_layout
+from skillyard.domain.review.kinds import check_kind, check_layout
 from skillyard.domain.review.links import Hosts, check_links, check_targets
 from skillyard.domain.review.markdown import SUFFIXES as MARKDOWN
 from skillyard.domain.review.markdown import check_markdown
@@ -29,8 +28,10 @@ MOST_CODE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """``needs`` is what the skill declares, empty for an invalid skill; ``imports`` the first parts of
-    modules' names by where they come from; ``hosts`` what its URLs name.
+    """The review of one bundle.
+
+    ``needs`` are the skill's declared needs, empty for an invalid skill; ``imports`` the first parts of
+    modules' names by where they come from; ``hosts`` those of its URLs.
 
     ``findings`` has the gravest first: ``danger`` (an honest skill has no reason for it), ``warning`` (look at it),
     ``note`` (good to know).
@@ -42,7 +43,7 @@ class Review:
     findings: tuple[Finding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
+        """Returns the review as JSON values."""
         return {
             "needs": dict(self.needs),
             "imports": {name: list(modules) for name, modules in self.imports.items()},
@@ -98,7 +99,7 @@ def review(files: Iterable[File], skill: Skill | None, facts: Mapping[str, Facts
 
 
 def _texts(files: Iterable[File]) -> Iterator[tuple[File, Text | None]]:
-    """Yields the files in the order of a review, each with its text; None when it is not text, or there is too much."""
+    """Yields the files in the order of a review, with their texts; None for one that is not text or too much."""
     room = MOST_TEXT
     for file in sorted(files, key=_first_what_models_read):
         text = file.text

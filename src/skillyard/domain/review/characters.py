@@ -1,12 +1,11 @@
-"""Characters that people do not see, or take for others, and models and interpreters read (agent-skills-format §5)."""
+"""Finds characters that people do not see or take for others (agent-skills-format §5)."""
 
 from __future__ import annotations
 
 import re
 
 from skillyard.domain.review.file import File, Text
-from skillyard.domain.review.notes import Notes
-from skillyard.domain.review.words import quoted
+from skillyard.domain.review.notes import Notes, quoted
 
 _TAGS = re.compile("[\U000e0000-\U000e007f]+")
 _SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{3,}")
@@ -46,7 +45,7 @@ def check_characters(file: File, text: Text, notes: Notes) -> None:
 
 
 def _tags(file: File, text: Text, notes: Notes) -> None:
-    """Tag characters mirror ASCII: what they spell is read by models and seen by nobody."""
+    """Finds tag characters, which mirror ASCII: models read them and nobody sees them."""
     for found in _TAGS.finditer(text):
         if found.start() and text[found.start() - 1] == "\U0001f3f4":  # flags of England, Scotland and Wales
             continue

@@ -1,4 +1,4 @@
-"""A file as a review sees it: bytes, and text when they are any."""
+"""A file as a review sees it: its bytes, and its text when they are text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class File:
 
     @cached_property
     def encoding(self) -> str:
-        """``utf-8``, ``utf-16``, ``latin-1`` for other bytes that look like text, empty for what is none."""
+        """Returns the encoding; ``latin-1`` for other bytes that look like text, empty for other bytes."""
         head = self.data[:MOST_TEXT]
         for mark, name in _BOMS:
             if head.startswith(mark):
@@ -54,7 +54,7 @@ class File:
 
     @cached_property
     def text(self) -> Text | None:
-        """None for what is no text."""
+        """The text; None when the bytes are not text."""
         return Text(self.data[:MOST_TEXT].decode(self.encoding, "replace")) if self.encoding else None
 
     @property
@@ -67,8 +67,7 @@ class Text(str):
     """Text that knows its lines."""
 
     def all(self, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-        """The first thousand matches, for patterns whose every match is told: a flood of what is not told must not hide
-        what is."""
+        """Yields the first thousand matches of a pattern whose every match becomes a finding."""
         return islice(pattern.finditer(self), MOST_MATCHES)
 
     @cached_property
@@ -76,12 +75,14 @@ class Text(str):
         return [0, *(found.end() for found in re.finditer("\n", self))]
 
     def line_of(self, offset: int) -> int:
-        """The line, from 1, that the character at ``offset`` stands on."""
+        """Returns the line, from 1, of the character at ``offset``."""
         return bisect_right(self._starts, offset)
 
     def first_line_with(self, *needles: str) -> int:
-        """The line of the first of the needles that stands anywhere; 0 when none does. A needle that begins with a line
-        break is to begin a line."""
+        """Returns the line of the first needle that is found; 0 when none is.
+
+        A needle that begins with a line break has to begin a line.
+        """
         for needle in needles:
             at = self.find(needle) if needle else -1
             if at >= 0:

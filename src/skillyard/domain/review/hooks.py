@@ -1,5 +1,7 @@
-"""Files that run, or are obeyed, by themselves: because of where they lie or what they are called, not because anybody
-asked. skillyard runs none of them; hosts into which the bundle is copied may."""
+"""Finds files that programs run or obey by themselves, because of their places or names.
+
+skillyard runs none of them; hosts into which the bundle is copied may.
+"""
 
 from __future__ import annotations
 

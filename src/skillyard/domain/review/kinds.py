@@ -1,18 +1,20 @@
-"""What files are by their first bytes, and whether their names say so."""
+"""Tells the kinds of files by their first bytes, and finds disguises and text that is arranged to be missed."""
 
 from __future__ import annotations
 
 import re
+from binascii import Error, a2b_base64
 from dataclasses import dataclass
 
-from skillyard.domain.review.file import File
-from skillyard.domain.review.notes import Notes
-from skillyard.domain.review.words import quoted
+from skillyard.domain.review.file import File, Text
+from skillyard.domain.review.notes import Notes, quoted
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``sort`` is ``program``, ``archive``, ``image``, ``document``, ``data``, ``script`` or ``text``."""
+    """A kind of file.
+
+    ``sort`` is ``program``, ``archive``, ``image``, ``document``, ``data``, ``script`` or ``text``."""
 
     name: str
     sort: str
@@ -76,7 +78,7 @@ _SHEBANG = re.compile(rb"#![ \t]*([^\r\n]{1,200})")
 
 
 def kind_of(data: bytes) -> Kind | None:
-    """By the first bytes; None for what is not known."""
+    """Returns the kind by the first bytes; None for an unknown one."""
     for magic, kind in _MAGIC:
         if data.startswith(magic):
             return kind
@@ -114,7 +116,7 @@ def check_kind(file: File, notes: Notes) -> None:
 
 
 def _disguise(file: File, kind: Kind | None, *, scripted: bool, notes: Notes) -> None:
-    """The name promises something that the content is not."""
+    """Finds a name that promises another content."""
     what = kind.name if kind else "a script" if scripted else "text" if file.encoding else "something else"
     sort = kind.sort if kind else "script" if scripted else "text" if file.encoding else "unknown"
     expected = _EXPECTED.get(file.suffix)
@@ -132,3 +134,81 @@ def _disguise(file: File, kind: Kind | None, *, scripted: bool, notes: Notes) ->
 
 def _article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+LONG_LINE = 2000
+CODE = frozenset(
+    {
+        *(".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".jsx", ".tsx", ".sh", ".bash", ".zsh", ".ps1", ".bat", ".rb"),
+        *(
+            ".pl",
+            ".lua",
+            ".php",
+            ".go",
+            ".rs",
+            ".c",
+            ".h",
+            ".cpp",
+            ".java",
+            ".r",
+            ".jl",
+            ".swift",
+            ".kt",
+            ".sql",
+            ".md",
+        ),
+    }
+)
+_BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{200,}={0,2}")
+_HEX = re.compile(r"(?:\\x[0-9a-fA-F]{2}){60,}|\b[0-9a-fA-F]{400,}\b")
+_FAR_RIGHT = re.compile(r"(?<![ \t])[ \t]{160,}(?=\S)")
+_FAR_BELOW = re.compile(r"\n(?:[ \t\r]*\n){80,}(?=[ \t\r]*[^ \t\r\n])")
+
+
+def check_layout(file: File, text: Text, notes: Notes) -> None:
+    _encoded(file, text, notes)
+    if file.suffix not in CODE:
+        return
+    for number, line in text.numbered():
+        if len(line) > LONG_LINE:
+            level = "note" if file.suffix == ".md" else "warning"  # a paragraph in one line is usual there
+            notes.add(level, file.path, number, "long-line", f"a line of {len(line)} characters, which nobody reads")
+    for found in text.all(_FAR_RIGHT):
+        message = f"text stands {len(found[0])} blanks to the right, where an editor does not show it"
+        notes.danger(file.path, text.line_of(found.start()), "far-away", message)
+    for found in _FAR_BELOW.finditer(text.rstrip(" \t\r\n")):
+        notes.danger(file.path, text.line_of(found.end()), "far-away", "text stands below scores of empty lines")
+
+
+def _encoded(file: File, text: Text, notes: Notes) -> None:
+    for found in _BASE64.finditer(text):
+        run = found[0]
+        kind = kind_of(_decoded(run[:400]))
+        if kind is None and _is_pattern(run[:200]):
+            continue
+        if text.endswith("base64,", max(0, found.start() - 60), found.start()) and (
+            kind is None or kind.sort == "image"
+        ):
+            continue  # an image that is shown
+        line = text.line_of(found.start())
+        if kind is not None and kind.sort in ("program", "archive"):
+            notes.danger(file.path, line, "encoded", f"{len(run)} characters of base64 that hold {kind.name}")
+        else:
+            notes.warn(file.path, line, "encoded", f"{len(run)} characters that look like base64")
+    for found in text.all(_HEX):
+        notes.warn(
+            file.path, text.line_of(found.start()), "encoded", f"{len(found[0])} characters of hexadecimal bytes"
+        )
+
+
+def _is_pattern(run: str) -> bool:
+    """Returns whether it is a rule of dashes or a long word, which carries no bytes."""
+    return run.isalpha() or len(set(run)) < 16
+
+
+def _decoded(run: str) -> bytes:
+    plain = run.replace("-", "+").replace("_", "/").rstrip("=")
+    try:
+        return a2b_base64(plain[: len(plain) // 4 * 4])
+    except Error:
+        return b""

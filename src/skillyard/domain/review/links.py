@@ -1,4 +1,4 @@
-"""Where instructions and code point: hosts on the network, files outside the bundle, commands fetched and run."""
+"""Finds hosts, files outside the bundle, and commands that are fetched and run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from skillyard.domain.review.file import File, Text
-from skillyard.domain.review.notes import Notes
-from skillyard.domain.review.words import quoted
+from skillyard.domain.review.notes import Notes, quoted
 
 _URL = re.compile(r"\b(https?|ftp|ssh|wss?)://([^\s/<>\"'`()\[\]{}|\\^,;]{1,300}|\[[0-9a-fA-F:.]{2,45}\](?::\d{1,5})?)")
 _FETCHERS = ("curl", "wget", "iwr", "invoke-webrequest", "iex")
@@ -43,7 +42,7 @@ _PASTES = frozenset(
 
 @dataclass(slots=True)
 class Hosts:
-    """Every host that a URL names, with where it is named first."""
+    """Every host that a URL names, with its first place."""
 
     first: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -67,7 +66,7 @@ def check_links(file: File, text: Text, hosts: Hosts, notes: Notes) -> None:
 
 
 def check_targets(file: File, text: Text, paths: frozenset[str], notes: Notes) -> None:
-    """Links of Markdown to files: outside the bundle, or to nothing."""
+    """Finds links of Markdown to files outside the bundle, or to nothing."""
     for found in _TARGET.finditer(text):
         target = found[1].partition("#")[0].partition("?")[0]
         if not target or (_SCHEME.match(target) and not target.startswith("file:")):
@@ -121,7 +120,7 @@ def _is_example(host: str) -> bool:
 
 
 def _joined(base: str, target: str) -> str | None:
-    """The path of the bundle that a relative link means; None when it leaves it."""
+    """Returns the path in the bundle that a relative link means; None when it leaves the bundle."""
     parts = base.split("/")[:-1]
     for part in target.replace("%20", " ").split("/"):
         if part == "..":

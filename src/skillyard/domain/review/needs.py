@@ -1,4 +1,4 @@
-"""What a skill declares that it needs, and what its front matter asks of a host."""
+"""The needs that a skill declares, and the demands of its front matter on a host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.network.policy import is_open
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.review.file import File, Text
-from skillyard.domain.review.notes import Notes
-from skillyard.domain.review.words import quoted
+from skillyard.domain.review.notes import Notes, quoted
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import SecretNeed, Skill, SkillFormat
 
@@ -95,7 +94,7 @@ def _tools(front: Mapping[str, Any]) -> list[str]:
 
 
 class _Where:
-    """Lines of what was declared; the manifest's values are looked for as they are written."""
+    """Finds the lines of declarations; the manifest's values are searched as they are written."""
 
     def __init__(self, files: Mapping[str, File]) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""Collecting findings, so that no bundle can drown what matters in what it makes us say."""
+"""Collects findings; no bundle can hide a grave one among many others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Notes:
             self._told.append(finding)
 
     def told(self) -> tuple[Finding, ...]:
-        """The gravest first, then by place; what was left out is counted."""
+        """Returns the findings, the gravest first, then by place; those left out are counted."""
         more = [
             Finding(level, file, 0, rule, f"and {count - EACH} more places in this file")
             for (level, file, rule), count in self._seen.items()
@@ -49,3 +49,14 @@ class Notes:
             message = f"{len(found) - MOST} further findings are left out, the least grave ones"
             found = [*found[:MOST], Finding("warning", ".", 0, "review-partial", message)]
         return tuple(found)
+
+
+MOST_QUOTED = 60
+
+
+def quoted(text: str, most: int = MOST_QUOTED) -> str:
+    """Returns the beginning of a text of the bundle, in quotes, as one line of printable ASCII."""
+    plain = " ".join(text[: 4 * most].split())
+    plain = plain.encode("ascii", "backslashreplace").decode("ascii")
+    plain = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in plain)
+    return f"'{plain[:most]}…'" if len(plain) > most or len(text) > 4 * most else f"'{plain}'"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from skillyard.domain.review.file import File, Text
-from skillyard.domain.review.notes import Notes
+from skillyard.domain.review.notes import Notes, quoted
 from skillyard.domain.review.python_facts import Facts, Import
 from skillyard.domain.review.python_words import (
     CALLS,
@@ -20,7 +20,6 @@ from skillyard.domain.review.python_words import (
     is_network,
     provides,
 )
-from skillyard.domain.review.words import quoted
 
 _ENCODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN_ENCODINGS = frozenset(
@@ -30,7 +29,9 @@ _PLAIN_ENCODINGS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What code may rest on: ``own`` names of modules and packages of the bundle, ``files`` those that are files;
+    """The modules that code may import.
+
+    ``own`` are names of modules and packages of the bundle, ``files`` those that are files;
     ``declared`` requirements, ``required`` skills; whether the network is asked for."""
 
     own: frozenset[str]
@@ -56,8 +57,7 @@ class Imports:
 
 
 def own_modules(paths: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Every name under which something of the bundle could be imported from one of its directories, and those that are
-    files."""
+    """Returns the names under which modules of the bundle could be imported, and those that are files."""
     parts = [path.removesuffix(".py").split("/") for path in paths if path.endswith(".py")]
     return frozenset(name for path in parts for name in path), frozenset(path[-1] for path in parts)
 
@@ -143,7 +143,7 @@ def _calls(file: File, facts: Facts, notes: Notes) -> None:
 
 
 def _declared_encoding(file: File, text: Text, notes: Notes) -> None:
-    """PEP 263: the first two lines may name a codec that makes other code of the bytes than an editor shows."""
+    """Finds a codec in the first two lines (PEP 263) that reads other code than an editor shows."""
     for number, line in enumerate(text[:1000].split("\n")[:2], 1):
         found = _ENCODING.match(line)
         if found and found[1].lower().replace("_", "-") not in _PLAIN_ENCODINGS:

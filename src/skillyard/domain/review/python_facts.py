@@ -23,7 +23,7 @@ _DOTTED = re.compile(r"[\w.*]{0,1000}")
 
 
 class Import(NamedTuple):
-    """``module`` with its leading dots; ``name`` what is taken from it, empty for the module itself."""
+    """An import. ``module`` has its leading dots; ``name`` is empty for the module itself."""
 
     module: str
     name: str
@@ -60,7 +60,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(source: str, wanted: Callable[[str], bool]) -> Facts:
-    """Returns the facts of a file; ``wanted`` chooses the uses that are kept, by their dotted names."""
+    """Returns the facts of a file; ``wanted`` chooses the uses by their dotted names."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -131,7 +131,7 @@ def _aliases(statements: list[ast.Import | ast.ImportFrom]) -> dict[str, str]:
 
 
 def _uses(nodes: list[ast.AST], aliases: Mapping[str, str]) -> Iterator[Use]:
-    """Yields each name that is read with all attributes that stand behind it, and attributes of what has no name."""
+    """Yields names with the attributes behind them, and attributes of values without a name."""
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
         if isinstance(node, ast.Call):
@@ -161,7 +161,7 @@ def _looked_up(node: ast.Call, aliases: Mapping[str, str]) -> Iterator[Use]:
 
 
 def _disguised(source: str, nodes: list[ast.AST]) -> list[Use]:
-    """Python compares names in the form NFKC (Language Reference §2.3): full-width letters mean the plain ones."""
+    """Finds names whose NFKC form, which Python compares (Language Reference §2.3), is other text."""
     names = {name for node in nodes for name in _names(node)}
     found = []
     for number, line in enumerate(source.split("\n"), 1):

@@ -1,4 +1,4 @@
-"""Modules and calls of Python that a reader should know of, and the names under which packages are imported."""
+"""Modules and calls of Python with their dangers, and the import names of packages."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ IMPORTED_AS: dict[str, tuple[str, ...]] = {
 
 
 def provides(requirement: str) -> frozenset[str]:
-    """The import names that a requirement is known or likely to give."""
+    """Returns the import names that a requirement is known or likely to give."""
     found = re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", requirement)
     name = re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
     plain = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""Rules on bundles whatever skill they hold: files, archives, sources, served directories and packages."""
+"""Rules on every bundle: its files, archives, sources, served directories and packages."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.stores.archives.names import parts_of
-from skillyard.stores.archives.refused import ArchiveRefused
+from skillyard.stores.archives.names import ArchiveRefused, parts_of
 from skillyard.stores.archives.tar_stream import TarEntry, TarStream
 
 _HOP = 1024 * 1024

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from skillyard.stores.archives.refused import ArchiveRefused
+from skillyard.stores.archives.names import ArchiveRefused
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skillyard.domain.skill.bundle import is_excluded
+from skillyard.domain.skill.name import is_excluded
 from skillyard.domain.skill.skill import Finding
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from skillyard.bundled import EXAMPLES, GUIDE
 from skillyard.domain.review import File, Review
-from skillyard.domain.review.fences import code_lines
 from skillyard.domain.review.file import Text
+from skillyard.domain.review.markdown import code_lines
 from skillyard.domain.rules import RULES, SECTIONS
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.tree import Caps, Tree, TreeFile, digest_of, read_tree

@@ -13,8 +13,8 @@ from pathlib import Path
 import skills_ref  # type: ignore[import-untyped]
 import yaml
 
+from skillyard.stores.skills.validation.bundle import validate
 from skillyard.stores.skills.validation.skill_md import NoFrontMatter, split
-from skillyard.stores.skills.validation.validate import validate
 from skillyard.stores.skills.validation.yaml_values import Document, YamlRefused
 from tests.unit.stores.skills.skilldirs import write
 

@@ -8,8 +8,7 @@ import pytest
 
 from skillyard.domain.skill.skill import Finding, Skill, SkillFormat, SkillKind
 from skillyard.stores.skills.tree import Caps, read_tree
-from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle, validate
 from tests.unit.stores.skills.skilldirs import write
 
 FINE = "name: pdf-tools\ndescription: Reads PDFs\n"

@@ -12,11 +12,10 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.skill.skill import Finding, Skill, SkillFormat, SkillKind
 from skillyard.stores.skills.scaffold import new_skill
 from skillyard.stores.skills.tree import Caps, read_tree
-from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle, validate
 from skillyard.stores.skills.validation.companions import complaint
 from skillyard.stores.skills.validation.schema import NotJson, complaints, read_json
 from skillyard.stores.skills.validation.toml import TomlRefused, line_at, read_toml
-from skillyard.stores.skills.validation.validate import validate
 from tests.unit.stores.skills.skilldirs import MAIN, action, action_files, agent_skill, write
 
 

@@ -10,9 +10,8 @@ from skillyard.domain.package.script_metadata import ScriptMetadata
 from skillyard.domain.rules import RULES
 from skillyard.domain.skill.skill import Finding, Skill
 from skillyard.stores.skills.tree import Caps, read_tree
-from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle
-from skillyard.stores.skills.validation.dependencies import MAX_DEPENDENCIES, MAX_REQUIREMENTS_BYTES
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundle, validate
+from skillyard.stores.skills.validation.companions import MAX_DEPENDENCIES, MAX_REQUIREMENTS_BYTES
 from tests.unit.stores.skills.skilldirs import action, agent_skill, write
 
 INLINE = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["rich>=13", "httpx"]\n# ///\n'

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skillyard.stores.skills.validation.bundle import validate
 from skillyard.stores.skills.validation.toml import toml_lines
-from skillyard.stores.skills.validation.validate import validate
 from tests.unit.stores.skills.skilldirs import MAIN, write
 
 HEAD = 'name = "acme.text.count"\nversion = "1.0.0"\ndescription = "A skill"\nkind = "action"\n'

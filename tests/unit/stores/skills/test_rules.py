@@ -18,7 +18,7 @@ from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.sources.git_index import read_index
-from skillyard.stores.skills.validation.validate import validate
+from skillyard.stores.skills.validation.bundle import validate
 from tests.unit.stores.skills.rule_corpus import CASES, Case
 from tests.unit.stores.skills.skilldirs import action, write
 

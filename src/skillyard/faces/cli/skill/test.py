@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from skillyard.domain.skill.example import Example
     from skillyard.domain.skill.skill import Finding
-    from skillyard.skilltest.runner import Result, Runner, Target
-    from skillyard.skilltest.subject import Subject
+    from skillyard.skilltest.runner import Result, Runner, Subject, Target
 
 
 @click.command()
@@ -195,7 +194,7 @@ def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quie
 
 
 def _subject(directory: Path, *, as_json: bool) -> Subject:
-    from skillyard.skilltest.subject import read_subject
+    from skillyard.skilltest.runner import read_subject
 
     subject, findings = read_subject(directory)
     if subject is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
+from skillyard.stores.skills.archives.collected import ArchiveLimits, Unpacked
 from skillyard.stores.skills.archives.reading import read_archive
 from skillyard.stores.skills.archives.writing import Packed, packed_files, packed_tree, tar_gz, write_zip
 

@@ -13,8 +13,7 @@ from typing import BinaryIO
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.archives.tar_stream import BLOCK, TarEntry, TarStream, is_tar
-from skillyard.stores.skills.archives.collected import Collected, Enough
-from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
+from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough, Unpacked
 from skillyard.stores.skills.archives.zip_reading import read_zip
 
 _PIECE = 64 * 1024

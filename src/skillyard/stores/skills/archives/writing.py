@@ -18,7 +18,7 @@ from typing import BinaryIO
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import SkillFile
 from skillyard.stores.archives.tar_stream import BLOCK
-from skillyard.stores.skills.archives.limits import ArchiveLimits
+from skillyard.stores.skills.archives.collected import ArchiveLimits
 from skillyard.stores.skills.tree import Tree
 
 _LEVEL = 6

@@ -10,8 +10,14 @@ from typing import BinaryIO
 
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives.collected import Collected
-from skillyard.stores.skills.archives.zip_directory import DEFLATED, DESCRIPTOR, ZipEntry, read_directory
-from skillyard.stores.skills.archives.zip_extra import Sizes, read_extra
+from skillyard.stores.skills.archives.zip_directory import (
+    DEFLATED,
+    DESCRIPTOR,
+    Sizes,
+    ZipEntry,
+    read_directory,
+    read_extra,
+)
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_MARK, _DESCRIPTOR_MARK = b"PK\x03\x04", b"PK\x07\x08"

@@ -30,7 +30,7 @@ from skillyard.stores.skills.catalogue.update import Search
 from skillyard.stores.skills.catalogue.upkeep import Stopped, Upkeep
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps
-from skillyard.stores.skills.validation.validate import Profile, is_lenient
+from skillyard.stores.skills.validation.bundle import Profile, is_lenient
 from skillyard.stores.sqlite.faults import as_fault
 
 CHECKED_INLINE = 256

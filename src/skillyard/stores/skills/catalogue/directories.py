@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.skill.bundle import is_excluded
+from skillyard.domain.skill.name import is_excluded
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.stamps import Stamp, is_settled, signature, stamp
 from skillyard.stores.skills.tree import shown

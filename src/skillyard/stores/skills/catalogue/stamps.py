@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from skillyard.domain.skill.bundle import is_excluded
+from skillyard.domain.skill.name import is_excluded
 from skillyard.stores.skills.tree import Caps
 
 Stamp = tuple[int, int, int, int, int]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
-from skillyard.stores.skills.archives.collected import Collected, Enough
-from skillyard.stores.skills.archives.limits import ArchiveLimits, Unpacked
+from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough, Unpacked
 from skillyard.stores.skills.sources.git_index import Tracked, read_index
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
