@@ -1,4 +1,8 @@
-"""Our dialect of JSON Schema 2020-12: nothing is fetched, and patterns take linear time."""
+"""Our dialect of JSON Schema 2020-12: nothing is fetched, and patterns take linear time.
+
+Patterns run on a linear engine. Lookaround and backreferences, which it cannot do, run beside it within a bound of
+steps. Formats assert nothing, as the specification has it.
+"""
 
 from __future__ import annotations
 

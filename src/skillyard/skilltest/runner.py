@@ -1,4 +1,4 @@
-"""Runs examples of a skill, from their blobs to what they gave, over a server or a runtime in this process."""
+"""Runs examples of a skill over a server or a runtime in this process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _path(ids, text):
         text = text.replace("{" + key + "}", str(blobs.path(blob_id)))
     return text
 '''
-"""What run_code runs. Python files run under the run's own interpreter, others by their first line, or the shell."""
+"""The code that run_code runs. Python files run under the run's own interpreter, others by their first line, or the shell."""
 
 
 def script_args(skill: str, example: Example, ids: dict[str, str]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ MOST_OF_A_BLOB = 16 * 1024 * 1024
 
 
 class Target(Protocol):
-    """What a synchronous client and a synchronous runtime have in common."""
+    """The part that a synchronous client and a synchronous runtime have in common."""
 
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]: ...
 
@@ -120,7 +120,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """``own`` says that the target is made for this test alone, so that an example's secrets may be stored there."""
+    """``own``: the target is made for this test alone, so examples may store secrets there."""
 
     target: Target
     subject: Subject
