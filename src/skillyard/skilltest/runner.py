@@ -81,7 +81,7 @@ def _path(ids, text):
         text = text.replace("{" + key + "}", str(blobs.path(blob_id)))
     return text
 '''
-"""The code that run_code runs. Python files run under the run's own interpreter, others by their first line, or the shell."""
+"""The program for run_code. Python files run under its own interpreter, others by their first line or the shell."""
 
 
 def script_args(skill: str, example: Example, ids: dict[str, str]) -> dict[str, Any]:
