@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skillyard.ipc.packets import descriptors, receive_raw, send_some
+from skillyard.ipc.packets import descriptors, receive_raw, send_some, to_json
 
 if TYPE_CHECKING:
     import asyncio  # a keeper's loop is its own
@@ -81,7 +81,7 @@ Frame = tuple[Header, bytes, list[int]]
 def encode(header: Header, body: bytes = b"", sockets: int = 0) -> bytes:
     if sockets:
         header = {**header, "sockets": sockets}
-    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw = to_json(header).encode()
     return b"".join((HEAD.pack(len(raw), len(body)), raw, body))
 
 

@@ -17,6 +17,9 @@ _MAX_FDS = 16
 _INT = array.array("i").itemsize
 _FDS_SPACE = socket.CMSG_SPACE(_MAX_FDS * _INT)
 
+to_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Compact JSON. json.dumps would make an encoder for each message."""
+
 
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -26,7 +29,7 @@ def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) 
     """Sends a message.
 
     Raises ValueError for one that no packet holds, OSError when the other end is gone."""
-    send_raw(sock, json.dumps(message, separators=(",", ":")).encode(), fds)
+    send_raw(sock, to_json(message).encode(), fds)
 
 
 def send_raw(sock: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ipc.channel import close_all
+from skillyard.ipc.packets import to_json
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.file_programs import entries_of, read_file, write_file
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
@@ -208,7 +208,7 @@ class NativeSandbox:
 
 def _message(program: Program) -> tuple[dict[str, Any], bytes]:
     if isinstance(program, Guest):
-        return {"argv": None}, json.dumps(program.request, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        return {"argv": None}, to_json(program.request).encode("utf-8", "surrogatepass")
     header = {"argv": list(program.args), "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}
     return header, b""
 

@@ -16,6 +16,8 @@ from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 _APART = ("network", "needs")
 """The fields with columns of their own."""
 _FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in _APART)
@@ -158,7 +160,7 @@ class SqliteRecords:
 def encode(record: RunRecord) -> str:
     """All but what stands apart, as ASCII JSON: half a surrogate pair, which SQLite's text cannot hold, stays an
     escape."""
-    return _json({name: getattr(record, name) for name in _FIELDS})
+    return _encode({name: getattr(record, name) for name in _FIELDS})
 
 
 def decode(text: str, network: str | None = None, needs: str | None = None) -> RunRecord:
@@ -199,15 +201,11 @@ def _trim(connection: sqlite3.Connection, values: tuple[str, int, int]) -> int:
 
 
 def _apart(value: dict[str, Any] | None) -> str | None:
-    return None if value is None else _json(value)
+    return None if value is None else _encode(value)
 
 
 def _whole(text: str | None) -> Any:
     return None if text is None else json.loads(text)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _ended(record: RunRecord) -> float | None:
