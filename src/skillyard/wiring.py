@@ -211,7 +211,7 @@ def make_secret_store(settings: SecretSettings, home: Path) -> SealedSecrets:
 
 def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
     """Returns the readers of secrets in their order. Raises InvalidInput for a reader that lacks a setting."""
-    from skillyard.stores.seal.readers.narrowed import Binding, Narrowed
+    from skillyard.stores.seal.readers import Binding, Narrowed
 
     bindings = {name: Binding(given.delivery, given.hosts) for name, given in settings.deliveries.items()}
     found: list[SecretReader] = []
@@ -222,19 +222,19 @@ def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
 
 
 def _environment(settings: SecretSettings) -> SecretReader:
-    from skillyard.stores.seal.readers.local import EnvironmentSecrets
+    from skillyard.stores.seal.readers import EnvironmentSecrets
 
     return EnvironmentSecrets(settings.environment.prefix)
 
 
 def _files(settings: SecretSettings) -> SecretReader:
-    from skillyard.stores.seal.readers.local import FileSecrets
+    from skillyard.stores.seal.readers import FileSecrets
 
     return FileSecrets(settings.files.directory)
 
 
 def _vault(settings: SecretSettings) -> SecretReader:
-    from skillyard.stores.seal.readers.vault import VaultSecrets
+    from skillyard.stores.seal.vault import VaultSecrets
 
     return VaultSecrets(settings.vault)
 
@@ -286,7 +286,7 @@ def keyring_text(text: str) -> bytes:
 
 def load_keyring(name: str, text: bytes) -> None:
     """Puts keys into the kernel's keyring. Raises StoreFault."""
-    from skillyard.stores.seal.keyring import load_key
+    from skillyard.stores.seal.keys import load_key
 
     load_key(name, text)
 

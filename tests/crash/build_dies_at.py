@@ -20,8 +20,8 @@ from skillyard.engine.observer import ignore
 from skillyard.engine.packages.building import Building
 from skillyard.engine.packages.environments import Environments
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.files.environments import LocalEnvironments, store
-from skillyard.stores.files.environments.locks import Locks
+from skillyard.stores.files import environments as store
+from skillyard.stores.files.environments import LocalEnvironments, Locks
 from tests.unit.engine.packages.fake_builder import FakeBuilder
 
 WANTED = Wanted.of(["alpha", "beta"])

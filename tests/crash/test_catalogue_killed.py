@@ -22,18 +22,19 @@ import asyncio, sys
 from contextlib import contextmanager
 from pathlib import Path
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.catalogue import serving, update
+from skillyard.stores.skills.catalogue import upkeep
+from skillyard.stores.skills.catalogue.table import Table
 
-changed = serving.Serving.changed
+changes = Table.changes
 
 @contextmanager
 def told(self):
-    with changed(self) as names:
+    with changes(self) as names:
         yield names
-    print(self.bundles, flush=True)
+    print(self.sizes()[0], flush=True)
 
-serving.Serving.changed = told
-update.Updater.step.__defaults__ = (10,)
+Table.changes = told
+upkeep.BATCH = 10
 home = Path(sys.argv[1])
 asyncio.run(Catalogue([home / "skills"], home / "snapshots", guide=None).start())
 """

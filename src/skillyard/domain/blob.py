@@ -1,4 +1,4 @@
-"""What blobs may take, and the refusals that follow."""
+"""The limits of blobs, and the refusals that follow."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ GIB = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class BlobLimits:
-    """Bytes of one blob; bytes and number of all blobs of one owner (equal contents count each time)."""
+    """Bytes of one blob; bytes and number of all blobs of one owner. Equal contents count each time."""
 
     blob_bytes: int = 4 * GIB
     owner_bytes: int = 64 * GIB
     owner_count: int = 1_000_000
 
     def check_size(self, size: int, max_bytes: int | None = None) -> None:
-        """Raises QuotaExceeded for a blob that has reached ``size`` bytes, the caller's own bound included."""
+        """Raises QuotaExceeded for a blob of ``size`` bytes; ``max_bytes`` is the caller's bound."""
         maximum = self.blob_bytes if max_bytes is None else min(self.blob_bytes, max_bytes)
         if size > maximum:
             raise refusal(f"must be at most {maximum} bytes", "blob_bytes", maximum)
@@ -40,7 +40,7 @@ def refusal(rule: str, limit: str, maximum: int) -> QuotaExceeded:
 
 
 def expiry(now: float, ttl_s: float | None) -> float | None:
-    """When a blob made ``now`` expires. Raises InvalidInput unless ``ttl_s`` is a positive number."""
+    """Returns when a blob made ``now`` expires. Raises InvalidInput unless ``ttl_s`` is a positive number."""
     if ttl_s is None:
         return None
     if not (math.isfinite(ttl_s) and ttl_s > 0):

@@ -1,4 +1,4 @@
-"""Checks of the small values that callers give: ids, MIME types, text, pages and ranges, TOML keys."""
+"""Checks of small values from callers: ids, MIME types, text, pages and ranges, TOML keys."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def is_run_id(text: str) -> bool:
 
 
 def check_blob_id(field: str, text: str) -> str:
-    """``text``, a blob id. Raises InvalidInput."""
+    """Returns ``text``, a blob id. Raises InvalidInput."""
     if not is_blob_id(text):
         raise InvalidInput(field, "must be 'blob:' and 1 to 128 of A-Z a-z 0-9 . _ -", shown(text))
     return text
 
 
 def long_key(text: str) -> int:
-    """The line, from 1, of a key of more than MOST_PARTS parts, or of text that looks like one, before it is parsed;
-    0 when there is none."""
+    """Returns the line, from 1, of a key of more than MOST_PARTS parts; 0 when there is none.
+
+    The text was not parsed yet, so the line may also hold a text that only looks like such a key."""
     found = _LONG.search(text)
     return text.count("\n", 0, found.start()) + 1 if found else 0
 
 
 def check_media_type(field: str, text: str) -> str:
-    """``text``, a MIME type that is safe in a header. Raises InvalidInput."""
+    """Returns ``text``, a MIME type that is safe in a header. Raises InvalidInput."""
     if len(text) > _MAX_TYPE or not _MEDIA_TYPE.fullmatch(text):
         rule = f"must be a MIME type such as text/csv, at most {_MAX_TYPE} ASCII characters"
         raise InvalidInput(field, rule, shown(text))
@@ -52,7 +53,7 @@ def check_media_type(field: str, text: str) -> str:
 
 
 def check_unicode(field: str, text: str) -> bytes:
-    """``text`` in UTF-8. Raises InvalidInput for a lone surrogate."""
+    """Returns ``text`` in UTF-8. Raises InvalidInput for a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""JSON from foreign code: what the standard parser takes or dies of, and other parsers may not, is refused."""
+"""Parses JSON from foreign code; refuses texts that other parsers refuse or die of."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class BadJson(ValueError):
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of UTF-8 JSON. Every number is finite, lone surrogates have become U+FFFD, of equal keys the last
-    counts. Raises BadJson, nothing else."""
+    """Returns the value of UTF-8 JSON. Every number is finite, lone surrogates have become U+FFFD, of equal keys the
+    last counts. Raises BadJson, nothing else."""
     try:
         text = data.decode()
         if _too_many(text):
@@ -66,7 +66,7 @@ def _too_many(text: str) -> bool:
 
 
 def _too_deep(text: str) -> bool:
-    """Of text that is known to be JSON."""
+    """Returns whether a text that is JSON is nested too deep."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     depth = 0
@@ -78,7 +78,7 @@ def _too_deep(text: str) -> bool:
 
 
 def _clean(value: Any) -> Any:
-    """Without lone surrogates; the depth was checked."""
+    """Returns a value without lone surrogates; its depth was checked."""
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
     if isinstance(value, dict):

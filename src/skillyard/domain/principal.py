@@ -33,8 +33,8 @@ ALL_SCOPES: frozenset[Scope] = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """``skills`` are patterns of names (``*``, ``salesforce.*``); ADMIN sees every principal's objects. ``project``
-    says whose secrets its runs get."""
+    """The caller. ``skills`` are patterns of names (``*``, ``salesforce.*``); ``project`` has the secrets of its runs.
+    ADMIN sees every principal's objects."""
 
     name: str
     scopes: frozenset[Scope] = ALL_SCOPES
@@ -71,7 +71,7 @@ def check_principal(principal: Principal) -> Principal:
 
 
 def check_token_value(value: str) -> str:
-    """A token's text that a user chose. It is hashed quickly, so it must not be guessable: at least 24
+    """Returns a token's text that a user chose. It is hashed quickly, so it must not be guessable: at least 24
     characters. Raises InvalidInput."""
     if not _VALUE.fullmatch(value):
         rule = f"must be {MIN_LENGTH} to {MAX_LENGTH} printable ASCII characters without spaces"
@@ -80,7 +80,7 @@ def check_token_value(value: str) -> str:
 
 
 def check_project(field: str, project: str) -> str:
-    """A project's name. Raises InvalidInput."""
+    """Returns a project's name. Raises InvalidInput."""
     if not _PROJECT.fullmatch(project):
         raise InvalidInput(
             field, "must be a letter or digit, then letters, digits or . _ -, at most 64 in all", shape(project)

@@ -1,4 +1,4 @@
-"""A secret: its name and value, the runs that may have it, its delivery and versions, and the audit of its use."""
+"""A secret: name, value, scope, delivery and versions, and the audit of its use."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ def _bound_host(text: str, field: str) -> Rule:
 
 
 def check_secret_name(field: str, name: str) -> str:
-    """``name``, fit for an environment variable and none that steers an interpreter, the loader, a shell or
-    us. Raises InvalidInput."""
+    """Returns ``name``, fit for an environment variable.
+
+    It may not steer an interpreter, the loader, a shell or us. Raises InvalidInput."""
     if not _NAME.fullmatch(name):
         rule = "must be a letter or _, then letters, digits or _, at most 128 in all"
         raise InvalidInput(field, rule, shape(name))
@@ -134,8 +135,10 @@ class SecretScope:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Of two that admit the same run the higher is the more specific: a project's own before everybody's, then a
-        whole name before a start of names, then the longer. No two that admit one run are alike."""
+        """The higher of two that admit the same run is the more specific one.
+
+        A project's own goes before everybody's, then a whole name before a start of names, then the longer. No two that
+        admit one run are alike."""
         return bool(self.project), bool(self.skills) and not self.skills.endswith("*"), len(self.skills)
 
 

@@ -31,8 +31,7 @@ from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.secrets.for_run import RunSecrets
-from skillyard.engine.secrets.service import SecretBook
+from skillyard.engine.secrets.service import RunSecrets, SecretBook
 from skillyard.engine.shares import Admission, Budget, LargeReads
 from skillyard.engine.skills.approval_methods import Approvals
 from skillyard.engine.skills.inspection import Inspection

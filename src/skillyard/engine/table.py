@@ -16,7 +16,6 @@ from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
 from skillyard.engine.skills import methods as catalogue_methods
-from skillyard.engine.skills import problems as catalogue_problems
 
 METHODS: dict[str, Method[Any]] = {
     method.name: method
@@ -28,7 +27,6 @@ METHODS: dict[str, Method[Any]] = {
         policy_methods,
         secret_methods,
         catalogue_methods,
-        catalogue_problems,
         inspection,
         environment_methods,
     )

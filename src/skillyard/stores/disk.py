@@ -8,8 +8,7 @@ from pathlib import Path
 
 
 def give_to_owner(fd: int, directory: Path) -> None:
-    """Gives a file to its directory's owner: what root writes into a user's data directory stays readable for that
-    user's server."""
+    """Gives a file that root writes to the owner of its directory, whose server has to read it."""
     if os.geteuid() == 0:
         owner = directory.stat()
         os.fchown(fd, owner.st_uid, owner.st_gid)

@@ -17,7 +17,7 @@ from skillyard.domain.sandbox.guarantees import Probe
 from skillyard.engine import table
 from skillyard.engine.backends import Offer
 from skillyard.engine.runs import execution, grant, record
-from skillyard.engine.secrets import for_run
+from skillyard.engine.secrets import service as for_run
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from tests.attacks.verify.mutants import Mutant
 

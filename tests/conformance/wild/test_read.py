@@ -11,8 +11,7 @@ import pytest
 from skillyard.bundled import EXAMPLES
 from skillyard.config.settings import load_settings
 from skillyard.runtime import Runtime
-from skillyard.stores.skills.catalogue.directories import ScanLimits
-from skillyard.stores.skills.catalogue.trees import walk
+from skillyard.stores.skills.catalogue.search import ScanLimits, walk
 from skillyard.stores.skills.review import review_source
 from skillyard.stores.skills.validation.bundle import validate
 from tests.conformance.wild.conftest import Open

@@ -205,7 +205,7 @@ def test_what_root_writes_stays_its_owners(bare: Cli, tmp_path: Path) -> None:
 
 def keyring_is_here() -> bool:
     from skillyard.domain.errors import StoreFault
-    from skillyard.stores.seal.keyring import read_key
+    from skillyard.stores.seal.keys import read_key
 
     try:
         read_key("skillyard-none")
@@ -215,8 +215,7 @@ def keyring_is_here() -> bool:
 
 
 def test_a_key_in_the_kernels_keyring(bare: Cli, tmp_path: Path) -> None:
-    from skillyard.stores.seal.keyring import forget_key
-    from skillyard.stores.seal.keys import KeyringKeys
+    from skillyard.stores.seal.keys import KeyringKeys, forget_key
 
     if not keyring_is_here():
         pytest.skip("the kernel's keyring cannot be used here")

@@ -20,7 +20,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.package.environment import BadLock, BuiltEnvironment, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.stores.clock import SystemClock
-from skillyard.stores.files.environments import LocalEnvironments, locks
+from skillyard.stores.files.environments import LocalEnvironments
 from skillyard.testing import environments_suite
 from skillyard.testing.memory import ManualClock
 from tests.unit.engine.packages.fake_builder import pack
@@ -225,7 +225,7 @@ ORIGIN = Origin(PLATFORM, "https://index.test/simple")
 
 
 async def test_the_oldest_locks_give_way(store: LocalEnvironments, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "MOST_LOCKS", 10)
+    monkeypatch.setattr("skillyard.stores.files.environments.MOST_LOCKS", 10)
     for number in range(12):
         await store.keep_lock(Wanted.of([f"p{number}"]), ORIGIN, LOCK)
     assert await store.lock(Wanted.of(["p0"]), ORIGIN) is None

@@ -179,7 +179,7 @@ TABLE = (
     ),
     Method(
         name="blobs.stat",
-        doc="What is known of a blob.",
+        doc="The size, digest, kind, owner and times of a blob.",
         params=obj({"blob_id": BLOB_ID}, "blob_id"),
         example={"blob_id": "blob:EXAMPLE"},
         result=answer({"blob": BLOB}),

@@ -1,4 +1,4 @@
-"""The use cases of blobs: every face, the runtime and the engine's other services store and read blobs here."""
+"""The service of blobs, for every face, the runtime and other services."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class BlobService:
     """Blobs by scope and by owner. A blob of another principal is refused as one that does not exist."""
 
     def __init__(self, store: BlobStore, large_reads: LargeReads, *, ttl_s: float | None, json_bytes: int) -> None:
-        """``ttl_s`` is the age in seconds at which a blob of a caller is removed, ``json_bytes`` the size up to which
-        one may come within a JSON value."""
+        """``ttl_s`` is the age in seconds at which a caller's blob is removed.
+
+        ``json_bytes`` is the size up to which one may come within a JSON value."""
         self._store = store
         self._large_reads = large_reads
         self._ttl_s = ttl_s

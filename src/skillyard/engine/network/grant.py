@@ -1,4 +1,4 @@
-"""Which network a run is granted: the layers of its policy, or why it is refused.
+"""The network that a run is granted: the layers of its policy, or a refusal with its reason.
 
 The operator's layer bounds what a skill declares or what code gets, and that what a request narrows. Skills that are
 mounted beside an executed one, or required by it, add nothing. ``least`` says why a run gets nothing that its skills
@@ -33,9 +33,9 @@ def granted(
     asked: tuple[Rule, ...] | None,
     least: str = "",
 ) -> Policy | None:
-    """The policy, or None for no network at all. ``asked`` is what the request narrows to, None when it says nothing.
+    """Returns the policy, or None for no network. ``asked`` are the rules of the request, None when it has none.
 
-    Raises Refused when somebody asks for what the layers above do not give.
+    Raises Refused for a layer that asks for more than the layers above it give.
     """
     if asked is not None and not _allows(asked):
         return None
@@ -64,7 +64,7 @@ def why_none(
     asked: tuple[Rule, ...] | None,
     least: str = "",
 ) -> str:
-    """Why :func:`granted` gave no network, for whoever needed one."""
+    """Returns why :func:`granted` gave no network, for a run that needed one."""
     if asked is not None and _allows(_own_rules(config, skill, mounted, least)):
         return "the request asked for none"
     if skill is not None and not _allows(parse_rules(skill.needs.network)):
@@ -73,7 +73,7 @@ def why_none(
 
 
 def own_layer(config: NetworkSettings, skill: Skill | None, mounted: Sequence[Skill], least: str = "") -> Layer:
-    """Returns what the executed skill declares, or what policy gives to code."""
+    """Returns the layer of the executed skill, or that of code by policy."""
     return Layer(CODE if skill is None else SKILL, _own_rules(config, skill, mounted, least))
 
 
@@ -109,12 +109,12 @@ def ability(offer: Offer, has_gate: bool) -> Protection:
 
 
 def layers_of(policy: Policy) -> list[dict[str, Any]]:
-    """As they stand in a record."""
+    """Returns the layers as they stand in a record."""
     return [{"name": layer.name, "rules": layer.texts()} for layer in policy.layers]
 
 
 def listed(rules: Sequence[Rule]) -> str:
-    """The first of them, for a message."""
+    """Returns the first rules, for a message."""
     more = f" and {len(rules) - _SHOWN} more" if len(rules) > _SHOWN else ""
     return ", ".join(rule.text for rule in rules[:_SHOWN]) + more
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from skillyard.config.network import NetworkSettings
 from skillyard.config.policy import TrustSettings
 from skillyard.domain.errors import InvalidInput, SkillNotFound
-from skillyard.domain.network.address import Address
+from skillyard.domain.network.address import Address, parse_address
 from skillyard.domain.network.explain import Target, explain
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
 from skillyard.domain.network.rule import Rule
@@ -29,11 +31,39 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.network.grant import EGRESS, REQUEST, ability, check_offer, granted, layers_of, own_layer
-from skillyard.engine.network.resolve import is_own, resolve
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.methods import NETWORK
 from skillyard.engine.shapes import DECISION, LAYER, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
+
+PATIENCE_S = 5.0
+"""How long the name server may take."""
+
+
+async def resolve(name: str, field: str) -> tuple[Address, ...]:
+    """Returns the addresses of a name as getaddrinfo(3) has them.
+
+    They serve explanations alone: the gate looks for itself. Raises InvalidInput for a name that has none."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, TimeoutError) as error:
+        why = "the name server did not answer" if isinstance(error, TimeoutError) else str(error)
+        raise InvalidInput(field, f"'{name}' has no address here: {why}") from None
+    texts = dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)
+    return tuple(address for text in texts if (address := parse_address(text)) is not None)
+
+
+def is_own(address: Address) -> bool:
+    """Returns whether it is one of the host's: only those can be bound (ip(7))."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +98,7 @@ async def explain_policy(service: PolicyService, principal: Principal, params: M
 async def _whose(
     service: PolicyService, principal: Principal, params: Mapping[str, Any]
 ) -> tuple[Skill | None, Sequence[Skill]]:
-    """The executed skill, and all that such a run mounts."""
+    """Returns the executed skill, and all that such a run mounts."""
     name, names = params.get("skill"), params.get("mount_skills") or ()
     if name is not None and (params["code"] or names):
         raise InvalidInput("skill", "does not go with code and mount_skills: what is mounted adds nothing to a skill")
@@ -85,7 +115,7 @@ def _policy(
     *,
     somebody: bool,
 ) -> Policy:
-    """The layers as they would be, whether or not such a run is refused."""
+    """Returns the layers as they would be, whether or not such a run is refused."""
     config = service.network
     layers = [Layer(OPERATOR, config.rules)]
     if somebody:
@@ -98,7 +128,7 @@ def _policy(
 def _refusal(
     service: PolicyService, skill: Skill | None, mounted: Sequence[Skill], asked: tuple[Rule, ...] | None, least: str
 ) -> str:
-    """Why a run with this policy would not start, with the default isolation."""
+    """Returns why a run with this policy would not start, with the default isolation."""
     try:
         policy = granted(service.network, skill, mounted, asked, least)
         if policy is not None and (offer := service.backends.default) is not None:
@@ -193,7 +223,7 @@ TABLE = (
     ),
     Method(
         name="policy.show",
-        doc="What the operator lets runs reach, which skills rules approve, and which isolations can give a network.",
+        doc="The operator's rules: hosts that runs may reach, skills that are approved, isolations with a network.",
         params=obj({}),
         result=answer(
             {

@@ -1,5 +1,6 @@
-"""What a failed run's error says of connections that were refused to it or failed: the likely reason, next to the
-symptom. It stands behind the message, and behind the summary that people and models see first."""
+"""Adds refused and failed connections to the error of a failed run, as its likely reason.
+
+The text stands behind the message, and behind the summary that people and models see first."""
 
 from __future__ import annotations
 
@@ -27,11 +28,12 @@ _NOBODY_LISTENS = re.compile(r"Connection refused|ECONNREFUSED")
 _TOLD = 10
 _MOST_REASON = 300
 _HEADS = re.compile(r"^[\w.]+(?=:|$)", re.MULTILINE)
-"""What a traceback's lines begin with where they name an exception."""
+"""The beginnings of a traceback's lines that name an exception."""
 
 
 def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
-    """The last record with what was tried. A run that failed to connect is told who was refused, and why."""
+    """Returns the last record with its connections. One of a run that failed to connect says which was refused, and
+    why."""
     told = replace(record, network=dict(network))
     error = record.error
     if error is None or record.status is not RunStatus.FAILED or not failed_to_connect(error):
@@ -40,7 +42,7 @@ def with_network(record: RunRecord, network: Mapping[str, Any]) -> RunRecord:
 
 
 def without_network(record: RunRecord, why: str) -> RunRecord:
-    """The last record of a run that had no network. One that failed for want of it is told ``why`` it had none."""
+    """Returns the last record of a run without a network. One that failed for want of it says ``why`` it had none."""
     error = record.error
     if error is None or record.status is not RunStatus.FAILED:
         return record
@@ -50,8 +52,9 @@ def without_network(record: RunRecord, why: str) -> RunRecord:
 
 
 def refusal(network: Mapping[str, Any]) -> str:
-    """``(network: api.y.com:443 refused: no skill rule allows api.y.com)`` for the last one that was refused or failed
-    on its way, empty without any."""
+    """Returns a text about the last connection that was refused or failed, empty without any.
+
+    ``(network: api.y.com:443 refused: no skill rule allows api.y.com)``"""
     wrong = [c for c in network.get("connections", ()) if not c["allowed"] or c["reason"]]
     if not wrong:
         return ""
@@ -73,7 +76,7 @@ def _unseen(error: Mapping[str, Any], network: Mapping[str, Any]) -> str:
 
 
 def used(record: RunRecord) -> NetworkUsed:
-    """The event for the last record of a run that had a network."""
+    """Returns the event for the last record of a run that had a network."""
     network = record.network or {}
     return NetworkUsed(
         run_id=record.run_id,
@@ -85,7 +88,7 @@ def used(record: RunRecord) -> NetworkUsed:
 
 
 def counted(network: Mapping[str, Any]) -> dict[str, int]:
-    """How many connections of a record were allowed and refused, and their bytes."""
+    """Returns how many connections of a record were allowed and refused, and their bytes."""
     connections = network.get("connections", ())
     return {
         "allowed": sum(c["count"] for c in connections if c["allowed"]),

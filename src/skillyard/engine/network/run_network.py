@@ -1,4 +1,4 @@
-"""The network of a run at work: its session of the gate, the policy in force, and what was changed meanwhile."""
+"""The network of a run at work: its session of the gate, its policy and its changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LIVE, ADMIN = "live", "admin"
 GATE = "gate"
-"""What an entry came by that tells of the gate's own end: what it saw last is lost."""
+"""The channel of an entry that tells of the gate's own end: its last observations are lost."""
 PATIENCE_S = 10.0
 """How long the gate may take for anything."""
 MOST_CHANGES, MOST_CHANGED = 1000, 256 * 1024
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class NetworkGrant:
-    """What ``gate`` is told, and what is taken out of what it tells."""
+    """The plan that ``gate`` gets, and the secrets that are removed from its answers."""
 
     gate: Gate
     plan: EgressPlan
@@ -54,8 +54,9 @@ class NetworkGrant:
 
 
 class RunNetwork:
-    """One run's. :meth:`begin`, :meth:`join`, :meth:`enter`, any number of :meth:`change` and :meth:`so_far`,
-    :meth:`close`."""
+    """The network of one run: :meth:`begin`, :meth:`join`, :meth:`enter`, then :meth:`close`.
+
+    Any number of :meth:`change` and :meth:`so_far` may stand before the last."""
 
     def __init__(self, run_id: str, grant: NetworkGrant) -> None:
         self._run_id = run_id
@@ -81,8 +82,9 @@ class RunNetwork:
         return replace(spec, mounts=(*spec.mounts, *session.mounts), egress=Egress(session.id, ports))
 
     async def enter(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The sandbox stands: ``guest`` with the variables by which programs find the gate. What a skill declares goes
-        before those. Raises GateFault, SandboxGone."""
+        """Returns ``guest`` with the variables by which programs in ``sandbox`` find the gate.
+
+        Variables that a skill declares go before those. Raises GateFault, SandboxGone."""
         session = await self._session()
         async with self._busy:
             self._sandbox = sandbox
@@ -90,8 +92,10 @@ class RunNetwork:
         return {**guest, "env": {**session.env, **guest["env"]}}
 
     async def change(self, rules: Sequence[Rule], *, by: str, at: float, replaces: bool) -> Change:
-        """``replaces`` puts ``rules`` in the place of what was granted, below the operator's layer; else they are one
-        more layer. In force when this returns. Raises GateFault, InvalidInput, SandboxGone when the run has ended."""
+        """Changes the policy: ``rules`` are one more layer, or ``replaces`` the granted ones.
+
+        The operator's layer stays. The change is in force when this returns. Raises GateFault, InvalidInput, and
+        SandboxGone when the run has ended."""
         layer = Layer(ADMIN if replaces else LIVE, tuple(rules))
         change = Change(at, by, layer.name, tuple(layer.texts()))
         async with self._busy:

@@ -20,7 +20,7 @@ from skillyard.engine.packages.environment import BuildFailed, Environment
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.secrets.for_run import RunSecrets
+from skillyard.engine.secrets.service import RunSecrets
 from skillyard.engine.skills.standings import Standings, packages_allowed
 
 ANEW = (

@@ -38,8 +38,8 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.secrets.for_run import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.service import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.skills.run_needs import Given, run_needs
 from skillyard.engine.skills.schemas import complaint
 from skillyard.ports.clock import Ids

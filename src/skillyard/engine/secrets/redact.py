@@ -1,8 +1,8 @@
-"""Secret values never leave: they are replaced in everything that a run hands out (skills-protocol §10).
+"""Replaces secret values in everything that a run hands out (skills-protocol §10).
 
-Looked for: the exact value, its JSON, ``repr`` and percent-encoded forms, its base64 forms at each of the
-three alignments in both alphabets, and the long lines of a value that has several. Other encodings that code
-may choose on purpose are beyond any filter; blobs are the run's own data and are not touched.
+These forms are replaced: the exact value, its JSON, ``repr`` and percent-encoded forms, its base64 forms at each of the
+three alignments in both alphabets, and the long lines of a value that has several. Other encodings that code may choose
+on purpose are beyond any filter. Blobs are the run's own data and stay as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIN_LINE = 16
 
 
 class Redactor:
-    """Replaces secrets in a stream of bytes; what could be the start of one is held back until it is not."""
+    """Replaces secrets in a stream of bytes. Bytes that may begin one are held back until it is decided."""
 
     __slots__ = ("_covered", "_hold", "_pending", "_search")
 
@@ -31,19 +31,20 @@ class Redactor:
         self._covered = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Returns what is safe to hand on after ``data`` came."""
+        """Returns the bytes that are safe to hand on after ``data`` came."""
         if self._search is None:
             return data
         self._pending += data
         return self._emit(self._search, len(self._pending) - self._hold)
 
     def flush(self) -> bytes:
-        """The rest, at the end of the stream."""
+        """Returns the rest, at the end of the stream."""
         return self._emit(self._search, len(self._pending)) if self._search else b""
 
     def _emit(self, search: re.Pattern[bytes], end: int) -> bytes:
-        """Everything before ``end``: a secret that starts there lies in the buffer as a whole. Secrets that
-        overlap make one span, whose part behind ``end`` is remembered as covered."""
+        """Returns everything before ``end``; a secret that starts there is in the buffer as a whole.
+
+        Secrets that overlap make one span, whose part behind ``end`` is remembered as covered."""
         if end <= 0:
             return b""
         out, cursor = bytearray(), self._covered
@@ -76,7 +77,7 @@ class Redaction:
         self.empty = not forms
 
     def stream(self) -> Redactor:
-        """For a log: one for each reading of it."""
+        """Returns a redactor for one reading of a log."""
         return Redactor(self._search, self._longest)
 
     def text(self, text: str, *, whole: bool = True) -> str:
@@ -100,7 +101,7 @@ class Redaction:
         return next((n for n in range(most, 0, -1) if any(form.startswith(data[-n:]) for form in self._forms)), 0)
 
     def value(self, value: Any) -> Any:
-        """A JSON value with secrets replaced in strings, keys and numbers. Raises RecursionError."""
+        """Returns a JSON value with secrets replaced in strings, keys and numbers. Raises RecursionError."""
         if self._search is None:
             return value
         if isinstance(value, str):
@@ -119,8 +120,10 @@ NOTHING = Redaction()
 
 
 def _one_of(forms: list[bytes], deep: int = 3) -> bytes:
-    """A pattern of which the first that fits matches, sorted by first bytes: else each form would be tried at each byte
-    of a log, and a skill may have many secrets."""
+    """Returns a pattern for any of ``forms``, the first that fits.
+
+    It is sorted by first bytes: else each form would be tried at each byte of a log, and a skill may have many
+    secrets."""
     if not deep or len(forms) < 2:
         return b"|".join(map(re.escape, forms))
     below: dict[bytes, list[bytes]] = {}
@@ -143,7 +146,7 @@ def _forms(secret: str) -> set[bytes]:
 
 
 def _base64_forms(raw: bytes) -> Iterator[bytes]:
-    """The characters that depend on ``raw`` alone, whatever stands before and behind it."""
+    """Yields the characters that depend on ``raw`` alone, not on the bytes before and behind it."""
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw)
         inner = encoded[(shift * 8 + 5) // 6 : (shift + len(raw)) * 8 // 6]

@@ -67,7 +67,7 @@ async def show_needs(approvals: Approvals, principal: Principal, params: Params)
 
 
 async def approve(approvals: Approvals, principal: Principal, params: Params) -> dict[str, Any]:
-    """Not while a version is withdrawn and restored, which would end approvals before this one is there."""
+    """Approves between changes of the catalogue: to restore a version ends its approvals."""
     check_unicode("note", params["note"])
     return await approvals.publisher.change(_approve(approvals, principal, params))
 
@@ -200,7 +200,7 @@ _NEEDS = {
 TABLE = (
     Method(
         name="catalogue.needs",
-        doc="What a skill declares that it needs, what policy leaves of it, and whether it is approved.",
+        doc="The declared needs of a skill, what policy leaves of them, and whether it is approved.",
         params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
         example={"name": "acme.words.say"},
         result=answer(_NEEDS),
@@ -255,7 +255,7 @@ TABLE = (
     ),
     Method(
         name="catalogue.approvals",
-        doc="What operators approved one by one, by name and version.",
+        doc="Approvals that operators gave one by one, by name and version.",
         params=obj(
             {
                 "name": SKILL_NAME,

@@ -1,4 +1,4 @@
-"""Discovery methods (skills-protocol §3, §7): what there is, and what a skill says of itself.
+"""Discovery methods (skills-protocol §3, §7): lists and descriptions of skills.
 
 A skill that the caller may not use does not exist for it: it is left out, and asking for it by name gives
 the same SkillNotFound as a name that nobody has.

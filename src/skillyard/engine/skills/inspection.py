@@ -1,4 +1,4 @@
-"""``catalogue.review`` and ``catalogue.diff``: facts for a reader before they trust a version."""
+"""``catalogue.review`` and ``catalogue.diff``: facts to know before one trusts a version."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ from skillyard.engine.tasks import to_its_end
 from skillyard.ports.jailed import PythonReader
 
 KEPT = 64
-"""Reviews that are remembered: a version never changes, nor does what there is to say of it."""
+"""Reviews that are remembered: a version never changes."""
 
 
 class Reviews:
-    """Made on a thread, one at a time, since they take processor time in proportion to the bundle. Lives on one event
-    loop."""
+    """Reviews, made on a thread, one at a time: each takes time in proportion to its bundle.
+
+    Lives on one event loop."""
 
     def __init__(self, reader: PythonReader) -> None:
         self._reader = reader
@@ -69,7 +70,7 @@ def _read_all(skill: Skill) -> tuple[list[File], Mapping[str, str]]:
 
 
 def _read(skill: Skill, path: str) -> File:
-    """Of a snapshot, whose executable files have mode 0555."""
+    """Reads a file of a snapshot, whose executable files have mode 0555."""
     place = skill.root / path
     return File(path, place.read_bytes(), bool(place.stat().st_mode & 0o100))
 
@@ -88,7 +89,9 @@ async def review_skill(inspection: Inspection, principal: Principal, params: Map
 
 
 class Diffs:
-    """Made on a thread, one at a time: two large versions take a processor for a second. Lives on one event loop."""
+    """Differences, made on a thread, one at a time: each may take a processor for a second.
+
+    Lives on one event loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -132,7 +135,7 @@ def _compared(old: Skill, new: Skill) -> SkillDiff:
 
 
 def _diff_side(skill: Skill) -> Side:
-    """Of a snapshot, whose executable files have mode 0555."""
+    """Returns the files of a snapshot, whose executable files have mode 0555."""
     files = {}
     for file in skill.files:
         place = skill.root / file.path
@@ -163,7 +166,7 @@ _FILE_CHANGE = shape(
 TABLE = (
     Method(
         name="catalogue.review",
-        doc="What a reader should know of a skill before trusting it, from its files alone; nothing of it is executed.",
+        doc="Facts to know before one trusts a skill, from its files alone; nothing of it is executed.",
         params=obj({"name": SKILL_NAME, "version": VERSION}, "name"),
         example={"name": "acme.words.say", "version": "1.0.0"},
         result=answer(
@@ -188,7 +191,7 @@ TABLE = (
     ),
     Method(
         name="catalogue.diff",
-        doc="What changed between two versions of a skill: what it asks for first, then how it runs, then its files.",
+        doc="The changes between two versions of a skill: its needs first, then how it runs, then its files.",
         params=obj(
             {
                 "name": SKILL_NAME,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from skillyard.domain.checks import check_unicode
@@ -24,8 +25,9 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.schema import Schema
-from skillyard.engine.shapes import TEXT_OR_NULL, or_null
+from skillyard.engine.shapes import FINDING, TEXT_OR_NULL, or_null
 from skillyard.engine.skills.publishing import Publisher
+from skillyard.engine.skills.service import SkillService
 
 Params = Mapping[str, Any]
 
@@ -49,6 +51,11 @@ async def _pin(publisher: Publisher, principal: Principal, params: Params) -> di
 
 async def _unpin(publisher: Publisher, principal: Principal, params: Params) -> dict[str, Any]:
     return await publisher.unpin(principal, params["name"])
+
+
+async def _problems(skills: SkillService, _principal: Principal, params: Params) -> dict[str, Any]:
+    found = await skills.store.problems()
+    return {"problems": [asdict(problem) for problem in found[: params["limit"]]], "total": len(found)}
 
 
 _EXACT: Schema = {**VERSION, "description": "the exact version"}
@@ -191,5 +198,22 @@ TABLE = (
             optional="unpinned_at unpinned_by",
         ),
         _unpin,
+    ),
+    Method(
+        name="catalogue.problems",
+        doc="Skills in directories that are not served, versions that others hide, and what the search had to say.",
+        params=obj({"limit": {"type": "integer", "minimum": 1, "maximum": 5000, "default": 500}}),
+        example={"limit": 20},
+        result=answer(
+            {
+                "problems": list_of(FINDING, "as validation gives them"),
+                "total": described(INTEGER, "of all that there are"),
+            }
+        ),
+        scope=Scope.ADMIN,
+        errors=(),
+        surface="operator",
+        handler=_problems,
+        service=SkillService,
     ),
 )

@@ -1,4 +1,4 @@
-"""The declared needs of one skill, line by line, each beside what is granted of it and why not more."""
+"""The declared needs of one skill, one a row, each with its grant and the reason for less."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _USUAL = RuntimeSpec("", "", "").environment
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``granted`` is empty when nothing is; ``why`` says what stood against the whole of it."""
+    """``granted`` is empty when nothing is; ``why`` is the reason for less than the whole."""
 
     need: str
     asked: str
@@ -40,13 +40,13 @@ class Row:
     why: str = ""
 
     def as_dict(self, longest: int) -> dict[str, str]:
-        """Without what is empty; each text in at most ``longest`` characters."""
+        """Returns the fields that are not empty, each text in at most ``longest`` characters."""
         fields = {"need": self.need, "asked": self.asked, "granted": self.granted, "why": self.why}
         return {name: _cut(text, longest) for name, text in fields.items() if text}
 
 
 def declares(skill: Skill) -> bool:
-    """Returns whether it asks for anything at all."""
+    """Returns whether a skill asks for anything at all."""
     needs = skill.needs
     return bool(
         needs.network or needs.secrets or needs.limits or needs.requires or needs.dependencies
@@ -58,8 +58,9 @@ def environment_of(skill: Skill) -> str:
 
 
 def network_rows(skill: Skill, others: Sequence[Layer], consent: bool, against: str = "") -> Iterable[Row]:
-    """``others`` are the layers that bound what it declares, ``consent`` is the operator's to every host; ``against``
-    says what speaks against what is left."""
+    """Yields the rows of hosts. ``others`` are the layers that bound the skill's rules.
+
+    ``consent`` is the operator's to every host; ``against`` is a reason to grant nothing of the rest."""
     for rule in parse_rules(skill.needs.network):
         if rule.deny:
             continue
@@ -74,7 +75,7 @@ def network_rows(skill: Skill, others: Sequence[Layer], consent: bool, against: 
 
 
 def secret_rows(skill: Skill, given: Mapping[str, str], against: str = "", absent: str = "") -> Iterable[Row]:
-    """``given`` are deliveries by name; ``absent`` is why another is not."""
+    """Yields the rows of secrets. ``given`` are deliveries by name; ``absent`` is the reason for another."""
     for need in skill.needs.secrets:
         granted = "" if against else given.get(need.name, "")
         yield Row(SECRET, _asked_secret(need), granted, against or ("" if granted else absent))
@@ -91,7 +92,7 @@ def _asked_secret(need: SecretNeed) -> str:
 
 
 def limit_rows(skill: Skill, granted: Limits, request: Mapping[str, Any], cap: str, against: str = "") -> Iterable[Row]:
-    """``request`` are the limits that the request named itself, ``cap`` says what bounds a manifest."""
+    """Yields the rows of limits. ``request`` are those that the request named, ``cap`` is the bound of a manifest."""
     for name, value in skill.needs.limits.items():
         asked = f"{name}={value}"
         if against:
@@ -102,7 +103,7 @@ def limit_rows(skill: Skill, granted: Limits, request: Mapping[str, Any], cap: s
 
 
 def requires_rows(skill: Skill, chosen: Mapping[str, str]) -> Iterable[Row]:
-    """``chosen`` are the versions by name."""
+    """Yields the rows of required skills. ``chosen`` are the versions by name."""
     for text in skill.needs.requires:
         name = text.partition(" ")[0]
         yield Row(REQUIRES, text, f"{name} {chosen[name]}" if name in chosen else "")
@@ -111,7 +112,7 @@ def requires_rows(skill: Skill, chosen: Mapping[str, str]) -> Iterable[Row]:
 def package_rows(
     skill: Skill, standing: Standing, config: PackagesSettings, installed: Mapping[str, str], against: str = ""
 ) -> Iterable[Row]:
-    """``installed`` are the versions by normalized name."""
+    """Yields the rows of packages. ``installed`` are the versions by normalized name."""
     for text in skill.needs.dependencies:
         name = required_name(text)
         if version := installed.get(name):

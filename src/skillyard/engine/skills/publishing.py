@@ -1,4 +1,4 @@
-"""Publishing: an archive becomes an immutable version of a skill, and the publisher changes how it is served.
+"""Publishing: an archive becomes an immutable version, whose state the publisher may change.
 
 Nothing is stored before everything was checked. Then the bytes come first and the row that names them second: a
 crash in between leaves a snapshot that no row names, which the next start removes.
@@ -15,17 +15,68 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.name import GUIDE
-from skillyard.domain.skill.publication import Pin, Publication, PublicationAct, claim_refusal, place_of, served_refusal
+from skillyard.domain.skill.publication import (
+    Pin,
+    Publication,
+    PublicationAct,
+    PublicationEvent,
+    claim_refusal,
+    place_of,
+    served_refusal,
+)
 from skillyard.domain.skill.semver import newest_first
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.engine.observer import CatalogueChanged, Observer
 from skillyard.engine.shares import Budget
 from skillyard.engine.skills.service import SkillService
-from skillyard.engine.skills.views import event_view, publication_view, served_view
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.bundles import ArchiveForm, Arrived, BundleStore, Exported
 from skillyard.ports.clock import Clock
 from skillyard.ports.publications import PublicationStore
+
+
+def publication_view(told: Publication) -> dict[str, Any]:
+    """Returns a publication as answers show it. Times are UTC seconds since the epoch.
+
+    ``state`` is ``published`` or ``withdrawn``; only a withdrawn one has principal, time and reason of that."""
+    facts: dict[str, Any] = {
+        "name": told.name,
+        "version": told.version,
+        "digest": told.digest,
+        "state": "withdrawn" if told.withdrawn else "published",
+        "project": told.project,
+        "published_at": told.published_at,
+        "published_by": told.published_by,
+        "size_bytes": told.size,
+        "files": told.files,
+    }
+    if told.withdrawn:
+        facts |= {"withdrawn_at": told.withdrawn_at, "withdrawn_by": told.withdrawn_by, "reason": told.reason}
+    return facts
+
+
+def served_view(skill: Skill) -> dict[str, Any]:
+    """Returns a version that nobody published; ``state`` is ``directory`` or ``built-in``."""
+    return {
+        "name": skill.name,
+        "version": skill.version,
+        "digest": skill.digest,
+        "state": str(skill.source),
+        "size_bytes": sum(file.size for file in skill.files),
+        "files": len(skill.files),
+    }
+
+
+def event_view(event: PublicationEvent) -> dict[str, Any]:
+    return {
+        "at": event.at,
+        "act": str(event.act),
+        "version": event.version,
+        "digest": event.digest,
+        "principal": event.principal,
+        "reason": event.reason,
+    }
+
 
 T = TypeVar("T")
 
@@ -94,8 +145,9 @@ class Publisher:
                 yield archive
 
     async def change(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does ``work`` alone, and to its end even if the caller goes away: the store and the catalogue must not
-        part."""
+        """Does ``work`` alone, and to its end even if the caller goes away.
+
+        The store and the catalogue must not part."""
         return await self._tasks.shielded(self._alone(work), "catalogue change")
 
     async def versions(self, principal: Principal, name: str, history: int) -> dict[str, Any]:
@@ -190,7 +242,7 @@ class Publisher:
         return {**publication_view(told), "changed": before.withdrawn}
 
     async def _pin(self, principal: Principal, name: str, version: str) -> dict[str, Any]:
-        """A version that is served: one that was withdrawn, or is nowhere, cannot be the latest."""
+        """Pins a version that is served; another cannot be the latest."""
         await self._check_claim(principal, name)
         skill = await self._skills.store.get(name, version)
         wanted = Pin(name, skill.version, self._clock.now(), principal.name)
@@ -244,8 +296,10 @@ class Publisher:
         await self._check_claim(principal, name)
 
     async def _check_claim(self, principal: Principal, name: str) -> None:
-        """Raises Forbidden unless the principal may publish, withdraw and pin under ``name``: for its project, which
-        published the name first or may take it. Names that the operator serves from directories are the operator's."""
+        """Raises Forbidden unless the principal may publish, withdraw and pin under ``name``.
+
+        It may for its project, which published the name first or may take it. Names that the operator serves from
+        directories are the operator's."""
         if name == GUIDE:
             raise Forbidden(f"'{GUIDE}' is built in and stays as it is", skill=name)
         if not principal.may_use(name):

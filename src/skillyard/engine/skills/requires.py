@@ -1,10 +1,9 @@
-"""Which skills a run mounts: the one that is executed, those it names, and everything that these require, each in one
-version that all who require it accept.
+"""The skills that a run mounts: the executed one, those it names, and their requirements.
 
-A search with conflict-directed backjumping (Prosser 1993): newest first, a pinned version before those, pre-releases
-last unless a range names one. It is deterministic, finds a solution when there is one, and is bounded. Where all that
-was named is approved, versions that are approved are tried alone first: a skill's range does not draw in bytes that
-nobody consented to.
+Each is mounted in one version that all accept that require it. A search with conflict-directed backjumping (Prosser
+1993): newest first, a pinned version before those, pre-releases last unless a range names one. It is deterministic,
+finds a solution when there is one, and is bounded. Where all that was named is approved, versions that are approved
+are tried alone first: a skill's range does not draw in bytes that nobody consented to.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ class Seen:
         return ordered, pin.version if pin is not None and pin.version in versions else None
 
     async def approvable(self, name: str) -> frozenset[str]:
-        """The versions that may be approved, as far as can be told without reading them: whoever may publish a name may
-        publish many that nobody approved."""
+        """Returns the versions that may be approved, as far as that shows without reading them.
+
+        A publisher of a name can publish many versions that nobody approved."""
         if name not in self._approvable:
             versions, _ = await self.versions(name)
             known = await self._store.not_published(name) | await self._standings.approved_versions(name)
@@ -92,7 +92,7 @@ class Seen:
         return self._approvable[name]
 
     async def skill(self, name: str, version: str) -> Skill | None:
-        """None when it went since the versions were read."""
+        """Returns None for a version that went since the versions were read."""
         key = name, version
         if key not in self._skills:
             try:
@@ -122,7 +122,7 @@ class _Search:
         self._tries = 0
 
     async def solve(self) -> list[Skill]:
-        """Raises SkillNotFound, InvalidInput: the first thing that stood in the way of the newest versions."""
+        """Raises SkillNotFound or InvalidInput: the first obstacle to the newest versions."""
         if await self._open() is not None:
             assert self._problem is not None, "nobody was blamed"
             raise self._problem
@@ -130,8 +130,8 @@ class _Search:
         return [*roots, *(skill for name, skill in self._chosen.items() if name not in self._roots)]
 
     async def _open(self) -> Blame | None:
-        """Choose for the next name and for all behind it. None when that worked, else the names whose versions stand in
-        the way: while these stay, no choice behind them helps."""
+        """Chooses for the next name and for all behind it. Returns None when that worked, else the names whose versions
+        stand in the way: while these stay, no choice behind them helps."""
         name = next((name for name in self._wanted if name not in self._chosen), None)
         if name is None:
             return None
@@ -188,7 +188,7 @@ class _Search:
         return skill
 
     def _clash(self, skill: Skill) -> Blame | None:
-        """The chosen skills that ``skill`` does not accept; empty when it does not accept itself."""
+        """Returns the chosen skills that ``skill`` does not accept, none when that is itself."""
         for need in requirements(skill):
             here = skill if need.name == skill.name else self._chosen.get(need.name)
             if here is not None and not need.admits(here.version):
@@ -229,7 +229,7 @@ def requirements(skill: Skill) -> list[Requirement]:
 
 
 def _absent(need: Requirement, who: Skill | None = None, versions: Sequence[str] = ()) -> SkillNotFound:
-    """The same for a skill that is not there and one that the caller may not use."""
+    """Returns the same error for a skill that is not there and one that the caller may not use."""
     there = f" ({_listed(versions)})" if versions else ""
     rule = f"{_named(who) if who else 'a skill'} requires '{need}', which is not available{there}"
     return SkillNotFound("requires", rule, skill=need.name)

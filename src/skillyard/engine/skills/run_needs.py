@@ -1,9 +1,9 @@
-"""The declared needs of the skills of a run, beside what the run was granted of it: ``needs`` of its record.
+"""The declared needs of a run's skills beside the grants of the run: ``needs`` of its record.
 
 ``{"least": "...", "skills": [...], "dropped": 0}``: ``least`` says why the run got the least policy, ``dropped`` counts
 the rows that a record has no room for. A skill is ``{"skill", "version", "approved", "by", "because", "needs": [...]}``
-with rows of :class:`skillyard.engine.skills.need_rows.Row`. What was enforced stands in the record's ``enforced`` and
-``limits``, what was reached in ``network``.
+with rows of :class:`skillyard.engine.skills.need_rows.Row`. The record's ``enforced`` and ``limits`` say what was
+enforced, ``network`` what was reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.network.grant import CODE, SKILL
 from skillyard.engine.runs.plan import Plan
-from skillyard.engine.secrets.for_run import GivenSecret
+from skillyard.engine.secrets.service import GivenSecret
 from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
 
@@ -40,7 +40,7 @@ _ABSENT = "there is none for this project and skill"
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a run was granted, as far as that was decided. ``installed`` are its packages by normalized name."""
+    """The grants of a run, as far as they were decided. ``installed`` are its packages by normalized name."""
 
     policy: Policy | None = None
     secrets: Sequence[GivenSecret] = ()
@@ -49,7 +49,7 @@ class Given:
 
 
 def run_needs(config: Sections, plan: Plan, given: Given) -> dict[str, Any] | None:
-    """None when its skills declare nothing."""
+    """Returns None when the skills declare nothing."""
     if not any(map(need_rows.declares, plan.skills)):
         return None
     rows = [(skill, row) for skill in plan.skills for row in _rows(config, plan, given, skill)]
@@ -105,14 +105,14 @@ def _least(plan: Plan) -> str:
 
 
 def _bounds(config: Sections, plan: Plan, given: Given) -> list[Layer]:
-    """The layers beside that of what is declared; those that a refused run would have had."""
+    """Returns the layers that bound the declared rules, of a refused run as they would be."""
     if given.policy is not None:
         return [layer for layer in given.policy.layers if layer.name not in (SKILL, CODE)]
     return [Layer(OPERATOR, config.network.rules)] if given.refused and not plan.trust.least else []
 
 
 def _kept(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:
-    """Those that a record has room for, first what was not granted in full, by their place."""
+    """Returns the rows that fit into a record, by place; those not granted in full go first."""
     if len(rows) <= _FEW:
         return dict(enumerate(rows))
     room, kept = MOST_BYTES, {}

@@ -15,8 +15,9 @@ from skillyard.ports.skills import SkillStore
 
 
 class SkillService:
-    """A skill that the caller may not use does not exist for it: it is left out of lists, and asking for it by name
-    gives the same SkillNotFound as a name that nobody has."""
+    """The skills as one principal sees them. A skill that it may not use does not exist for it.
+
+    Lists leave it out, and its name gives the same SkillNotFound as an unknown one."""
 
     def __init__(
         self,
@@ -47,8 +48,9 @@ class SkillService:
     async def mounted(
         self, principal: Principal, target: Skill | None, names: Sequence[str], *, as_approved: bool = False
     ) -> tuple[Skill, ...]:
-        """Returns ``target`` first, then ``names``, then the skills that these require; ``as_approved`` as if they were
-        approved. Raises SkillNotFound, InvalidInput."""
+        """Returns ``target``, then ``names``, then the skills that these require.
+
+        ``as_approved`` treats them as if they were approved. Raises SkillNotFound, InvalidInput."""
         roots = [target] if target is not None else []
         for index, name in enumerate(names):
             if target is None or name != target.name:

@@ -23,8 +23,8 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class RunTrust:
-    """Of one run. ``standings`` are by skill name, of every skill that is mounted. ``least`` says why the run gets
-    the least policy, and is empty when every one is approved: what runs in one sandbox shares what the sandbox has."""
+    """The trust in one run. ``standings`` has every mounted skill by its name. ``least`` says why the run gets the
+    least policy, and is empty when every skill is approved: all code in one sandbox shares its rights."""
 
     standings: Mapping[str, Standing] = field(default_factory=dict)
     least: str = ""
@@ -80,8 +80,9 @@ class Standings:
 
 
 def packages_allowed(standing: Standing, names: Iterable[str], config: PackagesSettings) -> tuple[str, ...]:
-    """Those of the packages that a skill asks for which its standing lets it have: for an approved one all that the
-    operator allows, for another those that code may have too."""
+    """Returns the packages that a skill with this standing may have, of those that it asks for.
+
+    An approved one may have all that the operator allows, another those that code may have too."""
     return tuple(
         name for name in names if admits(config.allow, name) and (standing.approved or admits(config.run_code, name))
     )

@@ -1,8 +1,8 @@
-"""Contents as files: ``sha256/ab/<key>`` (0444); files on their way are below ``tmp``.
+"""Contents as files: ``sha256/ab/<key>`` (0444); unfinished files are below ``tmp``.
 
-A key (:func:`skillyard.stores.sqlite.blob_rows.content_key`) is of one owner's content; of old contents, the digest
-itself. Directories are 0700. A file gets its final name only when it is complete. One that is being written is
-locked by its writer, so that what nobody has locked was left by a crash.
+A key (:func:`skillyard.stores.sqlite.blob_rows.content_key`) is of one owner's content; of old contents it is the
+digest itself. Directories are 0700. A file gets its final name only when it is complete. Its writer holds a lock on it,
+so that an unlocked file below ``tmp`` was left by a crash.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StagedFile:
                 raise disk_fault(error) from error
 
     def seal(self, *, sync: bool) -> str:
-        """Make it read-only, on the disk too when ``sync``; the content's SHA-256 in hex."""
+        """Makes it read-only, on the disk too when ``sync``. Returns the content's SHA-256 in hex."""
         with self._lock:
             try:
                 os.fchmod(self._fd, 0o444)
@@ -63,7 +63,7 @@ class StagedFile:
             return self._digest.hexdigest()
 
     def discard(self) -> None:
-        """Let go of it; remove it unless it got its final name. Idempotent."""
+        """Closes it, and removes it unless it got its final name. Idempotent."""
         with self._lock:
             if self._fd < 0:
                 return
@@ -91,7 +91,7 @@ class BlobFiles:
         return self._contents / key[:2] / key
 
     def stage(self) -> StagedFile:
-        """A new empty file below ``tmp``."""
+        """Makes a new empty file below ``tmp``."""
         return StagedFile(self._tmp)
 
     def seal(self, staged: StagedFile) -> str:
@@ -105,7 +105,7 @@ class BlobFiles:
             return False
 
     def place(self, staged: Path, key: str, size: int) -> None:
-        """Give a sealed file its final name, unless the content is there already. Can be repeated."""
+        """Gives a sealed file its final name, unless the content is there already. Can be repeated."""
         if self.holds(key, size):
             return
         target = self.path(key)
@@ -118,7 +118,7 @@ class BlobFiles:
             raise disk_fault(error) from error
 
     def put(self, content: bytes, key: str) -> None:
-        """Write a small content and give it its final name at once."""
+        """Writes a small content and gives it its final name at once."""
         staged = self.stage()
         try:
             staged.write(content)
@@ -128,8 +128,9 @@ class BlobFiles:
             staged.discard()
 
     def trash(self, key: str) -> Path | None:
-        """Take the final name away, which is quick whatever the size; where the file now waits for
-        :meth:`remove`. None when it was not there."""
+        """Takes the final name away, which is quick whatever the size.
+
+        Returns the place where the file waits for :meth:`remove`, None when it was not there."""
         away = self._tmp / f"trash-{secrets.token_hex(8)}"
         try:
             self.path(key).rename(away)
@@ -144,7 +145,7 @@ class BlobFiles:
             path.unlink(missing_ok=True)
 
     def clean(self) -> int:
-        """Remove what is below ``tmp`` and is not being written; how many files a crash had left there."""
+        """Removes the files below ``tmp`` that nobody writes. Returns how many of them a crash had left."""
         left = 0
         for entry in os.scandir(self._tmp):
             if entry.name.startswith("trash-"):
@@ -154,11 +155,11 @@ class BlobFiles:
         return left
 
     def prefixes(self) -> list[str]:
-        """The two digits that contents here begin with."""
+        """Returns the two digits with which the contents here begin."""
         return sorted(entry.name for entry in os.scandir(self._contents) if entry.is_dir())
 
     def digests(self, prefix: str) -> list[str]:
-        """The contents that begin so."""
+        """Returns the contents that begin with ``prefix``."""
         names = sorted(entry.name for entry in os.scandir(self._contents / prefix))
         return [name for name in names if name.startswith(prefix)]
 

@@ -34,8 +34,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What bounds one blob. ``arriving`` is shared: what all of an owner's unfinished blobs hold counts
-    against the quota too, so that many at once cannot fill the disk."""
+    """The bounds of one blob. ``arriving`` is shared: the bytes of all unfinished blobs of an owner count against the
+    quota too, so that many at once cannot fill the disk."""
 
     limits: BlobLimits
     owner: str
@@ -74,7 +74,7 @@ class Gauge:
         self._allowance.arriving[self._allowance.owner] += size
 
     def release(self) -> None:
-        """The blob is stored or given up."""
+        """Gives back the bytes of a blob that is stored or given up."""
         arriving, owner = self._allowance.arriving, self._allowance.owner
         arriving[owner] -= self.size
         if not arriving[owner]:
@@ -87,7 +87,7 @@ class Gauge:
 
 
 class Intake:
-    """Takes one blob's bytes; its maker calls :meth:`close`, whatever happened."""
+    """Takes one blob's bytes. Its maker must call :meth:`close`, also after an error."""
 
     def __init__(self, files: BlobFiles, gauge: Gauge) -> None:
         self._files = files
@@ -99,7 +99,7 @@ class Intake:
         self._dropped = False
 
     async def receive(self, data: bytes | AsyncIterator[bytes]) -> Content:
-        """Everything that ``data`` gives. Raises QuotaExceeded and StoreFault."""
+        """Returns the whole content of ``data``. Raises QuotaExceeded and StoreFault."""
         if isinstance(data, bytes):
             await self._gauge.add(len(data))
             self._buffer = data
@@ -113,7 +113,7 @@ class Intake:
         return await self._hop(self._finish)
 
     async def close(self) -> None:
-        """Drop what was not published; that happens even if this is cancelled."""
+        """Drops a content that was not published, even if this is cancelled."""
         self._gauge.release()
         if self._hopping or self._gauge.size > CHUNK:
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._drop))
@@ -130,7 +130,7 @@ class Intake:
             await self._hop(self._write)
 
     async def _hop(self, work: Callable[[bytes | bytearray], T]) -> T:
-        """Have a thread take what is in memory. It goes on when we are cancelled: hence the lock."""
+        """Has a thread take the bytes in memory. The thread goes on when this is cancelled: hence the lock."""
         self._hopping = True
         buffer, self._buffer = self._buffer, b""
         result = await asyncio.to_thread(work, buffer)

@@ -1,9 +1,9 @@
-"""Blobs on the local disk: rows in the database, contents in the rows or in files by owner and content.
+"""Blobs on the local disk: rows in the database, contents in their rows or in files.
 
-How rows and files stay in step, whatever stops the process and whichever others work on the same directory:
-a file gets its final name under the database's write lock, in the transaction that stores the first row
-naming it; it loses that name under the write lock too, after the last such row is gone for good. So a row's
-content is always there, and all that a crash can leave is a file that no row names: :meth:`sweep` takes it.
+Rows and files stay in step when the process is stopped and when others work on the same directory: a file gets its
+final name under the database's write lock, in the transaction that stores the first row naming it; it loses that name
+under the write lock too, after the last such row is gone for good. So a row's content is always there, and a crash can
+leave only a file that no row names: :meth:`sweep` removes it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class LocalBlobs:
         limits: BlobLimits = DEFAULT_LIMITS,
         sync: bool = False,
     ) -> None:
-        """``sync`` writes each file through to the disk before its row is stored: together with a durable
-        database a blob then survives the loss of power. Without, it survives the death of the process."""
+        """``sync`` puts each file on the disk before its row is stored.
+
+        Together with a durable database a blob then survives the loss of power. Without, it survives the death of the
+        process."""
         self._database = database
         self._files = BlobFiles(directory, sync=sync)
         self._collector = Collector(database, self._files)
@@ -64,7 +66,7 @@ class LocalBlobs:
         self._arriving: Counter[str] = Counter()
 
     async def prepare(self) -> None:
-        """Make the directories (0700). Raises StoreFault."""
+        """Makes the directories (0700). Raises StoreFault."""
         await asyncio.to_thread(self._files.prepare)
 
     async def create(
@@ -100,7 +102,7 @@ class LocalBlobs:
         return info if info and not self._expired(info.expires_at) else None
 
     async def read(self, blob_id: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        """Pieces of at most 256 KiB. Raises InvalidInput for a negative offset or length, and StoreFault when
+        """Yields pieces of at most 256 KiB. Raises InvalidInput for a negative offset or length, and StoreFault when
         the content is damaged."""
         check_range(offset, length)
         info = await self._live(blob_id)
@@ -179,7 +181,7 @@ class LocalBlobs:
         return await self._database.submit(publication.store, alone=True)
 
     async def _undo(self, publication: Publication) -> None:
-        """Leave nothing, whether or not the step took place; that happens even if this is cancelled."""
+        """Leaves nothing, whether or not the step took place, even if this is cancelled."""
         undone = self._database.submit(publication.undo)
         undone.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait([undone, self._collector.drop([publication.key])])
@@ -191,7 +193,7 @@ class LocalBlobs:
         return info
 
     async def _inline(self, info: BlobInfo) -> bytes | None:
-        """The content when it lives in its row."""
+        """Returns the content when it is in its row."""
         if info.size > INLINE:
             return None
         row = await self._database.lookup(rows.CONTENT, (info.blob_id,))
@@ -275,7 +277,7 @@ class Publication:
         return rows.content_key(self.info.owner, self.info.sha256)
 
     def store(self, connection: sqlite3.Connection) -> InvalidInput | None:
-        """Stores the row and names the file; returns why the blob is refused, None when it is stored."""
+        """Stores the row and names the file. Returns why the blob is refused, if it is."""
         self._inserted = False
         refusal = rows.insert(connection, self.info, self.content.inline, self.limits)
         if refusal is not None:

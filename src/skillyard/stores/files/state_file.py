@@ -1,4 +1,4 @@
-"""A small private file that several processes read and change: locked while it changes, replaced whole."""
+"""A small private file that several processes change under a lock and replace whole."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StateFile:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def read(self) -> bytes | None:
-        """The whole file. Raises StoreFault when others than the owner could read or write it."""
+        """Returns the whole file. Raises StoreFault when others than the owner could read or write it."""
         try:
             with self.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_mode & 0o077:

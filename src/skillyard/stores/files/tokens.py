@@ -26,13 +26,13 @@ from skillyard.stores.files.state_file import Stamp, StateFile
 
 FORMAT = 2
 PLAIN_FORMAT = 1
-"""Without projects: still written while every token is of the default one, so that an older skillyard can read it; it
-would take a token of another project for one of the default project, and so must not read that."""
+"""Without projects: written while every token is of the default one, so that an older skillyard can read the file. An
+older skillyard would take a token of another project for one of the default project, and so must not read that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One token: the keyed digest of its text, and what it stands for."""
+    """One token: the keyed digest of its text, and its principal."""
 
     digest: bytes
     info: TokenInfo
@@ -40,7 +40,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """``key`` is the HMAC key of all digests; ``by_start`` finds them by their first eight bytes."""
+    """All tokens. ``key`` is the HMAC key of their digests; ``by_start`` finds these by eight bytes."""
 
     key: bytes
     held: Mapping[str, Held]
@@ -54,8 +54,10 @@ class TokenTable:
         return hmac.digest(self.key, token.encode(), "sha256")
 
     def find(self, token: str) -> Held | None:
-        """In a time that does not depend on how much of ``token`` is right: its digest cannot be steered
-        by someone without the key, and what agrees in eight bytes of it is compared in constant time."""
+        """Returns the token, in a time that does not tell how much of ``token`` is right.
+
+        Nobody without the key can steer a digest, and digests that agree in eight bytes are compared in constant
+        time."""
         digest = self.digest(token)
         for held in self.by_start.get(digest[:8], ()):
             if hmac.compare_digest(held.digest, digest):
@@ -63,7 +65,7 @@ class TokenTable:
         return None
 
     def with_tokens(self, changed: Iterable[Held]) -> TokenTable:
-        """A table in which these take the place of the tokens of the same names."""
+        """Returns a table in which these take the place of the tokens of the same names."""
         return TokenTable(self.key, {**self.held, **{held.info.principal.name: held for held in changed}})
 
 
@@ -125,8 +127,8 @@ logger = logging.getLogger(__name__)
 
 
 class FileTokens:
-    """A :class:`skillyard.ports.tokens.TokenStore`. What another process changes counts from the next
-    :meth:`verify` on: that reads the file's stamp each time, and the file when the stamp differs."""
+    """A :class:`skillyard.ports.tokens.TokenStore`. A change by another process counts from the next :meth:`verify` on:
+    that reads the file's stamp each time, and the file when the stamp differs."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._file = StateFile(path)
@@ -190,7 +192,7 @@ class FileTokens:
             return result
 
     def _write_uses(self) -> None:
-        """Seldom, not synced, and not at all while somebody else changes the file."""
+        """Writes the times of last use, unsynced, unless another process changes the file now."""
         with self._file.locked(wait=False) as got_it:
             if not got_it:
                 return
@@ -199,7 +201,7 @@ class FileTokens:
                 self._file.replace(dump(table.with_tokens(uses)), sync=False)
 
     def _uses(self, table: TokenTable) -> Sequence[Held]:
-        """The tokens that were used later than the table says."""
+        """Returns the tokens that were used later than the table says."""
         return [
             Held(held.digest, replace(held.info, last_used_at=self._used[name]))
             for name, held in table.held.items()

@@ -1,1 +1,1 @@
-"""Secrets in a sealed file, the keys that seal it, and readers of secrets that are kept elsewhere."""
+"""Secrets in a sealed file, the keys that seal it, and readers of secrets elsewhere."""

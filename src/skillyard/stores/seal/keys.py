@@ -1,11 +1,19 @@
-"""The keys that seal the secrets, and where they come from."""
+"""The keys that seal the secrets, and their sources.
+
+A key in the Linux kernel's keyring (keyrings(7)) is in no file and no environment, and gone when the host restarts. It
+is looked up in the user's keyring, where ``skillyard secret key load`` or ``keyctl padd user NAME @u`` puts it at boot.
+Sandboxes cannot reach it: their filter has no keyring calls, and their users are others.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ctypes
+import errno
 import hashlib
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +21,70 @@ from typing import Protocol
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.stores.files.state_file import StateFile
-from skillyard.stores.seal.keyring import MOST_TEXT, read_key
-from skillyard.stores.seal.small_file import read_small
+from skillyard.stores.seal.readers import read_small
+
+MOST_TEXT = 4096
+"""Bytes of a key's text."""
+_NUMBERS = {"x86_64": (248, 250), "aarch64": (217, 219)}
+"""add_key and keyctl (syscalls(2))."""
+_THREAD, _USER = -1, -4
+_LINK, _UNLINK, _SEARCH, _READ = 8, 9, 10, 11
+
+
+def read_key(name: str) -> bytes:
+    """Returns the text of a key. Raises StoreFault."""
+    _keyctl(name, _LINK, _USER, _THREAD)  # whose key one may read, one has to possess: keyrings(7)
+    try:
+        found = _keyctl(name, _SEARCH, _USER, b"user", name.encode(), 0)
+        buffer = ctypes.create_string_buffer(MOST_TEXT)
+        size = _keyctl(name, _READ, found, buffer, MOST_TEXT)
+    finally:
+        _keyctl(name, _UNLINK, _USER, _THREAD)
+    if size > MOST_TEXT:
+        raise StoreFault(f"the kernel keyring's key '{name}' is larger than {MOST_TEXT} bytes")
+    return buffer.raw[:size]
+
+
+def load_key(name: str, text: bytes) -> None:
+    """Puts a key there, or replaces it. Raises StoreFault."""
+    _call(name, _numbers(name)[0], b"user", name.encode(), text, len(text), _USER)
+
+
+def forget_key(name: str) -> None:
+    """Takes a key away. Raises StoreFault when there is none."""
+    _keyctl(name, _UNLINK, _keyctl(name, _SEARCH, _USER, b"user", name.encode(), 0), _USER)
+
+
+def _keyctl(name: str, *words: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+    return _call(name, _numbers(name)[1], *words)
+
+
+def _call(name: str, number: int, *words: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    arguments = [ctypes.c_long(word) if isinstance(word, int) else word for word in words]
+    result: int = syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        raise StoreFault(_why(name, ctypes.get_errno()))
+    return result
+
+
+def _numbers(name: str) -> tuple[int, int]:
+    numbers = _NUMBERS.get(platform.machine())
+    if numbers is None:
+        raise StoreFault(f"the key '{name}' cannot be had: there is no kernel keyring for {platform.machine()} here")
+    return numbers
+
+
+def _why(name: str, number: int) -> str:
+    if number in (errno.ENOKEY, errno.EKEYEXPIRED, errno.EKEYREVOKED):
+        return f"the kernel keyring of this user holds no key '{name}'; load it: skillyard secret key load {name}"
+    if number in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+        return (
+            f"the kernel keyring cannot be used here for the key '{name}' ({os.strerror(number)}): containers close it"
+        )
+    return f"the kernel keyring refuses the key '{name}': {os.strerror(number)}"
+
 
 KEY_BYTES = 32
 KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
@@ -22,7 +92,7 @@ KEY_VARIABLE = "SKILLYARD_SECRETS_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """256 bits. ``id`` says which key sealed a file, and nothing about its bits."""
+    """256 bits. ``id`` names the key that sealed a file, and says nothing about its bits."""
 
     material: bytes = field(repr=False)
 
@@ -39,9 +109,9 @@ def new_key() -> Key:
 
 
 def parse_keys(text: str, source: str) -> list[Key]:
-    """Keys in base64 (either alphabet), separated by commas or white space: the first seals, all open.
+    """Returns keys from base64 (either alphabet) that commas or white space separate.
 
-    Raises StoreFault naming ``source``, never the text.
+    The first seals, all open. Raises StoreFault naming ``source``, never the text.
     """
     keys = [_parse(word, source) for word in text.replace(",", " ").split()]
     if not keys:
@@ -50,22 +120,22 @@ def parse_keys(text: str, source: str) -> list[Key]:
 
 
 class KeySource(Protocol):
-    """Where keys are. Its methods block for a moment."""
+    """A source of keys. Its methods block for a moment."""
 
     def read(self) -> list[Key]:
-        """The first seals, all open. Raises StoreFault when there is none, or none can be had."""
+        """Returns the keys: the first seals, all open. Raises StoreFault when there are none or they cannot be read."""
         ...
 
     def sealing(self) -> Key:
-        """The current key, which may be made now. Raises StoreFault."""
+        """Returns the current key, which may be made now. Raises StoreFault."""
         ...
 
     def begin_rotation(self) -> None:
-        """Put a new key in front of those that are there, where that is ours to do."""
+        """Puts a new key in front of the others, unless the operator does that."""
         ...
 
     def end_rotation(self) -> None:
-        """Everything is sealed under the current key: drop the others, where that is ours to do."""
+        """Drops all keys but the current one, which seals everything now, unless the operator does."""
         ...
 
 
@@ -108,7 +178,7 @@ class OwnKeyFile:
 
 
 class GivenSource:
-    """Keys that are the operator's to change: put the new one in front, rotate, then drop the old one."""
+    """Keys that the operator changes: a new one in front, ``rotate``, then the old one goes."""
 
     def read(self) -> list[Key]:
         raise NotImplementedError
@@ -124,7 +194,7 @@ class GivenSource:
 
 
 class GivenKeys(GivenSource):
-    """Keys as text that came with the process, such as a variable's. Raises StoreFault naming ``source``."""
+    """Keys in a text that came with the process, such as a variable's. Raises StoreFault naming ``source``."""
 
     def __init__(self, text: str, source: str = KEY_VARIABLE) -> None:
         self._keys = parse_keys(text, source)
@@ -134,7 +204,7 @@ class GivenKeys(GivenSource):
 
 
 class GivenKeyFile(GivenSource):
-    """A file that something else provides: a credential of systemd, a secret of Docker or Kubernetes."""
+    """Keys in a file that systemd, Docker or Kubernetes provides."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +217,7 @@ class GivenKeyFile(GivenSource):
 
 
 class KeyringKeys(GivenSource):
-    """``name`` is the description of the key."""
+    """Keys in the kernel's keyring; ``name`` is the description of the key."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -157,8 +227,8 @@ class KeyringKeys(GivenSource):
 
 
 def key_source(home: Path, *, variable: str | None, file: Path | None, keyring: str) -> KeySource:
-    """The one that is configured; the data directory's own file when none is. Raises InvalidInput for several,
-    StoreFault for a variable that holds no key."""
+    """Returns the source that is configured, else the data directory's own file. Raises InvalidInput for several
+    sources, StoreFault for a variable without a key."""
     given = {KEY_VARIABLE: variable is not None, "secrets.key_file": file is not None, "secrets.keyring": bool(keyring)}
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
@@ -178,5 +248,5 @@ def _parse(word: str, source: str) -> Key:
     except (binascii.Error, ValueError):
         material = b""
     if len(material) != KEY_BYTES:
-        raise StoreFault(f"{source} holds something that is no key; a key is {KEY_BYTES} bytes in base64")
+        raise StoreFault(f"{source} holds something that is not a key; a key is {KEY_BYTES} bytes in base64")
     return Key(material)

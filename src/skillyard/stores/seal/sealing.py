@@ -1,9 +1,10 @@
-"""The sealed file as a value, and back: AES-256-GCM (NIST SP 800-38D) over the index, and over each value by itself.
+"""The sealed file as a value, and back.
 
-A value is opened only when a run gets it; between uses nothing but ciphertext is in memory. It is bound to its name,
-scope, number and a random id that the index holds, and the index is sealed as a whole. So without the key nobody can
-read a name, alter, swap, leave out or put back a single entry or version. The whole file can be put back as it was
-once: ``generation``, which counts changes, tells a process that has seen a later one, and nobody else.
+AES-256-GCM (NIST SP 800-38D) seals the index, and each value by itself. A value is opened only when a run gets it;
+between uses nothing but ciphertext is in memory. It is bound to its name, scope, number and a random id that the index
+holds, and the index is sealed as a whole. So without the key nobody can read a name, alter, swap, leave out or put back
+a single entry or version. The whole file can be put back as it was once: ``generation``, which counts changes, tells
+only a process that has seen a later one.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def _envelope(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _from_old(cipher: Cipher, envelope: Mapping[str, Any], name: str, changed_at: float) -> SealedFile:
-    """The first format sealed all names and values as one; each becomes the first version of a secret for everybody."""
+    """Returns the secrets of the first format, which sealed all names and values as one.
+
+    Each becomes the first version of a secret for everybody."""
     try:
         sealed = _unbase64(envelope["nonce"]) + _unbase64(envelope["sealed"])
     except (ValueError, KeyError, TypeError):

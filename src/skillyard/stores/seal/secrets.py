@@ -201,7 +201,7 @@ class SealedSecrets:
 
 
 def _check_forward(seen: SealedFile, found: SealedFile, name: str) -> None:
-    """Raises StoreFault for a file that is older than one which this process has read, or another of its age."""
+    """Raises StoreFault unless ``found`` is newer than ``seen``, or the same."""
     if found.generation > seen.generation or not seen.generation:
         return
     if found.generation == seen.generation and found.mark == seen.mark:

@@ -66,7 +66,7 @@ class LocalBundles:
         self._packing = asyncio.Semaphore(AT_ONCE)
 
     def prepare(self) -> None:
-        """Make the spool's directory, empty. Blocks; before the first call of others. Raises OSError."""
+        """Makes the spool's directory, empty. It blocks, and comes before all other calls. Raises OSError."""
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._spool.chmod(0o700)
         for left in self._spool.iterdir():
@@ -127,7 +127,7 @@ class LocalBundles:
 
 
 def own_name(tree: Tree) -> str:
-    """Returns the name that a bundle gives itself, empty when it has none; its directory's name says nothing."""
+    """Returns the name that a bundle gives itself, empty when it has none. Its directory's name does not count."""
     manifest = tree.files.get(MANIFEST)
     if manifest is not None:
         try:
@@ -151,7 +151,7 @@ def refusal(findings: Sequence[Finding]) -> BundleRefused:
 
 
 def _pack(skill: Skill, form: ArchiveForm, archive: BinaryIO) -> int:
-    """Bytes that were written."""
+    """Returns the number of bytes that were written."""
     try:
         files = packed_files(skill.root, skill.files)
         if form is ArchiveForm.ZIP:

@@ -16,8 +16,10 @@ from skillyard.stores.skills.validation.bundle import Bundle, Place, check_bundl
 
 
 async def review_source(path: Path | str, reader: PythonReader, *, caps: Caps | None = None) -> dict[str, Any]:
-    """The answer of ``catalogue.review`` for the bundle in ``path``, a directory, a zip or a tar; ``validation`` holds
-    why it is no skill, when it is none. Nothing of it is run. Raises OSError for an archive that cannot be read."""
+    """Returns the answer of ``catalogue.review`` for a bundle in a directory, a zip or a tar.
+
+    ``validation`` says why it is not a skill, when it is not. Nothing of it is run. Raises OSError for an archive that
+    cannot be read."""
     directory = Path(os.path.abspath(path))  # noqa: PTH100 - the directory's own name counts, not a link's target
     place, tree, told = _read(directory, caps or Caps())
     if tree is None:

@@ -1,4 +1,4 @@
-"""A new skill that passes strict validation, with examples that pass: what ``skill new`` writes."""
+"""The files of ``skill new``: a skill that passes strict validation, with its examples."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ Format = SkillFormat | Literal["skills-protocol", "agent-skills"]
 
 
 def new_skill(path: Path, name: str, kind: Kind | None = None, format: Format = SkillFormat.PROTOCOL) -> list[Path]:
-    """Write a skill into the directory ``path``, which must be absent or empty; the files written.
+    """Writes a skill into the directory ``path``, which must be absent or empty. Returns the files.
 
     ``kind`` is an action when left out; an Agent Skill is an instruction skill. Raises InvalidInput for a name, kind or
     format that breaks a rule, and for a directory that holds something.

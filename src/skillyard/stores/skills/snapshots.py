@@ -35,7 +35,7 @@ class Snapshots:
         return self._directory / digest
 
     def store(self, tree: Tree) -> Path:
-        """The snapshot of ``tree``, made when it is not there. Raises OSError."""
+        """Returns the snapshot of ``tree``, and makes it when it is not there. Raises OSError."""
         with self._lock:
             return self._stored(tree)
 
@@ -67,7 +67,7 @@ class Snapshots:
                 raise
 
     def names(self) -> set[str]:
-        """Returns the names that lie there: digests of snapshots, and temporary ones that a crash left."""
+        """Returns the names in the directory: digests, and temporary ones that a crash left."""
         try:
             with os.scandir(self._directory) as entries:
                 return {entry.name for entry in entries}
@@ -75,7 +75,7 @@ class Snapshots:
             return set()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Of :meth:`names`."""
+        """Removes some of :meth:`names`."""
         for name in names:
             remove_tree(self._directory / name)
             self._trusted.discard(name)

@@ -1,8 +1,8 @@
-"""Reading a bundle from a directory that nobody vouches for: once, whole, into memory, within caps.
+"""Reads a bundle from an untrusted directory: once, whole, into memory, within caps.
 
-What is checked, hashed and stored is this one reading, so that a directory that changes meanwhile cannot show one
-thing to the validator and another to a sandbox. Every name is opened relative to its open parent, without following
-links; a link is followed by hand, when it stays inside.
+This one reading is checked, hashed and stored, so that a directory that changes meanwhile cannot show one thing to the
+validator and another to a sandbox. Every name is opened relative to its open parent, without following links; a link is
+followed by hand, when it stays inside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TreeFile:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The files of a bundle by relative path, sorted; ``digest`` is over every path, mode and content."""
+    """The files of a bundle by relative path, sorted. ``digest`` covers every path, mode and content."""
 
     files: Mapping[str, TreeFile]
     digest: str
@@ -48,7 +48,7 @@ class _Full(Exception):
 
 
 def read_tree(root: Path, caps: Caps) -> tuple[Tree | None, list[Finding]]:
-    """The tree, None when a finding is an error: links that leave the root, special files, caps, odd names."""
+    """Returns the tree, or None and the errors: links out of it, special files, caps, odd names."""
     reader = _Reader(root, caps)
     with suppress(_Full):
         _read_into(reader, root)
@@ -68,7 +68,7 @@ def _read_into(reader: _Reader, root: Path) -> None:
 
 
 def digest_of(files: Mapping[str, TreeFile]) -> str:
-    """Lowercase hex SHA-256 over ``path NUL mode NUL sha256`` of every file, in the order of the paths."""
+    """Returns the hex SHA-256 over ``path NUL mode NUL sha256`` of every file, by path."""
     whole = hashlib.sha256(b"skillyard-skill-1\n")
     for path, file in files.items():
         whole.update(f"{path}\0{'x' if file.executable else '-'}\0{file.sha256}\n".encode())
@@ -154,7 +154,7 @@ class _Reader:
         self.files[relative] = TreeFile(data, executable, hashlib.sha256(data).hexdigest())
 
     def _link(self, relative: str, depth: int) -> None:
-        """A link is stored as what it leads to, when that is a part of the skill."""
+        """Reads the target of a link in its place, when that is a part of the skill."""
         target = os.path.realpath(os.path.join(self._real, relative))  # noqa: PTH118 - text in, text out
         inside = target.startswith(self._real.rstrip("/") + "/")
         parts = target[len(self._real.rstrip("/")) + 1 :].split("/") if inside else []
@@ -196,7 +196,7 @@ def _opened(path: Path | str, parent: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def _walked(root: int, parts: list[str]) -> Iterator[int]:
-    """The directory ``parts`` below ``root``, opened one by one, so that no link put there meanwhile counts."""
+    """Opens the directories ``parts`` below ``root`` one by one, without following links."""
     handle = os.dup(root)
     try:
         for part in parts:
@@ -209,6 +209,6 @@ def _walked(root: int, parts: list[str]) -> Iterator[int]:
 
 
 def shown(path: str) -> str:
-    """A path as it can stand in a message: one line, printable."""
+    """Returns a path as it can stand in a message: one line, printable."""
     text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

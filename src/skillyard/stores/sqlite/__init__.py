@@ -1,1 +1,1 @@
-"""The database: run records, rows of blobs, publications, approvals and the audit of secrets."""
+"""The database: records, rows of blobs, publications, approvals, the audit of secrets."""

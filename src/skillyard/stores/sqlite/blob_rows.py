@@ -46,7 +46,7 @@ def info_of(row: tuple[Any, ...]) -> BlobInfo:
 def insert(
     connection: sqlite3.Connection, info: BlobInfo, content: bytes | None, limits: BlobLimits
 ) -> InvalidInput | None:
-    """Store a row within the owner's quota; what speaks against it."""
+    """Stores a row within the owner's quota. Returns the refusal when it is not stored."""
     count, size = connection.execute(STORED, (info.owner,)).fetchone() or (0, 0)
     try:
         limits.check_owner(count, size, info.size)
@@ -77,7 +77,7 @@ def delete(connection: sqlite3.Connection, blob_id: str) -> tuple[str, float | N
 
 
 def delete_expired(connection: sqlite3.Connection, now: float, owner: str | None, limit: int) -> list[str]:
-    """Removes up to ``limit`` expired rows, of one owner or of all; returns their contents' keys."""
+    """Removes up to ``limit`` expired rows of one owner or of all. Returns their contents' keys."""
     return [row[0] for row in connection.execute(_EXPIRED, (now, owner, limit)).fetchall()]
 
 
@@ -88,7 +88,7 @@ def unused(connection: sqlite3.Connection, keys: Sequence[str]) -> list[str]:
 
 
 def page(owner: str | None, position: int | None, now: float, limit: int) -> tuple[str, list[Any]]:
-    """The query for a page of live blobs, newest first, and its values."""
+    """Returns the query for a page of live blobs, newest first, and its values."""
     conditions: list[tuple[str, Any]] = [("(expires_at IS NULL OR expires_at > ?)", now)]
     if owner is not None:
         conditions.append(("owner = ?", owner))

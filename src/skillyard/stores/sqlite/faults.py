@@ -20,7 +20,7 @@ _CAUSES = {
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """The primary result code (the low byte of the extended one), 0 for errors of the Python module."""
+    """Returns the low byte of the result code, 0 for errors of the Python module."""
     return (getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
@@ -29,6 +29,6 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def as_fault(error: sqlite3.Error, name: str) -> StoreFault:
-    """A StoreFault for ``error`` about the database that the operator knows as ``name``."""
+    """Returns a StoreFault for ``error`` about the database that the operator knows as ``name``."""
     cause = _CAUSES.get(primary_code(error), f"refused a statement ({error})")
     return StoreFault(f"the database {name} {cause}")

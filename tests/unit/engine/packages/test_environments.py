@@ -284,7 +284,7 @@ def test_requirements_are_a_set() -> None:
 
 
 def test_lock_files_are_small_and_private(tmp_path: Path) -> None:
-    from skillyard.stores.files.environments.locks import read_json, write_json
+    from skillyard.stores.files.environments import read_json, write_json
 
     write_json(tmp_path / "x.json", {"a": 1})
     assert read_json(tmp_path / "x.json") == {"a": 1}

@@ -18,9 +18,8 @@ from skillyard.domain.work.record import RunKind
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.request import from_params
-from skillyard.engine.secrets.for_run import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.secrets.methods import call
-from skillyard.engine.secrets.service import SecretBook
+from skillyard.engine.secrets.service import GivenSecret, RunSecrets, SecretBook, secret_versions
 from skillyard.engine.table import METHODS
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from tests.attacks.front_door.methods import CANARY, params_of

@@ -17,7 +17,7 @@ from skillyard.domain.errors import InvalidInput, SkillNotFound, StoreFault
 from skillyard.domain.skill.skill import SkillFormat
 from skillyard.ports.skills import SkillStore
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.catalogue.directories import ScanLimits
+from skillyard.stores.skills.catalogue.search import ScanLimits
 from skillyard.stores.skills.tree import Caps, read_tree
 from tests.unit.stores.skills.skilldirs import action, action_files, agent_skill, write
 from tests.watching import counted

@@ -15,7 +15,7 @@ from skillyard.domain.errors import SkillNotFound, StoreFault
 from skillyard.domain.skill.publication import Pin, Publication
 from skillyard.domain.skill.skill import SkillSource
 from skillyard.stores.skills.catalogue import Catalogue, cache_file
-from skillyard.stores.skills.catalogue.directories import ScanLimits
+from skillyard.stores.skills.catalogue.search import ScanLimits
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, read_tree
 from skillyard.testing.memory_publications import MemoryPublications

@@ -17,8 +17,7 @@ from skillyard.domain.errors import SkillNotFound
 from skillyard.domain.skill.skill import Skill
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.catalogue import upkeep as upkeeping
-from skillyard.stores.skills.catalogue.directories import look
-from skillyard.stores.skills.catalogue.rescans import Rescans
+from skillyard.stores.skills.catalogue.search import look
 from skillyard.stores.skills.catalogue.stamps import TICK_NS
 from skillyard.stores.skills.tree import read_tree
 
@@ -43,7 +42,7 @@ class Counts:
             return look(*args, **more)
 
         monkeypatch.setattr("skillyard.stores.skills.catalogue.loading.read_tree", counted_read)
-        monkeypatch.setattr("skillyard.stores.skills.catalogue.trees.look", counted_look)
+        monkeypatch.setattr("skillyard.stores.skills.catalogue.search.look", counted_look)
 
     def taken(self) -> tuple[int, int]:
         """Since the last time."""
@@ -86,7 +85,7 @@ async def test_many_skills(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None
     skills = catalogue(shelf)
     await skills.start()
     try:
-        assert counts.taken() == (0, 0), "a second start reads and lists nothing"
+        assert counts.taken() == (0, NAMES + 1), "a second start lists each directory once and reads nothing"
         assert await skills.revision() == revision
         await check_pages(skills)
         assert counts.taken() == (0, 0)
@@ -151,7 +150,7 @@ async def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_what_is_asked_for_is_never_stale(large: Catalogue, tmp_path: Path, monkeypatch: Any) -> None:
     """Although nobody goes round."""
     await large.close()
-    monkeypatch.setattr(Rescans, "wake", lambda self: None)
+    monkeypatch.setattr(Catalogue, "_rescan", lambda self: None)
     skills, root = catalogue(tmp_path, check_every_s=0.0), tmp_path / "skills"
     await skills.start()
     name = name_of(1)

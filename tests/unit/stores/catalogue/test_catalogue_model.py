@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skillyard.stores.skills.catalogue import Catalogue
-from skillyard.stores.skills.catalogue.directories import ScanLimits
+from skillyard.stores.skills.catalogue.search import ScanLimits
 from tests.examples import fewer
 from tests.unit.stores.skills.skilldirs import action_files, agent_skill, write
 

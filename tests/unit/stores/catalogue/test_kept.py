@@ -7,7 +7,7 @@ from skillyard.stores.skills.catalogue.lookup import CachedSkill, SkillCache, we
 from skillyard.stores.skills.catalogue.rows import Entry
 from tests.unit.engine.fakes import a_skill
 
-ENTRY = Entry(b"/x", 1, b"", b"", "[[],[]]", 0, "x", "1.0.0", "0", "", "")
+ENTRY = Entry(b"/x", 1, b"", name="x", version="1.0.0", digest="0")
 
 
 def kept(name: str, size: int = 0) -> CachedSkill:

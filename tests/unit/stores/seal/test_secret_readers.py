@@ -19,9 +19,8 @@ from skillyard.config.secrets import SecretSettings, VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.domain.secret import Delivery
 from skillyard.ports.secrets import SecretReader
-from skillyard.stores.seal.readers.local import EnvironmentSecrets, FileSecrets
-from skillyard.stores.seal.readers.narrowed import Narrowed
-from skillyard.stores.seal.readers.vault import VaultSecrets
+from skillyard.stores.seal.readers import EnvironmentSecrets, FileSecrets, Narrowed
+from skillyard.stores.seal.vault import VaultSecrets
 from skillyard.wiring import make_secret_readers
 from tests.unit.stores.seal.vault_server import FakeVault, Version, of, reply, speaking
 

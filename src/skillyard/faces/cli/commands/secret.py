@@ -187,7 +187,7 @@ def _warn_unbound(shown: Mapping[str, Any]) -> None:
 
 
 def _warn_short(shown: Mapping[str, Any], value: str) -> None:
-    from skillyard.engine.secrets.for_run import LEAST_AT_GATE
+    from skillyard.engine.secrets.service import LEAST_AT_GATE
 
     if shown["delivery"] == "gate" and len(value) < LEAST_AT_GATE:
         said = f"shorter than {LEAST_AT_GATE} characters: runs that need it at the gate are refused"

@@ -1,4 +1,4 @@
-"""The catalogue: skills of directories and published ones, at any number, from an index on disk."""
+"""The catalogue: skills of directories and published ones, from an index on disk."""
 
 from skillyard.stores.skills.catalogue.catalogue import Catalogue
 

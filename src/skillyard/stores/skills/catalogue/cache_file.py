@@ -1,4 +1,4 @@
-"""The file of the catalogue's index: opened when it is whole and of the right kind, else made anew. All of it blocks.
+"""The file of the catalogue's index, made anew when it is damaged or of another kind. All of it blocks.
 
 Two connections: ``near`` answers on the event loop's thread and only reads; ``far`` changes the index, for
 one thread at a time. Commits survive the death of the process; SQLite's log keeps the file whole whatever happens.
@@ -57,7 +57,7 @@ class Index:
     what it has not committed. All methods block and raise StoreFault."""
 
     def __init__(self, path: Path, mark: str) -> None:
-        """Opens the index at ``path``: an empty one when it is damaged or was made with another ``mark``."""
+        """Opens the index at ``path``, an empty one when it is damaged or has another ``mark``."""
         self._path = path
         self._mark = mark
         self._open()
@@ -164,14 +164,13 @@ def _pragma(connection: sqlite3.Connection, name: str) -> object:
 
 
 def mark_of(caps: Caps, *, lenient: bool) -> str:
-    """Returns a text that differs when a bundle could be judged otherwise: by other rules, caps
-    or libraries."""
+    """Returns a text that differs for other rules, caps or libraries, which may judge otherwise."""
     return f"{_code()} {caps} {'lenient' if lenient else 'strict'}"
 
 
 @cache
 def _code() -> str:
-    """Returns a digest of the modules that hold the rules, so that nobody has to remember to raise a number."""
+    """Returns a digest of the modules that hold the rules, which nobody has to raise."""
     whole = hashlib.sha256(f"{sys.version_info[:3]}{[version(name) for name in _LIBRARIES]}".encode())
     home = Path(tree.__file__).parents[2]
     for file in sorted(file for part in _RULES for file in (home / part).rglob("*.py")):

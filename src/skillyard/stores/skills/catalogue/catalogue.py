@@ -1,6 +1,6 @@
-"""The catalogue: skills of directories and published ones, served as immutable snapshots, at any number.
+"""The catalogue: any number of skills, of directories and published, as immutable snapshots.
 
-What there is stands in an index on disk, a cache that may be deleted. Bundles are read when they are new, when they
+An index on disk says which there are; it is a cache that may be deleted. A bundle is read when it is new, when it
 changed, and when somebody asks for the skill.
 """
 
@@ -11,6 +11,8 @@ import logging
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -20,13 +22,12 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillLine
 from skillyard.ports.publications import PublicationStore
 from skillyard.stores.skills.catalogue.cache_file import BROKEN, is_damage
-from skillyard.stores.skills.catalogue.directories import ScanLimits
 from skillyard.stores.skills.catalogue.loading import Loader
-from skillyard.stores.skills.catalogue.lookup import Finder, missing
-from skillyard.stores.skills.catalogue.publications import Publications
-from skillyard.stores.skills.catalogue.rescans import Rescans
+from skillyard.stores.skills.catalogue.lookup import Finder
+from skillyard.stores.skills.catalogue.names import missing
+from skillyard.stores.skills.catalogue.published import Publications
 from skillyard.stores.skills.catalogue.rows import PUBLISHED
-from skillyard.stores.skills.catalogue.update import Search
+from skillyard.stores.skills.catalogue.search import ScanLimits
 from skillyard.stores.skills.catalogue.upkeep import Stopped, Upkeep
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps
@@ -36,6 +37,9 @@ from skillyard.stores.sqlite.faults import as_fault
 CHECKED_INLINE = 256
 """Paths that are looked at on the event loop: about 1 ms. More go to a thread."""
 MAX_PROBLEMS = 5000
+SHARE = 0.1
+"""The part of one processor that rescans take at most while nothing changes."""
+WALK_EVERY_S = 0.5
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -68,24 +72,27 @@ class Catalogue:
         self._snapshots = snapshots if isinstance(snapshots, Snapshots) else Snapshots(snapshots.absolute())
         home = self._snapshots.path("").absolute()
         self._path = index or home.with_name(f"{home.name}.db")
-        absolute = list(dict.fromkeys(str(root.absolute()) for root in roots))
-        self._search = Search(str(guide) if guide else None, absolute, limits or ScanLimits())
+        # The guide has the first place, GUIDE_RANK; without one an empty path keeps it.
+        self._roots = [str(guide or ""), *dict.fromkeys(str(root.absolute()) for root in roots)]
+        self._limits = limits or ScanLimits()
         self._loader = Loader(self._snapshots, is_lenient(profile), caps or Caps())
-        self._publications = Publications(publications)
+        self._publications = Publications(publications, self._loader)
         self._monotonic = monotonic
         self._check_every_s = check_every_s
         self._check_at = 0.0
         self._finder = Finder(self._loader, self._publications, monotonic, check_every_s)
-        self._rescans = Rescans(self._walk, self._survey)
         self._upkeep: Upkeep | None = None
-        self._is_closed = False
+        self._rescans: asyncio.Task[None] | None = None
+        self._is_used = False
+        self._end = asyncio.Event()
         self._lock = asyncio.Lock()
 
     async def start(self, keep: Collection[str] = ()) -> int:
-        """Load, and remove the snapshots that nobody uses: no skill on disk, no published one, withdrawn or not, nor,
-        by its digest in ``keep``, a sandbox that outlived the last server. How many went. Before anything is served.
+        """Loads the catalogue before anything is served. Returns how many unused snapshots it removed.
 
-        The first start reads every bundle, and says in the log how far it is; raises StoreFault."""
+        A snapshot is used by a skill on disk, by a published one, withdrawn or not, and by a sandbox that outlived the
+        last server, whose digest is in ``keep``. The first start reads every bundle, and logs how far it is. Raises
+        StoreFault."""
 
         async def unused(upkeep: Upkeep) -> set[str]:
             return await asyncio.to_thread(upkeep.unused, keep)
@@ -98,10 +105,12 @@ class Catalogue:
 
     async def close(self) -> None:
         """Idempotent."""
-        self._is_closed = True
+        self._end.set()
         if self._upkeep is not None:
             self._upkeep.stop()
-        await self._rescans.close()
+        if self._rescans is not None:
+            with suppress(asyncio.CancelledError):
+                await self._rescans
         async with self._lock:
             upkeep, self._upkeep = self._upkeep, None
             if upkeep is not None:
@@ -150,7 +159,7 @@ class Catalogue:
         return await self._steady(ask)
 
     async def problems(self) -> Sequence[Finding]:
-        """At most MAX_PROBLEMS, and one that says how many bundles have some when that is not all."""
+        """Returns at most MAX_PROBLEMS; of more bundles with problems the last says the number."""
 
         async def ask(upkeep: Upkeep) -> Sequence[Finding]:
             found = [*upkeep.notes, *upkeep.near.problems(MAX_PROBLEMS + 1)]
@@ -162,7 +171,7 @@ class Catalogue:
         return await self._steady(ask)
 
     async def refresh(self, name: str) -> None:
-        """Whatever else was published since the last time is served too."""
+        """Serves ``name`` as it is published now, and everything else that is new."""
 
         async def ask(upkeep: Upkeep) -> None:
             await self._publications.refresh(upkeep, name)
@@ -170,11 +179,11 @@ class Catalogue:
         await self._steady(ask)
 
     async def _steady(self, ask: Callable[[Upkeep], Awaitable[T]]) -> T:
-        """The answer, from a new index when this one turns out to be damaged. Raises StoreFault."""
+        """Returns the answer, from a new index when this one turns out to be damaged. Raises StoreFault."""
         try:
             return await ask(await self._current())
         except BROKEN as error:
-            await self._mend(error)
+            await self._start_anew(error)
         try:
             return await ask(await self._current())
         except BROKEN as error:
@@ -182,13 +191,13 @@ class Catalogue:
 
     async def _current(self) -> Upkeep:
         upkeep = self._upkeep
-        if self._is_closed:
+        if self._end.is_set():
             raise StoreFault("the catalogue is closed")
         if upkeep is not None:
             if self._monotonic() < self._check_at or self._lock.locked():
                 return upkeep
             if upkeep.is_large:
-                self._rescans.wake()
+                self._rescan()
                 self._check_at = self._monotonic() + self._check_every_s
                 return upkeep
         return await self._checked()
@@ -198,7 +207,7 @@ class Catalogue:
             upkeep = self._upkeep
             if upkeep is None:
                 upkeep = self._upkeep = await self._opened()
-            elif self._monotonic() >= self._check_at and await self._is_stale(upkeep):
+            elif self._monotonic() >= self._check_at and (upkeep.paths > CHECKED_INLINE or upkeep.is_stale()):
                 await self._check(upkeep)
             self._check_at = self._monotonic() + self._check_every_s
             return upkeep
@@ -212,45 +221,41 @@ class Catalogue:
                 raise
             logger.warning("the catalogue cannot be brought up to date: %s", self._fault(error))
 
-    async def _is_stale(self, upkeep: Upkeep) -> bool:
-        return upkeep.is_stale() if upkeep.paths <= CHECKED_INLINE else True
-
     async def _opened(self) -> Upkeep:
         try:
-            upkeep = await asyncio.to_thread(Upkeep, self._path, self._loader, self._search, self._finder.forget)
+            upkeep = await asyncio.to_thread(
+                Upkeep, self._path, self._loader, self._roots, self._limits, self._finder.forget
+            )
         except sqlite3.Error as error:
             raise self._fault(error) from error
         try:
-            await self._begin_somehow(upkeep)
+            try:
+                await self._begin(upkeep)
+            except BROKEN as error:
+                await self._begin_again(upkeep, error)
         except BaseException:
             upkeep.stop()
             await asyncio.shield(asyncio.to_thread(upkeep.close))
             raise
         return upkeep
 
-    async def _begin_somehow(self, upkeep: Upkeep) -> None:
-        try:
-            await self._begin(upkeep)
-        except BROKEN as error:
-            await self._begin_again(upkeep, error)
-
     async def _begin(self, upkeep: Upkeep) -> None:
         await asyncio.to_thread(upkeep.begin)
         await self._publications.begin(upkeep)
         if upkeep.is_large:
-            self._rescans.wake()
+            self._rescan()
         else:
             await asyncio.to_thread(upkeep.check)
 
-    async def _mend(self, error: Exception) -> None:
-        """Begin with a new index. Raises StoreFault when that would not help."""
+    async def _start_anew(self, error: Exception) -> None:
+        """Begins with a new index. Raises StoreFault when that would not help."""
         async with self._lock:
             if self._upkeep is None:
                 raise self._fault(error) from error
             await self._begin_again(self._upkeep, error)
 
     async def _begin_again(self, upkeep: Upkeep, error: Exception) -> None:
-        if self._is_closed or not is_damage(error):
+        if self._end.is_set() or not is_damage(error):
             raise self._fault(error) from error
         try:
             await asyncio.to_thread(upkeep.renew)
@@ -263,14 +268,36 @@ class Catalogue:
             return as_fault(error, str(self._path))
         return StoreFault(f"the catalogue's index {self._path} cannot be used: {error}")
 
-    async def _walk(self) -> None:
-        await self._rescanned(Upkeep.walk)
+    def _rescan(self) -> None:
+        """Has somebody go round in the background. Cheap: called with each use of a large catalogue."""
+        self._is_used = True
+        if (self._rescans is None or self._rescans.done()) and not self._end.is_set():
+            self._rescans = asyncio.get_running_loop().create_task(self._go_round(), name="catalogue rescan")
 
-    async def _survey(self, after: int) -> int | None:
-        return await self._rescanned(lambda upkeep: upkeep.survey(after))
+    async def _go_round(self) -> None:
+        """Looks at directories and bundles in turns, until nobody uses the catalogue for a round.
 
-    async def _rescanned(self, work: Callable[[Upkeep], T]) -> T | None:
-        """None when it failed: the next time may be better."""
+        Each look is followed by a rest of nine times its length."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while self._is_used and not self._end.is_set():
+            self._is_used = False
+            after: int | None = 0
+            while after is not None and not self._end.is_set():
+                began = loop.time()
+                if began >= due:
+                    await self._in_thread(Upkeep.walk)
+                    due = began + max(WALK_EVERY_S, (loop.time() - began) / SHARE)
+                after = await self._in_thread(partial(Upkeep.survey, after=after))
+                await self._rest((loop.time() - began) * (1 / SHARE - 1))
+            await self._rest(due - loop.time())
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._end.wait(), max(seconds, 0.001))
+
+    async def _in_thread(self, work: Callable[[Upkeep], T]) -> T | None:
+        """Returns None when it failed: the next time may be better."""
         upkeep = self._upkeep
         if upkeep is None:
             return None
@@ -280,7 +307,7 @@ class Catalogue:
             return None
         except BROKEN as error:
             try:
-                await self._mend(error)
+                await self._start_anew(error)
             except StoreFault as fault:
                 logger.warning("the catalogue cannot be brought up to date: %s", fault)
             return None

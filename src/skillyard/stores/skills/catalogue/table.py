@@ -1,29 +1,23 @@
-"""The tables of the catalogue's index: bundles, the directories that were searched, and a few facts.
+"""The tables of the catalogue's index: bundles, and a few facts. All of it blocks, raises sqlite3.Error and Damaged.
 
-Questions take well under a millisecond, unless they say otherwise. All of it blocks and raises sqlite3.Error and
-Damaged.
+Questions take well under a millisecond, unless they say otherwise.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from dataclasses import replace
 
 from skillyard.domain.skill.skill import Finding, SkillLine
-from skillyard.stores.skills.catalogue.directories import Folder
+from skillyard.stores.skills.catalogue.names import Name, arranged
 from skillyard.stores.skills.catalogue.rows import (
     COLUMNS,
     PUBLISHED,
-    UNPLACED,
     Entry,
-    Name,
-    added,
+    Place,
     findings_of,
-    folder_of,
-    folder_row,
     key_of,
     line_of,
     name_of,
@@ -31,21 +25,11 @@ from skillyard.stores.skills.catalogue.rows import (
     sealed,
 )
 
-SCHEMA_VERSION = 2
-"""A change of the tables raises it: there are no migrations of a cache."""
+SCHEMA_VERSION = 3
+"""A change of the tables raises it: a cache has no migrations."""
 
 SCHEMA = (
     "CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL, seal BLOB NOT NULL) STRICT, WITHOUT ROWID",
-    # A directory that was searched: what it looked like, and which of its entries are searched on or are bundles.
-    """
-    CREATE TABLE folders (
-        root    INTEGER NOT NULL,
-        path    BLOB NOT NULL,
-        stamp   BLOB NOT NULL,
-        listing TEXT NOT NULL,
-        seal    BLOB NOT NULL,
-        PRIMARY KEY (root, path)
-    ) STRICT, WITHOUT ROWID""",
     # The columns are the fields of Entry.
     """
     CREATE TABLE bundles (
@@ -87,25 +71,33 @@ _PUT = f"""
     INSERT INTO bundles ({_ALL}) VALUES ({", ".join("?" for _ in (*COLUMNS, "seal"))})
     ON CONFLICT (path) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "seal"))}
 """  # noqa: S608
+_SUM = 1 << 128
 
 
 class Table:
-    """One connection to the index. Each is for one thread at a time; changes are made by one of them, and it sees what
-    it has not committed. ``revision`` is the catalogue's, for the one that changes it."""
+    """One connection to the index, for one thread at a time. One of them changes it, within :meth:`changes`, and sees
+    what it has not committed; ``revision`` is the catalogue's, true for that one."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._changed: set[str] = set()
         self.revision = 0
 
     def load_revision(self) -> None:
         self.revision = int(self.fact("revision") or "0", 16)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        before = self.revision
+    def changes(self) -> Iterator[Set[str]]:
+        """A transaction. At its end the names whose bundles changed are arranged anew; yields these names."""
+        before, self._changed = self.revision, set()
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            yield
+            yield self._changed
+            for name in tuple(self._changed):
+                entries = self.of_name(name)
+                for old, new in zip(entries, arranged(entries), strict=True):
+                    if old != new:
+                        self.put(new)
             if self.revision != before:
                 self.put_fact("revision", f"{self.revision:x}")
             self._connection.execute("COMMIT")
@@ -114,6 +106,20 @@ class Table:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def put(self, entry: Entry) -> None:
+        """Stores an entry in the place of the one at its path."""
+        self._count(self.at(entry.path), entry)
+        self._connection.execute(_PUT, entry.row())
+
+    def drop(self, path: bytes) -> None:
+        self._count(self.at(path), None)
+        self._connection.execute("DELETE FROM bundles WHERE path = ?", (path,))
+
+    def _count(self, before: Entry | None, after: Entry | None) -> None:
+        weights = (after.weight() if after else 0) - (before.weight() if before else 0)
+        self.revision = (self.revision + weights) % _SUM
+        self._changed.update(entry.name for entry in (before, after) if entry and entry.name)
 
     def fact(self, key: str) -> str | None:
         row = self._connection.execute("SELECT key, value, seal FROM facts WHERE key = ?", (key,)).fetchone()
@@ -124,12 +130,13 @@ class Table:
         self._connection.execute(sql, sealed((key, value)))
 
     def page(self, after: str | None, limit: int, namespace: str | None) -> list[SkillLine]:
-        """``namespace`` ends at a dot: what is below it sorts from ``namespace.`` up to ``namespace/``."""
+        """Returns the lines of the names behind ``after``. Names in ``namespace`` sort from ``namespace.`` up to
+        ``namespace/``."""
         values = (after or "", namespace, namespace, f"{namespace}.", f"{namespace}/", limit)
         return [line_of(row) for row in self._connection.execute(_PAGE, values)]
 
     def of_name(self, name: str) -> list[Entry]:
-        """Returns every entry that says to be ``name``, in the order in which they are found."""
+        """Returns every entry that claims ``name``, in the order in which a search finds them."""
         return [Entry.of(row) for row in self._connection.execute(_OF_NAME, (name,)).fetchall()]
 
     def name(self, name: str) -> Name | None:
@@ -144,19 +151,11 @@ class Table:
         rows = self._connection.execute(_SLICE, (after, PUBLISHED, limit))
         return [(row[0], Entry.of(row[1:])) for row in rows]
 
-    def put(self, entry: Entry) -> None:
-        """Stores an entry in the place of the one at its path."""
-        self.revision = added(self.revision, self.at(entry.path), entry)
-        self._connection.execute(_PUT, entry.row())
-
-    def drop(self, path: bytes, rank: int) -> str | None:
-        """Removes the bundle at ``path``, unless it was found at another rank since; returns the name that it had."""
-        before = self.at(path)
-        if before is None or before.rank != rank:
-            return None
-        self.revision = added(self.revision, before, None)
-        self._connection.execute("DELETE FROM bundles WHERE path = ?", (path,))
-        return before.name
+    def places(self) -> Iterator[Place]:
+        """Yields the place of every bundle of a directory. Long when they are many; checksums are not compared."""
+        sql = "SELECT path, rank, place FROM bundles WHERE rank < ?"
+        for path, rank, place in self._connection.execute(sql, (PUBLISHED,)):
+            yield Place(os.fsdecode(path), rank, place)
 
     def sizes(self) -> tuple[int, int]:
         """Returns the number of bundles of directories, and of the paths that are watched for them. Takes milliseconds
@@ -181,44 +180,12 @@ class Table:
         return int(self._connection.execute(f"SELECT count(*) FROM bundles WHERE {_PROBLEM}").fetchone()[0])  # noqa: S608
 
     def publications(self, name: str) -> list[Entry]:
-        """Returns what is known of a name's publications: served, withdrawn and pinned ones."""
+        """Returns the entries of a name's publications: served, withdrawn and pinned ones."""
         sql = f"SELECT {_ALL} FROM bundles WHERE path >= ? AND path < ?"  # noqa: S608 - '@' is followed by 'A'
         rows = self._connection.execute(sql, (key_of(name, ""), f"{name}A".encode())).fetchall()
         return [Entry.of(row) for row in rows]
 
     def published_names(self, *, broken: bool = False) -> set[str]:
-        """Returns the names of which anything was published or pinned; with ``broken`` those with problems."""
+        """Returns the names with publications or a pin; with ``broken`` those with problems."""
         sql = f"SELECT path FROM bundles WHERE rank >= ? AND ({_PROBLEM} OR NOT ?)"  # noqa: S608
         return {name_of(row[0]) for row in self._connection.execute(sql, (PUBLISHED, broken))}
-
-    def unplace(self) -> None:
-        """Marks every bundle of a directory as one that has to be found again."""
-        last = 0
-        while found := self.slice(last, 500):
-            last = found[-1][0]
-            for _, entry in found:
-                self.put(replace(entry, rank=UNPLACED))
-        self._connection.execute("DELETE FROM folders")
-
-    def unfound(self) -> list[bytes]:
-        """Returns the paths of bundles that were not found again."""
-        rows = self._connection.execute("SELECT path FROM bundles WHERE rank = ?", (UNPLACED,))
-        return [row[0] for row in rows.fetchall()]
-
-    def folders(self, root: int) -> dict[str, Folder]:
-        """Returns every directory that was searched below a root. Long when they are many."""
-        sql = "SELECT root, path, stamp, listing, seal FROM folders WHERE root = ?"
-        return dict(folder_of(row) for row in self._connection.execute(sql, (root,)))
-
-    def put_folder(self, root: int, path: str, folder: Folder | None) -> None:
-        """Stores a directory; None removes it."""
-        if folder is None:
-            self._connection.execute("DELETE FROM folders WHERE root = ? AND path = ?", (root, os.fsencode(path)))
-        else:
-            sql = "INSERT OR REPLACE INTO folders (root, path, stamp, listing, seal) VALUES (?, ?, ?, ?, ?)"
-            self._connection.execute(sql, folder_row(root, path, folder))
-
-    def tops(self, rank: int, starts: Collection[str]) -> tuple[str, ...]:
-        """Returns those of ``starts`` that are bundles themselves."""
-        found = ((start, self.at(os.fsencode(start))) for start in starts)
-        return tuple(start for start, entry in found if entry and entry.rank == rank)

@@ -1,93 +1,37 @@
-"""The catalogue's work off the event loop: the index, and what keeps it true. All of it blocks.
-
-Methods may be called from any thread; one works at a time.
-"""
+"""Keeps the catalogue's index true to the directories. All of it blocks; any thread may call, one works at a time."""
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
-from skillyard.domain.skill.publication import Publication
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.cache_file import BROKEN, Index, is_damage, mark_of
 from skillyard.stores.skills.catalogue.loading import Loader
-from skillyard.stores.skills.catalogue.rows import PIN, WITHDRAWN, Entry, key_of, note_of
-from skillyard.stores.skills.catalogue.serving import Serving, Tell
+from skillyard.stores.skills.catalogue.rows import GUIDE_RANK, Damaged, Entry, Place
+from skillyard.stores.skills.catalogue.search import ScanLimits, Tree, notes_of, walk
 from skillyard.stores.skills.catalogue.table import Table
-from skillyard.stores.skills.catalogue.trees import Tree
-from skillyard.stores.skills.catalogue.update import Place, Search, Updater
 
+BATCH = 100
+"""Bundles that are read for one transaction: about 0.1 s."""
+GENTLE = 20
+"""Bundles that are read in one go while others wait for the interpreter: about 20 ms."""
 SLICE = 500
 """Bundles whose stamps are looked at in one go: about 5 ms."""
 AWAITED = 5000
 """Paths that a caller waits for: about 20 ms."""
-GENTLE = 20
-"""Bundles that are read in one go while others wait for the interpreter: about 20 ms."""
 PROGRESS_S = 5.0
-_NUMBER = "publications"
 
+Tell = Callable[[Collection[str] | None], None]
+"""Called with the names whose skills may have changed, None for all, in the thread that changed them."""
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Everything that the store of publications says of one name."""
-
-    name: str
-    publications: Sequence[Publication]
-    pinned: str | None
-
-
-class Published:
-    """Published versions in the index."""
-
-    def __init__(self, table: Table, loader: Loader, serving: Serving) -> None:
-        self._table = table
-        self._loader = loader
-        self._serving = serving
-
-    @property
-    def number(self) -> int:
-        """The newest line of the histories of publications whose change is served."""
-        return int(self._table.fact(_NUMBER) or "0")
-
-    def serve(self, said: Sequence[Said], number: int | None, *, again: bool = False) -> None:
-        """Serves what was said and remembers ``number`` with it, unless it is None. ``again``: snapshots that were fine
-        are read too."""
-        with self._serving.changed() as names:
-            for one in said:
-                names.add(one.name)
-                self._put(one, again)
-            if number is not None:
-                self._table.put_fact(_NUMBER, str(number))
-
-    def _put(self, said: Said, again: bool) -> None:
-        before = {entry.path: entry for entry in self._table.publications(said.name)}
-        notes = {note.path: note for note in _notes(said)}
-        wanted = {key_of(p.name, p.version): p for p in said.publications if not p.withdrawn}
-        for key in before.keys() - wanted.keys() - notes.keys():
-            self._table.drop(key, before[key].rank)
-        for note in notes.values():
-            self._table.put(note)
-        for key, publication in wanted.items():
-            known = before.get(key)
-            if again or known is None or known.errors or known.digest != publication.digest:
-                self._table.put(self._loader.read_published(publication).entry)
-
-
-def _notes(said: Said) -> Iterator[Entry]:
-    if said.pinned is not None:
-        yield note_of(PIN, said.name, said.pinned)
-    for publication in said.publications:
-        if publication.withdrawn_at is not None:
-            when_and_why = json.dumps([publication.withdrawn_at, publication.reason])
-            yield note_of(WITHDRAWN, said.name, publication.version, when_and_why)
 
 
 class Stopped(Exception):
@@ -95,29 +39,33 @@ class Stopped(Exception):
 
 
 class Upkeep:
-    """``tell`` as for :class:`Serving`."""
+    """The index, the directories as they were last seen, and the bundles that have to be read."""
 
-    def __init__(self, path: Path, loader: Loader, search: Search, tell: Tell) -> None:
-        """Opens the index. Raises StoreFault, sqlite3.Error."""
+    def __init__(self, path: Path, loader: Loader, roots: Sequence[str], limits: ScanLimits, tell: Tell) -> None:
+        """Opens the index. ``roots`` begin with the guide, in the order of precedence. Raises StoreFault and
+        sqlite3.Error."""
         self._loader = loader
-        self._search = search
+        self._roots = roots
+        self._limits = limits
         self._tell = tell
         self._stop = threading.Event()
         self._one = threading.RLock()
         self._index = Index(path, mark_of(loader.caps, lenient=loader.lenient))
         try:
-            self._prepare()
+            self._begin_from_index()
         except BROKEN as error:
             if not is_damage(error):
                 self._index.close()
                 raise
             self.renew()
 
-    def _prepare(self) -> None:
-        table = self._index.table
-        self._serving = Serving(table, self._tell)
-        self._updater = Updater(table, self._loader, self._search, self._serving)
-        self._published = Published(table, self._loader, self._serving)
+    def _begin_from_index(self) -> None:
+        self._index.table.load_revision()
+        self._watched = self._index.table.sizes()[1]
+        self.trees: Sequence[Tree] = [Tree(root) for root in self._roots]
+        self._compared = False
+        self._unread: dict[str, Place] = {}
+        self._gone: list[bytes] = []
 
     @property
     def near(self) -> Table:
@@ -131,7 +79,7 @@ class Upkeep:
     @property
     def paths(self) -> int:
         """The number of paths that a full check looks at."""
-        return self._serving.paths + sum(len(tree.folders) for tree in self._updater.trees)
+        return self._watched + sum(len(tree.folders) for tree in self.trees)
 
     @property
     def is_large(self) -> bool:
@@ -140,44 +88,56 @@ class Upkeep:
 
     @property
     def notes(self) -> Sequence[Finding]:
-        return self._updater.notes
+        """Findings about the search itself."""
+        return notes_of(self.trees)
 
-    @property
-    def trees(self) -> Sequence[Tree]:
-        return self._updater.trees
+    def tree_of(self, entry: Entry) -> Tree | None:
+        """Returns the tree that has a bundle, None for a publication."""
+        return self.trees[entry.rank] if GUIDE_RANK <= entry.rank < len(self.trees) else None
 
-    def number(self) -> int:
-        """As :attr:`Published.number`."""
+    def ask(self, question: Callable[[Table], T]) -> T:
+        """Returns the answer from the index as it is changed."""
         with self._one:
-            return self._published.number
+            return question(self._index.table)
+
+    def change(self, work: Callable[[Table], None]) -> None:
+        """Changes the index in one transaction."""
+        with self._one:
+            with self._index.table.changes() as names:
+                work(self._index.table)
+            self._watched = self._index.table.sizes()[1]
+            self._tell(names)
 
     def renew(self) -> None:
-        """Begin again with an empty index."""
+        """Begins again with an empty index."""
         with self._one:
             logger.warning("the catalogue's index is damaged: every skill is read again")
             self._index.renew()
-            self._prepare()
+            self._begin_from_index()
             self._tell(None)
 
-    def is_stale(self) -> bool:
-        """Returns whether anything on disk differs from the index; for few paths, on the loop's thread."""
-        return self._updater.is_stale() or bool(self._updater.survey(self.near, 0, SLICE)[0])
-
     def begin(self) -> None:
-        """Find every bundle, and read those that the index does not know; says now and then how far it is."""
+        """Finds every bundle, and reads those that the index does not know. Logs now and then how far it is."""
         say_at = time.monotonic() + PROGRESS_S
         with self._one:
-            busy = self._updater.look()
-            everything = self._updater.left
+            busy = self._look()
+            everything = len(self._unread)
             while busy:
                 self._check_stop()
-                busy = self._updater.step()
+                busy = self._step(BATCH)
                 if busy and time.monotonic() >= say_at:
                     say_at = time.monotonic() + PROGRESS_S
-                    logger.info("the catalogue has read %d of %d bundles", everything - self._updater.left, everything)
+                    done = everything - len(self._unread)
+                    logger.info("the catalogue has read %d of %d bundles", done, everything)
+
+    def is_stale(self) -> bool:
+        """Returns whether anything on disk differs from the index. For few paths, on the loop's thread."""
+        if self._is_busy or walk(self._roots, self._limits, self.trees) != self.trees:
+            return True
+        return bool(self._slice(self.near, 0)[0])
 
     def check(self) -> None:
-        """Look at everything, and read what changed."""
+        """Looks at everything, and reads what changed."""
         with self._one:
             self.walk()
             after: int | None = 0
@@ -185,63 +145,41 @@ class Upkeep:
                 after = self.survey(after)
 
     def walk(self) -> None:
-        """Look at the directories, and read what is new in them; when that is much, with rests for others."""
+        """Looks at the directories, and reads new bundles in them; of many, with rests for others."""
         with self._one:
-            busy = self._updater.look()
+            busy = self._look()
         while busy:
             self._check_stop()
             started = time.monotonic()
             with self._one:
-                busy = self._updater.step(GENTLE)
-            if self._updater.left > GENTLE:
+                busy = self._step(GENTLE)
+            if len(self._unread) > GENTLE:
                 self._stop.wait(time.monotonic() - started)
 
     def survey(self, after: int) -> int | None:
-        """Look at the next bundles, and read those that changed; where to go on."""
+        """Looks at the next bundles, and reads those that changed. Returns where to go on, None at the end."""
         with self._one:
-            changed, then = self._updater.survey(self._index.table, after, SLICE)
+            changed, then = self._slice(self._index.table, after)
         for first in range(0, len(changed), GENTLE):
             self._check_stop()
-            self.read_again(changed[first : first + GENTLE])
+            self._read_again(changed[first : first + GENTLE])
         return then
 
-    def read_again(self, places: Sequence[Place]) -> None:
-        """Bundles that seem to have changed."""
-        with self._one:
-            self._updater.read_again(places)
-        if self._updater.is_busy:
-            self.walk()
-
-    def look_at(self, places: Sequence[Place]) -> None:
-        """Bundles that are asked for, and the directories."""
-        with self._one:
-            self._updater.read_again(places)
+    def look_at(self, entry: Entry | None) -> None:
+        """Looks at a bundle that somebody asks for, and at the directories."""
+        self._read_again([entry.at] if entry and self.tree_of(entry) else [])
         self.walk()
 
-    def serve(self, said: Sequence[Said], number: int | None = None, *, again: bool = False) -> None:
-        """As :meth:`Published.serve`."""
-        with self._one:
-            self._published.serve(said, number, again=again)
-
-    def published_names(self) -> set[str]:
-        with self._one:
-            return self._index.table.published_names()
-
-    def broken_names(self) -> set[str]:
-        with self._one:
-            return self._index.table.published_names(broken=True)
-
     def unused(self, keep: Iterable[str]) -> set[str]:
-        """Snapshots of nothing that the index knows, and what a crash left."""
+        """Returns the snapshots of nothing that the index knows, and those that a crash left."""
         with self._one:
             found = self._loader.snapshots.names().difference(keep)
             if found:
-                for digest in self._index.table.digests():
-                    found.discard(digest)
+                found.difference_update(self._index.table.digests())
             return found
 
     def stop(self) -> None:
-        """Let what works end soon, with Stopped."""
+        """Ends what works soon, with Stopped."""
         self._stop.set()
 
     def close(self) -> None:
@@ -251,3 +189,82 @@ class Upkeep:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._unread or self._gone)
+
+    def _look(self) -> bool:
+        """Looks at the directories; returns whether there is anything to do."""
+        trees = walk(self._roots, self._limits, self.trees)
+        if not self._compared or trees != self.trees:
+            self._compared = False
+            self.trees = trees
+            self._compare()
+        return self._is_busy
+
+    def _compare(self) -> None:
+        """Compares the index with the directories. Long when bundles are many."""
+        found = {
+            path: Place(path, rank, tree.place(path)) for rank, tree in enumerate(self.trees) for path in tree.bundles()
+        }
+        gone = []
+        for known in self._index.table.places():
+            if found.get(known.path) == known:
+                del found[known.path]
+            elif known.path not in found:
+                gone.append(known.key)
+        self._unread, self._gone, self._compared = found, gone, True
+
+    def _slice(self, table: Table, after: int) -> tuple[list[Place], int | None]:
+        """Returns which of the next bundles may have changed, and where to go on: None at the end. Raises Damaged when
+        there are not as many bundles as were found."""
+        if after == 0 and not self._is_busy and table.sizes()[0] != sum(tree.count for tree in self.trees):
+            raise Damaged("bundles are missing")
+        found = table.slice(after, SLICE)
+        changed = [entry.at for _, entry in found if not entry.is_unchanged()]
+        return changed, found[-1][0] if len(found) == SLICE else None
+
+    def _step(self, limit: int) -> bool:
+        """Reads some bundles that have to be read; removes with the last what is gone. Returns whether to go on."""
+        places = list(islice(self._unread.values(), limit))
+        is_last = len(places) == len(self._unread)
+        is_lost = self._read(places, self._gone if is_last else ())
+        for place in places:
+            del self._unread[place.path]
+        if is_last:
+            self._gone = []
+        return not is_last or (is_lost and self._look())
+
+    def _read_again(self, places: Sequence[Place]) -> None:
+        """Reads bundles that seem to have changed, before all others."""
+        with self._one:
+            is_lost = self._read(places) and self._look()
+        if is_lost:
+            self.walk()
+
+    def _read(self, places: Sequence[Place], gone: Iterable[bytes] = ()) -> bool:
+        """Returns whether one of them is not a bundle any more: its folder is listed again."""
+        entries = {place: self._entry(place) for place in places}
+        lost = [place for place, entry in entries.items() if entry is None]
+
+        def put(table: Table) -> None:
+            for entry in filter(None, entries.values()):
+                table.put(entry)
+            for key in (*gone, *(place.key for place in lost)):
+                table.drop(key)
+
+        self.change(put)
+        for place in lost:
+            self._compared = False
+            if place.rank < len(self.trees):
+                self.trees[place.rank].doubt(place.path)
+        return bool(lost)
+
+    def _entry(self, place: Place) -> Entry | None:
+        """Returns None when there is not a bundle any more."""
+        before = self._index.table.at(place.key)
+        if before is not None and before.is_unchanged():
+            return replace(before, rank=place.rank, place=place.place)
+        reading = self._loader.read(place)
+        return reading.entry if reading else None

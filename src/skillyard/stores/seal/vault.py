@@ -1,7 +1,7 @@
-"""Secrets in HashiCorp Vault or OpenBao, engine KV, version 1 or 2 (the HTTP API's pages "KV secrets engine").
+"""Secrets in HashiCorp Vault or OpenBao, engine KV, version 1 or 2, over the HTTP API.
 
-A token with the capability ``read`` on the paths is all it needs. What the server answers is bounded in size and time,
-nothing of it but the value goes on, and neither the token nor a value stands in an error.
+It needs a token with the capability ``read`` on the paths. Answers of the server are bounded in size and time, only the
+value is taken from them, and neither the token nor a value stands in an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 from skillyard.config.secrets import VaultReaderSettings
 from skillyard.domain.errors import InvalidInput, StoreFault, shape
 from skillyard.domain.secret import Secret
-from skillyard.stores.seal.small_file import read_small
+from skillyard.stores.seal.readers import read_small
 
 if TYPE_CHECKING:
     import httpx2
@@ -79,7 +79,7 @@ class VaultSecrets:
             return None
         value = answer.fields[field]
         if not isinstance(value, str):
-            raise StoreFault(f"{self._where(path)} has a field '{field}' that is no text")
+            raise StoreFault(f"{self._where(path)} has a field '{field}' that is not text")
         return Secret(name, value, self.label if answer.version is None else f"{self.label}:{answer.version}")
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class VaultSecrets:
         return answer if self._monotonic() < until else None
 
     def _asked(self, path: str) -> asyncio.Task[Answer | None]:
-        """Returns the one request for a path that several callers wait for, even when some of them go away."""
+        """Returns the one request for a path, which goes on when some of its callers go away."""
         task = self._asking.get(path)
         if task is None:
             task = self._asking[path] = asyncio.create_task(self._ask(path), name="vault")
@@ -149,7 +149,7 @@ class VaultSecrets:
         if not text:
             raise StoreFault(f"{where} holds no token for Vault")
         if not all("!" <= character <= "~" for character in text):
-            raise StoreFault(f"{where} holds something that is no token for Vault")
+            raise StoreFault(f"{where} holds something that is not a token for Vault")
         return text
 
     def _connect(self) -> httpx2.AsyncClient:
@@ -185,7 +185,7 @@ async def _bounded(response: httpx2.Response, where: str) -> bytes:
 
 
 def _reason(error: httpx2.HTTPError) -> str:
-    """The kind alone, and what this side says of it: nothing that the other side may have written."""
+    """Returns the kind of an error in words of this side, without words of the other."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -224,7 +224,7 @@ def _checked_mount(mount: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``version`` is what KV version 2 counts."""
+    """``version`` is the number that KV version 2 counts."""
 
     fields: Mapping[str, object] = field(repr=False)
     version: int | None = None
@@ -245,7 +245,7 @@ def understand(status: int, body: bytes, kv: int, where: str) -> Answer | None:
         version, fields = data["metadata"].get("version"), data.get("data")
         if isinstance(fields, dict) and type(version) is int and version > 0:
             return Answer(fields, version)
-    raise StoreFault(f"{where} answers with something that is no secret of KV version {kv}")
+    raise StoreFault(f"{where} answers with something that is not a secret of KV version {kv}")
 
 
 def _check_really_missing(answer: Mapping[str, Any], where: str) -> None:
@@ -277,7 +277,8 @@ def _meaning(status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """``setting`` is its name for errors, ``parts`` are texts with the word that follows each, or None at the end."""
+    """A text with words to be filled in. ``setting`` is its name for errors; ``parts`` are texts with the word that
+    follows each, None at the end."""
 
     setting: str
     parts: tuple[tuple[str, str | None], ...]
@@ -287,7 +288,7 @@ class Template:
         return "".join(text + (words[word] if word else "") for text, word in self.parts)
 
     def path(self, project: str, skill: str, name: str) -> str:
-        """For a URL. Raises StoreFault for what would be another path than was written."""
+        """Returns a path for a URL. Raises StoreFault for words that would change the path."""
         segments = self.text(project, skill, name).split("/")
         if any(segment in ("", ".", "..") for segment in segments):
             raise StoreFault(f"{self.setting} gives no path for the secret '{name}' of skill '{skill}'")
@@ -295,7 +296,7 @@ class Template:
 
 
 def parse_template(setting: str, text: str) -> Template:
-    """Raises InvalidInput for other words in braces, and for what can be no path or field."""
+    """Raises InvalidInput for other words in braces and for a text that is not a path or field."""
     if not text or len(text) > _MOST_TEMPLATE or text != text.strip("/ ") or not text.isprintable():
         raise InvalidInput(
             setting, f"must be 1 to {_MOST_TEMPLATE} characters, without slashes at its ends", shape(text)
@@ -303,7 +304,7 @@ def parse_template(setting: str, text: str) -> Template:
     try:
         found = [(before, word, rule, conversion) for before, word, rule, conversion in string.Formatter().parse(text)]
     except ValueError as error:
-        raise InvalidInput(setting, f"is no template: {error}") from None
+        raise InvalidInput(setting, f"is not a template: {error}") from None
     if any(word is not None and (word not in WORDS or rule or conversion) for _, word, rule, conversion in found):
         raise InvalidInput(setting, f"may hold {', '.join(f'{{{word}}}' for word in sorted(WORDS))} and no other words")
     return Template(setting, tuple((before, word) for before, word, _, _ in found))

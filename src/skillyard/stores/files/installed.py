@@ -1,4 +1,4 @@
-"""Compares what a build installed with its lock and with what the distributions themselves record.
+"""Compares an installation with its lock and with the records of its distributions.
 
 Every file must stand in the ``RECORD`` of a distribution with a digest that fits (the binary distribution format of the
 packaging specifications); bytecode may lie beside the source that it was made from. Every distribution of the lock must
@@ -32,7 +32,8 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """``distributions`` are normalized names with versions, ``modules`` top-level names, ``size`` is in bytes."""
+    """The content of an environment: ``distributions`` are versions by normalized name, ``modules`` top-level names.
+    ``size`` is in bytes."""
 
     distributions: Mapping[str, str]
     modules: tuple[str, ...]
@@ -98,8 +99,10 @@ def _compare(lock: Lock, infos: Mapping[str, str]) -> None:
 
 
 def _plain(version: str) -> str:
-    """A wheel's file name writes ``-`` and ``+`` of a version as ``_``, and may leave a version as its author wrote it:
-    separators, case and trailing zeros do not count."""
+    """Returns a version without the differences that file names of wheels make.
+
+    They write ``-`` and ``+`` as ``_`` and may leave a version as its author wrote it, so that separators, case and
+    trailing zeros do not count."""
     text = re.sub(r"[-_+.]", ".", version.lower().removeprefix("v"))
     return re.sub(r"(?:\.0)+(?=$|\.?[a-z])", "", text)
 

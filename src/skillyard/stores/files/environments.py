@@ -1,16 +1,18 @@
 """Locks and built environments below one directory that this process owns.
 
-``<digest>/`` is what sandboxes are shown, ``<digest>.json`` what is known of it (whose time of change says when it was
-used last), ``locks/`` what requirements were resolved to. The directory is renamed into place last, so that what has no
-directory is not there; whatever else lies around was left by a crash.
+Sandboxes see ``<digest>/``. ``<digest>.json`` has its facts, and its time of change says when the environment was used
+last. ``locks/`` has the locks, each in a small JSON file: the same requirements give the same versions later. The
+directory is renamed into place last, so that facts without a directory were left by a crash, and so were other files.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,13 +24,12 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
 from skillyard.stores.disk import remove_tree
-from skillyard.stores.files.environments.installed import Installed, check_installed, wheel_tags
-from skillyard.stores.files.environments.locks import TEMPORARY, Locks, read_json, write_json
+from skillyard.stores.files.installed import Installed, check_installed, wheel_tags
 
 T = TypeVar("T")
 
 TOUCHED_EVERY_S = 600.0
-"""How often it is written down that an environment is used."""
+"""How often the use of an environment is written down."""
 MOST_ENTRIES = 500_000
 
 
@@ -39,7 +40,7 @@ class LocalEnvironments:
         self._locks = Locks(directory / "locks")
         self._known: dict[str, BuiltEnvironment] = {}
         self._written: dict[str, float] = {}
-        """When those that are used were last written down as used."""
+        """The times at which the use of each was last written down."""
 
     async def lock(self, wanted: Wanted, origin: Origin) -> StoredLock | None:
         return await asyncio.to_thread(self._locks.find, wanted, origin)
@@ -189,7 +190,7 @@ class LocalEnvironments:
         return len(files)
 
     def _sweep(self) -> int:
-        """Temporary names, facts without an environment, and environments whose facts cannot be read."""
+        """Removes temporary files, facts without an environment, and the reverse. Returns their number."""
         if not self._directory.is_dir():
             return 0
         entries = [*self._directory.iterdir(), *(self._directory / "locks").glob(f"{TEMPORARY}*")]
@@ -234,3 +235,88 @@ async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
 
 def _fault(error: OSError) -> StoreFault:
     return StoreFault(f"the environments cannot be read or written: {error.strerror or error}")
+
+
+TEMPORARY = ".tmp-"
+MOST_LOCKS = 5000
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """Returns None when there is no such file. Raises StoreFault."""
+    try:
+        data = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise StoreFault(f"{file} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise StoreFault(f"{file} is damaged")
+    return data
+
+
+def write_json(file: Path, data: dict[str, Any], modified_at: float | None = None) -> None:
+    """Writes a file beside and renames it: it is there whole or not at all. With ``modified_at``, nobody sees the file
+    with another time. Raises StoreFault."""
+    new = file.with_name(f"{TEMPORARY}{file.name}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with new.open("w", encoding="utf-8") as stream:
+            json.dump(data, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if modified_at is not None:
+            os.utime(new, (modified_at, modified_at))
+        new.replace(file)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise StoreFault(f"{file} cannot be written: {error.strerror}") from error
+
+
+class Locks:
+    """Its methods block for as long as a small file takes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find(self, wanted: Wanted, origin: Origin) -> StoredLock | None:
+        """Raises StoreFault."""
+        return _read(self._file(wanted, origin))
+
+    def keep(self, wanted: Wanted, origin: Origin, lock: Lock, now: float) -> None:
+        """Raises StoreFault."""
+        self._trim()
+        stored = StoredLock(lock, wanted.requirements, origin.index, now)
+        write_json(self._file(wanted, origin), asdict(stored))
+
+    def leading_to(self, digest: str) -> Iterator[Path]:
+        """The files of those that name the environment ``digest``."""
+        for file in self._directory.glob("*.json"):
+            stored = _read(file)
+            if stored is not None and stored.lock.digest == digest:
+                yield file
+
+    def _trim(self) -> None:
+        """Removes the oldest locks: callers may ask for ever new sets of packages."""
+        files = list(self._directory.iterdir()) if self._directory.is_dir() else []
+        if len(files) < MOST_LOCKS:
+            return
+        files.sort(key=lambda file: file.lstat().st_mtime)
+        for file in files[: MOST_LOCKS // 10]:
+            file.unlink(missing_ok=True)
+
+    def _file(self, wanted: Wanted, origin: Origin) -> Path:
+        parts = [wanted.requirements, origin.platform, origin.index, sorted(origin.source)]
+        if wanted.held:
+            parts.append(wanted.digest)
+        return self._directory / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
+
+
+def _read(file: Path) -> StoredLock | None:
+    data = read_json(file)
+    if data is None:
+        return None
+    try:
+        lock = Lock(str(data["lock"]["text"]), str(data["lock"]["platform"]))
+        return StoredLock(lock, tuple(data["requirements"]), str(data["index"]), float(data["resolved_at"]))
+    except (KeyError, TypeError, ValueError):
+        raise StoreFault(f"the lock {file} is damaged: remove it, and it is resolved anew") from None

@@ -1,1 +1,0 @@
-"""Places that secrets are read from and never written to, each a :class:`skillyard.ports.secrets.SecretReader`."""
