@@ -1,1 +1,1 @@
-"""``skillyard bench``: what a run costs here, beside others that do the same job in the same minute."""
+"""``skillyard bench``: the cost of a run here, beside plain interpreters with the same job."""

@@ -1,4 +1,4 @@
-"""Measures ready sandboxes while they wait: a keeper of their own makes them, and /proc shows their memory."""
+"""Measures ready sandboxes while they wait, through a keeper of their own and /proc."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _NUMBERS = re.compile(r"^NSpid:((?:\t\d+)+)$", re.MULTILINE)
 
 
 def family(run_dir: Path) -> dict[int, int]:
-    """Returns the keepers that work in ``run_dir`` and all that descends from them: pid and in how many pid namespaces,
-    from ours on, it has a number."""
+    """Returns keepers and their descendants: pid, and its depth in pid namespaces."""
     status = {int(name): proc_text(f"{name}/status") for name in os.listdir(_PROC) if name.isdigit()}  # noqa: PTH208
     parents = {pid: int(found[1]) for pid, text in status.items() if (found := _PARENT.search(text))}
     keepers = _keepers(run_dir, parents)
@@ -79,9 +78,12 @@ _SPARE_IDS = 64
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """``unshared_bytes`` of one sandbox: what its processes hold alone (None: the kernel does not let us see).
-    ``host_bytes`` of one: what the host's available memory fell by, page tables and namespaces included (None:
-    it did not fall, because others gave memory back meanwhile)."""
+    """The cost of sandboxes that wait.
+
+    ``unshared_bytes`` is the memory that the processes of one hold alone, None where the kernel hides it.
+    ``host_bytes`` is the fall of the host's available memory for one, with page tables and namespaces; None when it did
+    not fall, because others gave memory back meanwhile.
+    """
 
     sandboxes: int
     made_s: float

@@ -61,7 +61,7 @@ def job_of(python: Sequence[str], job: Job, packages: Path | None = None, run: R
 
 
 def interpreter() -> str:
-    """Returns the path of the interpreter below any virtual environment, which sandboxes run as well."""
+    """Returns the path of the interpreter below any virtual environment; sandboxes run it too."""
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 

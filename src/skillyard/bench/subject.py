@@ -152,7 +152,7 @@ class GivenUp(dict[str, str]):
 
     @contextmanager
     def tolerating(self, subject: Subject) -> Iterator[None]:
-        """What a peer raises is noted; what we raise is raised."""
+        """Notes the errors of a peer, and raises those of our own subjects."""
         try:
             yield
         except (WrongResult, OSError, ValueError, SubprocessError) as error:
@@ -163,7 +163,7 @@ class GivenUp(dict[str, str]):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Who is not measured, and why."""
+    """A subject that is not measured, and the reason."""
 
     id: str
     title: str

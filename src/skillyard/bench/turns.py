@@ -1,4 +1,4 @@
-"""Measures latency and throughput in rounds, so that all subjects meet the same load; medians and percentiles."""
+"""Measures latency and throughput in rounds, so that all subjects meet the same load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from skillyard.bench.subject import GivenUp, Subject
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the closest ranks (Hyndman and Fan's type 7, as numpy and R do).
+    """Returns a percentile, linear between the closest ranks.
 
-    Raises ValueError for no values, or a percent outside 0 to 100.
+    This is Hyndman and Fan's type 7, as in numpy and R. Raises ValueError for no values, or a percent outside 0 to 100.
     """
     if not values or not 0 <= percent <= 100:
         raise ValueError(f"no percentile {percent} of {len(values)} values")
@@ -32,7 +32,7 @@ def median(values: Sequence[float]) -> float:
 @dataclass(slots=True)
 class Rounds:
     """Samples of one subject by round. Subjects take turns in every round, so two of them are compared round by
-    round, under the same weather, and the median of those comparisons is quoted."""
+    round, under the same load, and the median of those comparisons is quoted."""
 
     blocks: dict[int, list[float]] = field(default_factory=dict)
 
@@ -118,7 +118,7 @@ async def throughput(subjects: Sequence[Subject], plan: Plan, given_up: GivenUp)
 
 
 def _turned(subjects: Sequence[Subject], number: int) -> Sequence[Subject]:
-    """Returns the subjects, another one first in each round, so that nobody always follows the same neighbour."""
+    """Returns the subjects in the order of a round; another one is first in each."""
     start = number % len(subjects) if subjects else 0
     return [*subjects[start:], *subjects[:start]]
 

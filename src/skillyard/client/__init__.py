@@ -1,11 +1,11 @@
 """The Python client. Importing it is cheap: names load on first use::
 
-    with SyncClient() as yard:
-        sales = yard.put_blob("sales.csv", "text/csv").blob_id
-        run = yard.execute_skill("examples.csv.summarize", {"blob": sales}, input_blobs=[sales])
+    with SyncClient() as client:
+        sales = client.put_blob("sales.csv", "text/csv").blob_id
+        run = client.execute_skill("examples.csv.summarize", {"blob": sales}, input_blobs=[sales])
         print(run.raise_for_status().output)
 
-:class:`Client` has the same methods to be awaited. :mod:`skillyard.client.errors` is what they raise.
+:class:`Client` has the same methods to be awaited. Their exceptions are in :mod:`skillyard.client.errors`.
 """
 
 from __future__ import annotations

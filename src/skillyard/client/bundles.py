@@ -31,8 +31,10 @@ _TEXTS = ("name", "version", "digest")
 
 @dataclass(frozen=True, slots=True)
 class PublishedSkill:
-    """A version after its upload. ``created`` is False when these bytes were published before. ``findings`` are what
-    validation had to say that is no error: objects with ``level``, ``file``, ``line``, ``rule``, ``message``."""
+    """A version after its upload. ``created`` is False when these bytes were published before.
+
+    ``findings`` are the remarks of validation: objects with ``level``, ``file``, ``line``, ``rule`` and ``message``.
+    """
 
     name: str
     version: str
@@ -205,7 +207,7 @@ def _check_link(path: str, home: str) -> None:
     if not target.startswith(home.rstrip("/") + "/"):
         raise BadArgument(f"{path}: is a link that leaves the skill's directory")
     if any(is_excluded(part) for part in target[len(home) :].split("/")):
-        raise BadArgument(f"{path}: is a link to something that is no part of a skill")
+        raise BadArgument(f"{path}: is a link to a file that cannot be part of a skill")
 
 
 def _add(archive: TarFile, name: str, path: Path) -> None:

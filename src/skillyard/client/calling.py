@@ -1,4 +1,4 @@
-"""The base of the server's methods as Python methods: one abstract ``call``, awaited or waited for."""
+"""The base of the methods of clients and runtimes: one ``call``, awaited or blocking."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Calls:
-    """Whatever can call a method by its name."""
+    """Calls methods by their names."""
 
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
         """The result of any method by its name."""
@@ -23,7 +23,7 @@ class Calls:
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """For a class with ``_inner`` and ``_wait``: the method of ``_inner`` with this name, waited for."""
+    """Returns the blocking form of a method, for a class with ``_inner`` and ``_wait``."""
 
     @wraps(method)
     def wait(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Which server, and with which token: arguments, then the environment, then the data directory."""
+"""Finds the server and its token: arguments, then the environment, then the data directory."""
 
 from __future__ import annotations
 

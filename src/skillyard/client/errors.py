@@ -97,7 +97,7 @@ class Unreachable(ConnectionFailed):
 
 
 class ConnectionLost(ConnectionFailed):
-    """The connection broke after it was made; whether the server acted on the request is not known."""
+    """The connection broke. It is not known whether the server acted on the request."""
 
 
 class ResponseTimeout(ConnectionFailed):
@@ -154,6 +154,6 @@ _BY_TYPE: dict[str, type[RpcError]] = {
 
 
 def rpc_error(code: int, message: str, data: Mapping[str, Any] | None = None) -> RpcError:
-    """Returns the most fitting exception: by ``data.type`` where it is known, else by ``code`` (skills-protocol §6)."""
+    """Returns the exception for ``data.type``, else for ``code`` (skills-protocol §6)."""
     kind = _BY_TYPE.get(str((data or {}).get("type"))) or _BY_CODE.get(code, RpcError)
     return kind.received(code, message, data or {})

@@ -11,22 +11,26 @@ class CatalogueMethods(Calls):
     """Methods about the versions of skills, their approvals and what they need."""
 
     async def skill_versions(self, name: str, *, history: int | None = None) -> Json:
-        """``versions``, newest first, withdrawn ones too; ``latest``, ``pin``, ``project`` and ``history``."""
+        """Returns ``versions``, newest first, with ``latest``, ``pin``, ``project`` and ``history``."""
         return await self.call("catalogue.versions", given(name=name, history=history))
 
     async def diff_skill(self, name: str, old: str, new: str | None = None) -> Json:
-        """What version ``new``, the latest when left out, has that ``old`` had not: ``needs``, what widens first,
-        ``facts`` and ``files`` with unified diffs; ``same`` and ``widens``."""
+        """Returns the changes from version ``old`` to ``new``, the latest when left out.
+
+        They are ``needs``, wider ones first, ``facts`` and ``files`` with unified diffs; ``same`` and ``widens``.
+        """
         return await self.call("catalogue.diff", {"name": name, "from": old, **given(to=new)})
 
     async def review_skill(self, name: str, *, version: str | None = None) -> Json:
-        """What a reader should know before trusting it: ``needs``, ``imports``, ``hosts``, and ``findings``, gravest
-        first."""
+        """Returns the review of a skill: ``needs``, ``imports``, ``hosts`` and ``findings``, gravest first."""
         return await self.call("catalogue.review", given(name=name, version=version))
 
     async def skill_needs(self, name: str, *, version: str | None = None) -> Json:
-        """What a skill declares that it needs: ``needs`` (rows of ``need``, ``asked``, ``granted``, ``why``), the
-        ``digest`` that an approval is bound to, and whether it is ``approved``, ``by`` what and ``because`` of whom."""
+        """Returns the declared needs of a skill: ``needs`` with ``need``, ``asked``, ``granted`` and ``why``.
+
+        ``digest`` is the content that an approval is bound to. ``approved``, ``by`` and ``because`` say whether and how
+        it is approved.
+        """
         return await self.call("catalogue.needs", given(name=name, version=version))
 
     async def approve_skill(

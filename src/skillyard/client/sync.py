@@ -1,4 +1,4 @@
-"""The client for callers without an event loop, and HTTP/1.1 over a plain socket for it and the command line.
+"""The client for callers without an event loop, over HTTP/1.1 on a plain socket.
 
 The coroutines of :class:`BlockingTransport` never suspend, so :func:`drive` runs them without an event loop. It exists
 because a command has 150 ms: httpx2 alone costs 105 ms to import, this about 15.
@@ -205,7 +205,7 @@ def _secured(sock: socket.socket, host: str) -> socket.socket:
 
 @contextmanager
 def _translated(url: ServerUrl) -> Iterator[None]:
-    """What sockets and h11 raise, as ours."""
+    """Raises errors of sockets as those of a client."""
     try:
         yield
     except TimeoutError as error:

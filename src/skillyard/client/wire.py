@@ -43,10 +43,10 @@ IDEMPOTENT = frozenset(
 RUNS = frozenset({"execute_skill", "run_code"})
 LONGEST_RUN_S = 3600.0
 RUN_MARGIN_S = 30.0
-"""What a server may need beside the run itself: admission, mounts, records."""
+"""Time of a server beside the run itself: admission, mounts, records."""
 BUILDS = frozenset({"environments.build", "environments.wheels"})
 BUILD_S = 900.0
-"""What a server may need to build an environment, which a run's own timeout does not count."""
+"""Time for the build of an environment, which a run's own timeout does not count."""
 
 
 def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFailed], ...]:
@@ -58,8 +58,10 @@ def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFail
 
 
 def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
-    """Seconds to wait for an answer: a run's own timeout, or the longest there is, the build of its environment, and a
-    margin."""
+    """Returns the seconds to wait for an answer.
+
+    For a run they are its own timeout or the longest one, the build of its environment, and a margin.
+    """
     if method in BUILDS:
         return max(timeout, BUILD_S + RUN_MARGIN_S)
     if method not in RUNS:
@@ -91,7 +93,7 @@ def decode(status: int, body: bytes, request_id: int) -> dict[str, Any]:
 
 
 def refuse(status: int, body: bytes) -> NoReturn:
-    """Raise what an HTTP answer other than success means: its JSON-RPC error, else one by its status."""
+    """Raises the JSON-RPC error of an HTTP answer other than success, else one by its status."""
     try:
         envelope = _json_object(status, body)
     except BadReply:

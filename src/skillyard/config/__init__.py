@@ -1,1 +1,1 @@
-"""The operator's settings: one file a section, whose value goes as it is to the service that uses it."""
+"""The operator's settings. A section is the very value that a service takes."""

@@ -63,7 +63,7 @@ class LimitSettings(Section):
     disk_mb: int = Field(
         default=_USUAL.defaults.disk_mb,
         ge=MINIMUM.disk_mb,
-        description="What a run may write to `/workspace`, `/tmp` and `/dev/shm`; it is held in memory.",
+        description="Space of a run in `/workspace`, `/tmp` and `/dev/shm`, which is memory.",
     )
     max: LimitValues = LimitValues()
 

@@ -107,7 +107,7 @@ Prefixes = Annotated[
 
 
 class NetworkLimits(Section):
-    """What one run may use of the network."""
+    """The bounds of one run's use of the network."""
 
     model_config = ConfigDict(title="network.limits")
 
@@ -142,7 +142,7 @@ class NetworkLimits(Section):
 
 
 class NetworkSettings(Section):
-    """What runs may reach at all."""
+    """The targets that runs may reach."""
 
     model_config = ConfigDict(title="network")
 
@@ -158,7 +158,7 @@ class NetworkSettings(Section):
     )
     run_code: CodeRules = Field(
         default=(),
-        description="What code may reach: nothing, what its mounted skills declare (`mounted`), or rules.",
+        description="Targets that code may reach: none, those that its mounted skills declare (`mounted`), or rules.",
         json_schema_extra={"kind": "`none` or `mounted` or list of text"},
     )
     hosts: Hosts = Field(

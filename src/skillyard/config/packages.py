@@ -1,4 +1,4 @@
-"""``[packages]`` and ``[environments]``: where packages come from, what builds may use, who may have which."""
+"""``[packages]`` and ``[environments]``: the index, the bounds of builds, allowed packages."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class PackagesSettings(Section):
     )
     network: Hosts = Field(
         default=None,
-        description="What builds may reach; by default the host of the index, and the file host of PyPI for PyPI. Set "
-        "it where an index serves its files from another host.",
+        description="Hosts that builds may reach; by default that of the index, and the file host of PyPI for PyPI. "
+        "Set it where an index serves its files from another host.",
         json_schema_extra={"kind": "list of text"},
     )
     secret: str = Field(
@@ -187,7 +187,7 @@ class PackagesSettings(Section):
 
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
-        """Raises InvalidInput for ``offline`` without wheels, and for a secret that the gate could not deliver."""
+        """Raises InvalidInput for ``offline`` without wheels and for a secret unfit for the gate."""
         if self.offline and self.wheels is None:
             raise InvalidInput("packages.offline", "needs packages.wheels: a directory with the wheels to install from")
         # Credentials go to a named host by TLS alone.

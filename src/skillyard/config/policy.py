@@ -1,4 +1,4 @@
-"""``[policy]`` and ``[trust]``: the boundary that runs get, and which skills get what they declare."""
+"""``[policy]`` and ``[trust]``: the boundary of runs, and the approval of skills."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class PolicySettings(Section):
     )
     require: Literal["supervised", "kernel"] = Field(
         default="supervised",
-        description="Who must enforce limits; `kernel` refuses limits that are only watched, and guarantees that only "
-        "a provider attests. Set it where runs may be hostile and the host has control groups.",
+        description="The enforcer that limits need; `kernel` refuses limits that are only watched, and guarantees that "
+        "only a provider attests. Set it where runs may be hostile and the host has control groups.",
     )
     run_code_secrets: Literal["none", "mounted"] = Field(
         default="none", description="Secrets that code gets: none, or those that its mounted skills declare."
@@ -75,8 +75,10 @@ class PolicySettings(Section):
 
 
 class TrustSettings(Section):
-    """Which skills get what they declare without an operator's approval of each version. What is shipped with
-    skillyard always does."""
+    """The skills whose needs are granted without an operator's approval of each version.
+
+    The skills that come with skillyard are always among them.
+    """
 
     model_config = ConfigDict(title="trust")
 

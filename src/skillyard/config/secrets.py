@@ -79,7 +79,7 @@ class VaultReaderSettings(_ReaderSettings):
 
 
 class DeliverySettings(Section):
-    """For one secret that a reader has: as ``skillyard secret set`` says it of those in the store."""
+    """The delivery of one secret of a reader, as ``skillyard secret set`` has it for the store."""
 
     model_config = ConfigDict(title="secrets.deliveries")
 
@@ -91,8 +91,11 @@ class DeliverySettings(Section):
 
 
 class SecretSettings(Section):
-    """The key that seals the store is the variable SKILLYARD_SECRETS_KEY, or ``key_file``, or the kernel's
-    ``keyring``; else a file in the data directory."""
+    """The key that seals the store, and the readers of secrets that lie elsewhere.
+
+    The key is the variable SKILLYARD_SECRETS_KEY, ``key_file`` or the kernel's ``keyring``; else a file in the data
+    directory.
+    """
 
     model_config = ConfigDict(title="secrets")
 

@@ -21,7 +21,7 @@ Lifetime = Annotated[
 Bound = Annotated[
     int | None, Field(ge=0), AfterValidator(lambda value: value or None), PlainSerializer(lambda value: value or 0)
 ]
-"""A number that may not be passed; 0 in the settings is no bound, which is None here."""
+"""A number that may not be passed; 0 in the settings means without a bound, which is None here."""
 
 
 class Section(BaseModel):

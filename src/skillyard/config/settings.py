@@ -39,7 +39,7 @@ _OF_TYPES = {"tuple_type": 'must be a list, such as ["a", "b"]', "bool_parsing":
 SKILLFLAW = "SKILLFLAW_SKILL_SANDBOX_"
 _SKILLFLAW_LIMITS = {"CPUS": "cpus", "MEMORY_MB": "memory_mb", "PIDS_LIMIT": "pids"}
 _SKILLFLAW_GIVEN = {"NETWORK": "none", "READ_ONLY_ROOT": "true", "WORKSPACE_ACCESS": "rw", "TMPFS_ENABLED": "true"}
-"""What our sandboxes are in any case; another value cannot be had and is reported."""
+"""Values that our sandboxes always have; others are reported."""
 
 
 class _Variables(EnvSettingsSource):
@@ -147,7 +147,7 @@ def skillflaw_limits(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _notes(environ: Mapping[str, str], settings: Settings) -> Iterator[str]:
-    """What a SkillFlaw configuration says and ours does not do."""
+    """Yields the values of a SkillFlaw configuration that have no effect here."""
     for name, value in skillflaw_limits(environ).items():
         ours = getattr(settings.limits, name)
         if float(value) != float(ours):
@@ -186,7 +186,7 @@ def _config_file(given: Mapping[str, Any]) -> Path | None:
 
 
 def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:
-    """Raises InvalidInput for a variable that joins section and setting by one underscore: it would have no effect."""
+    """Raises InvalidInput for a variable that joins section and setting by one underscore."""
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         for section, field in settings.model_fields.items():
             head, _, name = variable.removeprefix(PREFIX).lower().partition(f"{section}_")
@@ -196,7 +196,7 @@ def check_names(settings: type[BaseModel], environ: Mapping[str, str]) -> None:
 
 
 def unread(error: SettingsError, environ: Mapping[str, str]) -> InvalidInput:
-    """Returns the error for a variable that does not hold JSON where a list or a table is wanted."""
+    """Returns the error for a variable that must hold a list or a table as JSON."""
     text = getattr(error.__cause__, "doc", None)
     named = [name for name, value in environ.items() if value == text and name.startswith(PREFIX)]
     if text is None or not named:

@@ -1,4 +1,4 @@
-"""``[skills]``, ``[schemas]``, ``[output]``, ``[blobs]`` and ``[records]``: bounds of stored data."""
+"""``[skills]``, ``[schemas]``, ``[output]``, ``[blobs]``, ``[records]``: stored data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _USUAL = PublicationLimits()
 
 
 class SkillsSettings(Section):
-    """What may be published."""
+    """The bounds of publishing."""
 
     model_config = ConfigDict(title="skills")
 
     upload_bytes: int = Field(default=32 * MIB, ge=1024, description="Largest archive of a skill.")
     publish: Literal["strict", "lenient"] = Field(
         default="strict",
-        description="What bundles are held to: `strict` is the specification, `lenient` takes whatever would be served "
-        "from a directory.",
+        description="Rules for bundles: `strict` is the specification, `lenient` takes every bundle that would be "
+        "served from a directory.",
     )
     project_versions: int = Field(
         default=_USUAL.count, ge=1, description="Most versions that one project may ever publish."
@@ -62,13 +62,13 @@ _SENT = FrameLimits()
 
 
 class OutputSettings(Section):
-    """What becomes of a run's result and log."""
+    """The handling of a run's result and log."""
 
     model_config = ConfigDict(title="output")
 
     oversize: Literal["spill", "fail"] = Field(
         default="spill",
-        description="What becomes of a result beyond 4,096 bytes: `spill` stores it as a blob, `fail` fails the run.",
+        description="Handling of a result beyond 4,096 bytes: `spill` stores it as a blob, `fail` fails the run.",
     )
     log_bytes: int = Field(default=64 * MIB, ge=1024, description="Most bytes of a run's log that are kept.")
 

@@ -1,6 +1,6 @@
-"""The server process: settings in, one line out when it is ready, nothing left when it has stopped.
+"""The server process, from its settings to its end.
 
-Two files of the data directory tell the command line and the client where its server is, and the owner's token.
+Two files of the data directory hold the URL of the server and the owner's token, for the command line and the client.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class CannotListen(SkillyardError):
 
 
 async def serve(settings: Settings, *, no_auth: bool = False, announce: Callable[[str], None]) -> None:
-    """Serve a data directory until SIGTERM or SIGINT; ``announce`` is called with the URL when it is ready.
+    """Serves a data directory until SIGTERM or SIGINT.
 
-    Raises InvalidInput for ``no_auth`` on an address that others can reach, CannotListen, ProtectionMissing
-    when the host cannot give what policy demands, and what the runtime raises when it starts.
+    ``announce`` is called with the URL when the server is ready. Raises InvalidInput for ``no_auth`` on an address that
+    others can reach, CannotListen, ProtectionMissing when the host lacks a demanded protection, and the errors of a
+    runtime's start.
     """
     server = settings.server
     with _listening(server.host, server.port) as sock:
@@ -61,7 +62,7 @@ async def serve(settings: Settings, *, no_auth: bool = False, announce: Callable
 
 
 class _Process:
-    """What one server process is made of."""
+    """The parts of one server process."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class _Process:
         self._metrics.gauge("sandboxes", "Sandboxes that runs use.", lambda: len(app.active))
 
     def _remark(self, offer: Offer, backends: Backends) -> None:
-        """What the operator should know about this server before it is used."""
+        """Logs facts for the operator before the server is used."""
         for stronger in backends.passed_over:
             logger.warning("the stronger isolation '%s' was passed over: %s", stronger.name, stronger.refusal)
         if offer.name != backends.strongest:
@@ -201,7 +202,7 @@ def _tracing() -> Iterator[Tracing | None]:
 
 
 def _readiness(offer: Offer, settings: Settings) -> dict[str, Any]:
-    """What ``/readyz`` shows: which isolation runs get, what may be missing, and what is."""
+    """Returns the facts for ``/readyz``: the isolation of runs, and missing protections."""
     missing = sorted(name for name, p in offer.probe.protections.items() if p.level is Level.MISSING)
     return {
         "isolation": offer.name,
@@ -211,7 +212,7 @@ def _readiness(offer: Offer, settings: Settings) -> dict[str, Any]:
 
 
 OWNER = Principal("owner")
-"""Whoever owns the data directory: all scopes, all skills."""
+"""The owner of the data directory, with all scopes and all skills."""
 
 
 @contextmanager
@@ -228,11 +229,10 @@ def recorded_server(data_dir: Path, url: str) -> Iterator[None]:
 
 
 async def ensure_owner_token(tokens: TokenStore, file: Path) -> None:
-    """At the first start, make the owner's token and keep it in ``file``; later, leave both as they are.
+    """Makes the owner's token and keeps it in ``file`` at the first start.
 
-    A token that was revoked, or whose file was removed, is not made again by itself. The file comes first, so
-    that a start that was interrupted is completed by the next one. Raises InvalidInput for a file that holds no
-    token.
+    A token that was revoked, or whose file was removed, is not made again. The file comes first, so that the next start
+    completes an interrupted one. Raises InvalidInput for a file without a token.
     """
     text = file.read_text(encoding="utf-8").strip() if file.exists() else None
     if text is not None and await tokens.verify(text) is not None:

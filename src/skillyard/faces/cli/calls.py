@@ -1,4 +1,7 @@
-"""Commands that call one method and show its answer as a table, as text or as JSON: each of them is one row."""
+"""Commands that call one method and show its answer: each of them is one row.
+
+The answer is shown as a table, as text or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Caller(Protocol):
 
 
 def params_of(given: Given) -> dict[str, Any]:
-    """Returns the options that were given as parameters of the same names; NAME@VERSION becomes two of them."""
+    """Returns the given options as parameters of the same names; NAME@VERSION becomes two."""
     params: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, Named):

@@ -1,4 +1,4 @@
-"""What a command raises, as one line on standard error and an exit code that scripts can use."""
+"""Turns exceptions of commands into one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ _MENDS = {
 
 
 _LINE = 4000
-"""Characters that are said of what went wrong, whoever worded it."""
+"""The most characters of a message."""
 
 
 class Failure(Exception):
-    """A command's own error: one line, a mend, an exit code."""
+    """A command's own error: one line, a remedy, an exit code."""
 
     def __init__(self, message: str, mend: str = "", code: Exit = Exit.BAD_INPUT) -> None:
         super().__init__(message)
@@ -119,7 +119,7 @@ def reported() -> Iterator[None]:
 
 
 def explain(error: Exception) -> tuple[str, str, Exit]:
-    """Returns message, mend and exit code of an error."""
+    """Returns message, remedy and exit code of an error."""
     match error:
         case Failure():
             return str(error), error.mend, error.code

@@ -121,7 +121,7 @@ def _from_environment(option: str) -> bool:
 
 
 class Named(dict[str, str]):
-    """The parameters ``name`` and, where one is given, ``version``; as text it is NAME@VERSION again."""
+    """The parameters ``name`` and perhaps ``version``; its text is NAME@VERSION."""
 
     def __str__(self) -> str:
         return "@".join(self.values())

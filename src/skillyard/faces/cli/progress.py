@@ -1,6 +1,6 @@
-"""Shows that work goes on, for what takes longer than half a second. rich is imported only then.
+"""Shows progress of work that takes longer than half a second. rich is imported only then.
 
-Spinners and bars are for a terminal. How far the build of an environment is, is told elsewhere too, line by line.
+Spinners and bars are for a terminal. The progress of a build is printed line by line elsewhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _LOOK_S = 0.3
 
 @contextmanager
 def working(label: str, *, quiet: bool = False, look: Callable[[], str] | None = None) -> Iterator[None]:
-    """Shows a spinner while the body works; nothing when ``quiet`` or standard error is not a terminal. ``look`` says
-    what to show in the label's place, or nothing."""
+    """Shows a spinner on a terminal while the body works, unless ``quiet``.
+
+    ``look`` returns a text to show in place of the label, or an empty one.
+    """
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -44,7 +46,7 @@ def working(label: str, *, quiet: bool = False, look: Callable[[], str] | None =
 
 @contextmanager
 def transfer(label: str, *, quiet: bool = False) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Yields a progress callback (bytes done, bytes in all) for the client, or None when nobody looks."""
+    """Yields a callback (bytes done, bytes in all) for the client, or None without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -121,7 +123,7 @@ _AT_WORK = ("waiting", "resolving", "installing")
 
 
 class BuildProgress:
-    """A line that changes on a terminal; elsewhere a line for each state, and nothing when ``quiet``."""
+    """A line that changes on a terminal, and a line for each state elsewhere."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -194,8 +196,7 @@ class Look:
         self.over = False
 
     def found(self) -> dict[str, Any] | None:
-        """Returns the build, None when there is none. Trouble with asking is no trouble of the run, and who may run
-        something need not be allowed to look."""
+        """Returns the build, None without one or when it cannot be seen."""
         if self.over:
             return None
         try:

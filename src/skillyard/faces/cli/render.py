@@ -1,4 +1,4 @@
-"""Text for people and JSON for machines. What came out of a sandbox or a server is never trusted to be calm."""
+"""Text for people and JSON for machines. Text of a sandbox or a server may steer a terminal."""
 
 from __future__ import annotations
 

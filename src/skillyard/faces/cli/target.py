@@ -1,4 +1,4 @@
-"""Who does a command's work: a server, or a runtime in this process."""
+"""Opens the worker of a command: a server, or a runtime in this process."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Where:
 
     @contextmanager
     def open(self, *, changes: bool = False) -> Iterator[Target]:
-        """Yields the named server, else the one that runs on the data directory, else a runtime of our own.
+        """Yields the named server, else the data directory's server, else a runtime of our own.
 
         A data directory that another command holds is waited for. Where a server holds it, ``skills_dirs`` are served
         by a runtime on a directory beside: not for ``changes``, which would be made where nobody looks for them.
@@ -108,8 +108,10 @@ class Where:
         return stack.enter_context(SyncClient(self.url, self.token, data_dir=self.data_dir))
 
     def _beside(self, stack: ExitStack, home: Path, patience: _Patience) -> Target:
-        """Opens a runtime with the settings and the skills of ``home``, and runs, blobs, approvals and secrets of its
-        own."""
+        """Opens a runtime with the settings and the skills of ``home``.
+
+        It has runs, blobs, approvals and secrets of its own.
+        """
         from skillyard.config.settings import load_settings
         from skillyard.data_dir import DataDir, DataDirInUse
         from skillyard.runtime import SyncRuntime

@@ -25,7 +25,7 @@ METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Probes:
-    """``render`` gives the metrics in Prometheus' text format; ``open_metrics`` shows them to anybody."""
+    """Health, readiness and metrics; ``open_metrics`` shows the metrics without a token."""
 
     def __init__(self, lifecycle: Lifecycle, render: Callable[[], bytes], open_metrics: bool = False) -> None:
         self._lifecycle = lifecycle
@@ -38,7 +38,7 @@ class Probes:
         await reply(send, 200, dumps({"status": "ok"}))
 
     async def readyz(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answers 200 while the backend's probe holds and all processes live, else 503 with a reason."""
+        """Answers 200 while the backend is ready and all processes live, else 503 with a reason."""
         _check_get(scope)
         dead = dict(self._lifecycle.dead())
         ready = self._lifecycle.phase is Phase.READY and not dead
@@ -70,7 +70,7 @@ class HttpMeter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Bytes: of one /rpc body, of all of them together, of one blob, of one bundle; how slowly a body may come."""
+    """The most bytes of an /rpc body, of all of them, of a blob and a bundle; their pace."""
 
     rpc_body: int = MAX_BODY
     rpc_bodies: int = 8 * MAX_BODY
@@ -119,7 +119,7 @@ def create_app(
 
 
 class Endpoint:
-    """Tells Starlette that a function is an ASGI application, which checks the HTTP method itself."""
+    """Marks a function as an ASGI application for Starlette; it checks the HTTP method itself."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

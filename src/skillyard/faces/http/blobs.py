@@ -1,4 +1,7 @@
-"""``PUT /blobs`` and ``GET /blobs/{blob_id}``: bytes of any size, in constant memory (skills-protocol §11)."""
+"""``PUT /blobs`` and ``GET /blobs/{blob_id}``: bytes of any size, in constant memory.
+
+Headers are those of RFC 9110 §8, §13 and §14; the paths are those of skills-protocol §11.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,10 @@ class Range:
 
 
 def read_range(header: str | None, size: int) -> Range | None:
-    """Returns the part that is asked for; None for the whole: no header, several ranges, or no range that we know.
+    """Returns the asked part, or None for the whole.
 
-    Raises RangeNotSatisfiable when it begins behind the end.
+    No header, several ranges and an unknown form mean the whole. Raises RangeNotSatisfiable for a part that begins
+    behind the end.
     """
     match = _SINGLE.fullmatch(header.strip()) if header else None
     if match is None:
@@ -122,7 +126,7 @@ class Traffic(Protocol):
 
 
 class BlobEndpoint:
-    """``blobs`` is asked for at each request: a server listens before what it serves has started."""
+    """``blobs`` is called at each request: a server listens before its services have started."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Hosts:
-    """The names that requests may address us by: the bound one, ``extra`` ones, loopback's where bound."""
+    """The names of this server: the bound one, ``extra`` ones, and loopback's where it is bound."""
 
     def __init__(self, bound: str, extra: Iterable[str] = ()) -> None:
         self._any_address = bound in WILDCARDS
@@ -78,8 +78,10 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 def _check_framing(version: str, framed: set[bytes]) -> None:
-    """Where two servers may disagree on where a request ends, what follows it could be smuggled past one of them
-    (RFC 9112 §6.1, §6.3)."""
+    """Refuses framing on which two servers may disagree (RFC 9112 §6.1, §6.3).
+
+    Bytes after the end that one of them sees could be smuggled past the other.
+    """
     if version not in VERSIONS:
         raise VersionNotSupported("this server speaks HTTP/1.1")
     if b"transfer-encoding" in framed and (len(framed) > 1 or version == "1.0"):
@@ -123,7 +125,7 @@ class Verifier(Protocol):
 
 
 class Everybody:
-    """Whoever reaches the port is the local user. Fit for loopback only."""
+    """Takes every caller for the local user. Fit for loopback only."""
 
     async def principal(self, _authorization: str | None) -> Principal:
         return LOCAL
@@ -151,7 +153,7 @@ class Authenticator(Protocol):
 
 
 class Authentication:
-    """ASGI middleware: puts the principal into the scope, or raises before anything reads the body."""
+    """ASGI middleware: finds the principal of a request before anything reads its body."""
 
     def __init__(
         self,

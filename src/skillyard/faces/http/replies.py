@@ -47,13 +47,13 @@ async def piece(send: Send, data: bytes) -> None:
 
 
 def refusal(exc: Exception) -> tuple[int, dict[str, str], bytes]:
-    """Returns status, headers and body of the answer to a request that is refused with ``exc``: its JSON-RPC form."""
+    """Returns status, headers and body of the answer to a request that is refused with ``exc``."""
     body = dumps({"jsonrpc": "2.0", "id": None, "error": error_object(exc)})
     return status_of(exc), {"content-type": JSON, "content-length": str(len(body)), **headers_of(exc)}, body
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, exc: Exception) -> None:
-    """Answers a request with the JSON-RPC form of ``exc`` and closes, whatever of its body is still to come."""
+    """Answers a request with the JSON-RPC form of ``exc`` and closes the connection."""
     status, headers, body = refusal(exc)
     if _has_body(scope):
         headers["connection"] = "close"

@@ -1,6 +1,6 @@
-"""One request: its body, within bounds, and its client, watched while something long works for it.
+"""One request: reads its body within bounds, and watches its client during long work.
 
-Bodies are counted, and bounded in size, in time and in what all of them together may hold.
+The size of a body, its time and the memory of all bodies together are bounded.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ DEFAULT_PACE = Pace()
 
 
 class ByteBudget:
-    """What all buffered bodies of a server may hold together; one principal may take half of it. ``free`` bytes of
-    each request are not counted, so that whoever holds all of it keeps no small request out."""
+    """The memory for all buffered bodies of a server, of which one principal may take half.
+
+    ``free`` bytes of each request are not counted, so that small requests are served when the rest is taken.
+    """
 
     def __init__(self, total: int) -> None:
         self._left = total
@@ -49,7 +51,7 @@ class ByteBudget:
         self._held: dict[str, int] = {}
 
     def take(self, principal: str, count: int) -> None:
-        """Raises Unavailable when that much is not free now, Busy when it would be too much for one principal."""
+        """Raises Unavailable when too little is free, and Busy for a principal that has its part."""
         if count > self._left:
             raise Unavailable("too many large requests at once", retry_after_ms=_SOON_MS)
         mine = self._held.get(principal, 0) + count

@@ -29,7 +29,7 @@ _LATELY_S = 1.0
 
 
 class LargeBodies:
-    """Makes large bodies take turns, with pauses between them in which the small requests of others are served."""
+    """Makes large bodies take turns, with pauses for the small requests of others."""
 
     def __init__(self) -> None:
         self._line = asyncio.Lock()
@@ -38,8 +38,10 @@ class LargeBodies:
         self._last_other = 0.0
 
     async def turn(self, principal: str, size: int, values: int) -> None:
-        """Returns when a body of so many bytes and JSON values may be worked on: at once unless it is large and
-        another came before."""
+        """Returns when a body of so many bytes and JSON values may be worked on.
+
+        That is at once unless it is large and another large one came before.
+        """
         clock, work_s = asyncio.get_running_loop().time, size * _SECONDS_A_BYTE + values * _SECONDS_A_VALUE
         self._note(principal, clock())
         if work_s <= _LARGE_S:
@@ -66,7 +68,7 @@ _UTF8 = ("charset=utf-8", 'charset="utf-8"')
 
 
 class RpcEndpoint:
-    """``budget`` bounds what all requests in work hold together: bodies, the values made of them, large answers."""
+    """``POST /rpc``. ``budget`` bounds the bodies, values and large answers of all requests."""
 
     def __init__(
         self,
@@ -131,8 +133,10 @@ async def _send(send: Send, answer: Answer) -> None:
 
 
 def _status(answer: Answer) -> int:
-    """Returns 400 for parse and envelope errors, 200 for everything past the envelope, save what HTTP has a word for:
-    one request that was forbidden (403), or that came when there was no room (429, 503)."""
+    """Returns 400 for parse and envelope errors, and 200 for everything past the envelope.
+
+    HTTP has its own status for a single request that is forbidden (403) or finds no room (429, 503).
+    """
     if not answer.well_formed:
         return 400
     return status_of(answer.refusal) if isinstance(answer.refusal, (Busy, Forbidden)) else 200

@@ -1,4 +1,4 @@
-"""uvicorn, configured in code, with the deadlines and bounds that its HTTP/1.1 connection lacks.
+"""Configures uvicorn, and adds the deadlines and bounds that its HTTP/1.1 lacks.
 
 uvicorn waits for ever for a request's head, for a peer that does not read the end of an answer, and takes any number of
 connections; and while a pipelined request waits behind a running one it does not notice that the client has gone. It
@@ -37,8 +37,11 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 
 
 
 class Connection(H11Protocol):
-    """``since`` is when it last began to wait for its client to send a head or to take the rest of an answer;
-    ``stalled`` when its client let the answer pile up, None while it reads."""
+    """A connection with its deadlines.
+
+    ``since`` is the time at which it last began to wait for its client to send a head or to take the rest of an answer;
+    ``stalled`` is the time at which the client stopped reading an answer, None while it reads.
+    """
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
 
     def _should_upgrade(self) -> bool:
-        """Returns False without a line in the log: the request is answered as if it had not asked (RFC 9110 §7.8)."""
+        """Returns False without a line in the log: an upgrade is ignored (RFC 9110 §7.8)."""
         return False
 
     def _keep_listening(self) -> None:
@@ -135,8 +138,7 @@ def _all(state: ServerState) -> set[Connection]:
 
 
 def _make_room(connections: Iterable[Connection], newcomer: Connection) -> bool:
-    """Cuts the one that has waited longest without asking for anything, so that nobody holds the door by standing in
-    it; False when all are at work."""
+    """Cuts the connection that has waited longest without a request; False when all are at work."""
     idle = [c for c in connections if c is not newcomer and c.waits_for_head and not c.transport.is_closing()]
     if not idle:
         return False
@@ -235,7 +237,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, sock: socket.socket) -> str:
-    """Returns the URL under which ``sock`` is reached: an address that means all of them is shown as loopback."""
+    """Returns the URL of ``sock``; an address that means all addresses is shown as loopback."""
     port = sock.getsockname()[1]
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

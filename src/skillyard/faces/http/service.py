@@ -25,7 +25,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Set when the server is asked to stop; asked a second time, it no longer waits for anything."""
+    """Is set when the server is told to stop; a second time means without waiting."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -63,10 +63,9 @@ async def run_service(
 ) -> None:
     """Serves on ``sock`` until ``stop`` is called; returns when everything is closed.
 
-    The probes answer at once; the rest when ``content`` has been entered, which gives what ``/readyz``
-    shows. Then ``announce`` is called. What is in work when it stops may go on for ``grace_s`` seconds;
-    then ``end_runs`` ends it, so that callers get the record of a cancelled run. What ``content`` raises is
-    raised.
+    The probes answer at once, and the rest once ``content`` has been entered, which gives the facts for ``/readyz``.
+    Then ``announce`` is called. After a stop, work may go on for ``grace_s`` seconds; then ``end_runs`` ends it, so
+    that callers get the record of a cancelled run. Errors of ``content`` are raised.
     """
     serving = asyncio.create_task(server.serve([sock]))
     try:

@@ -1,4 +1,4 @@
-"""``PUT /skills`` and ``GET /skills/{name}/{version}``: bundles come and go as archives, in constant memory."""
+"""``PUT /skills`` and ``GET /skills/{name}/{version}``: bundles in constant memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TYPES = frozenset(
         *("application/gzip", "application/x-gzip", "application/x-tar", "application/octet-stream"),
     }
 )
-"""What a body may be called. What it is, its content says."""
+"""The accepted content types of a body; its bytes decide its form."""
 
 MAX_FINDINGS = 100
 
@@ -37,7 +37,7 @@ _KINDS = {ArchiveForm.TAR_GZ: "application/gzip", ArchiveForm.ZIP: "application/
 
 
 class Outcome(Protocol):
-    """What became of an upload."""
+    """The result of an upload."""
 
     @property
     def created(self) -> bool: ...
@@ -51,7 +51,7 @@ class Outcome(Protocol):
 
 
 class SkillAccess(Protocol):
-    """Skills as a principal may publish and export them; each checks the scope and raises Forbidden."""
+    """Publishes and exports skills for a principal. Both raise Forbidden without the scope."""
 
     async def publish(self, principal: Principal, chunks: AsyncIterator[bytes]) -> Outcome:
         """Raises BundleRefused, VersionTaken, QuotaExceeded, Busy. Nothing is left when it fails, or ``chunks``."""
@@ -67,7 +67,7 @@ class SkillAccess(Protocol):
 
 
 class SkillEndpoint:
-    """``skills`` is asked for at each request: a server listens before what it serves has started."""
+    """``skills`` is called at each request: a server listens before its services have started."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class SkillEndpoint:
 
 
 def wanted_form(accept: str | None) -> ArchiveForm:
-    """Returns zip for those who name it and rank no gzip as high, tar.gz for all others (RFC 9110 §12.5.1)."""
+    """Returns zip where ``Accept`` ranks it above gzip, else tar.gz (RFC 9110 §12.5.1)."""
     ranks = {kind: rank for kind, rank in map(_ranked, (accept or "").split(",")) if rank > 0}
     wanted = {form: ranks.get(kind, 0.0) for form, kind in _KINDS.items()}
     return ArchiveForm.ZIP if wanted[ArchiveForm.ZIP] > wanted[ArchiveForm.TAR_GZ] else ArchiveForm.TAR_GZ
@@ -166,8 +166,7 @@ def _check_upload(headers: Headers) -> None:
 
 
 def _tag(skill: Skill, form: ArchiveForm) -> str:
-    """Returns a weak tag: the files are the same, byte for byte; how well they are compressed depends on the zlib at
-    hand."""
+    """Returns a weak tag: the files are the same bytes, and their compression depends on zlib."""
     return f'W/"{skill.digest}"' if form is ArchiveForm.TAR_GZ else f'W/"{skill.digest}.zip"'
 
 

@@ -1,1 +1,1 @@
-"""What operators see: logs, metrics, spans. All of it is fed by the engine's events and by the faces."""
+"""Logs, metrics and spans for operators, made of the engine's events and of the faces'."""

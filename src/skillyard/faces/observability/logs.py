@@ -1,6 +1,6 @@
-"""The server's log and the engine's events in it: one JSON object a line on standard error, without secrets.
+"""The server's log, with the engine's events: one JSON object a line on standard error.
 
-Writing a line never blocks a request. Each event of a run has the run's id.
+It holds no secret. Writing a line never blocks a request. Each event of a run has the run's id.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NAMES_ONLY = frozenset({"secret_names"})
 
 @contextmanager
 def logging_to(stream: TextIO | None = None, *, level: str = "info", style: LogFormat = "json") -> Iterator[None]:
-    """Logs everything at ``level`` and above to ``stream`` (standard error) until the block ends."""
+    """Logs to ``stream`` (standard error) at ``level`` and above until the block ends."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Lines(style))
     records: Queue[logging.LogRecord] = Queue(QUEUE)
@@ -90,8 +90,10 @@ class _Entrance(QueueHandler):
 
 
 def _quieten_uvicorn(level: int) -> None:
-    """Leaves uvicorn's start and stop to our own lines. What strangers send, and answers that they do not wait for, are
-    counted and not logged: nobody fills our disk without a token."""
+    """Leaves out uvicorn's lines about its start, its stop and malformed requests.
+
+    The server counts malformed requests instead: nobody fills the disk without a token.
+    """
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(max(level, logging.ERROR))
     logger.addFilter(_is_news)
@@ -213,7 +215,7 @@ def _fields(event: Event) -> dict[str, Any]:
 
 
 def _ended(event: RunEnded) -> dict[str, Any]:
-    """``refused`` is the type of the error of a run that never had a sandbox: a word of ours, not of its code."""
+    """``refused`` is the error's type of a run that never had a sandbox; no code chose it."""
     record = event.record
     refused = (record.error or {}).get("type") if record.outcome is None else None
     return {

@@ -35,9 +35,9 @@ def wanted(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def exporting_provider() -> Any:
-    """Returns a tracer provider that sends to the collector which the environment names; shut it down at the end.
+    """Returns a tracer provider that sends to the collector of the environment's variables.
 
-    Raises TracingUnavailable when the ``otel`` extra is not installed.
+    The caller shuts it down. Raises TracingUnavailable when the ``otel`` extra is not installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -71,7 +71,7 @@ class Tracing:
         return call
 
     def continuing(self, app: ASGIApp) -> ASGIApp:
-        """``app``, its spans below the one that a request's ``traceparent`` names (W3C Trace Context)."""
+        """Wraps ``app``; its spans lie below that of the request's ``traceparent`` (W3C)."""
 
         async def continued(scope: Scope, receive: Receive, send: Send) -> None:
             carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

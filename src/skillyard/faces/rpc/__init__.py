@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as skills-protocol §2 and §6 want it; how the bytes travel is another face's matter."""
+"""JSON-RPC 2.0 (skills-protocol §2, §6), whichever way its bytes travel."""
 
 from skillyard.domain.errors import InvalidRequest, ParseError
 from skillyard.faces.rpc.dispatcher import Answer, Caller, Dispatcher, Invoke, MethodInfo

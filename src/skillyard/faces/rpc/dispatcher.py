@@ -40,7 +40,7 @@ class MethodInfo(Protocol):
 
 
 class Caller(Protocol):
-    """Whoever waits for the answer."""
+    """The caller that waits for an answer."""
 
     @property
     def gone(self) -> bool: ...

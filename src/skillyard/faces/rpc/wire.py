@@ -1,4 +1,4 @@
-"""JSON text to values and back, stricter than :mod:`json`, and the JSON-RPC 2.0 envelope (its §4 and §5).
+"""Strict JSON text to values and back, and the JSON-RPC 2.0 envelope (its §4 and §5).
 
 RFC 8259 leaves open what I-JSON (RFC 7493) and we refuse: duplicate names, text that is not UTF-8, lone
 surrogates, numbers beyond a double, ``NaN`` and ``Infinity``, and structures made to exhaust the reader.
@@ -28,7 +28,7 @@ class CallerGone(Exception):
 def error_object(exc: Exception) -> dict[str, Any]:
     """Returns the ``error`` member for ``exc``: ``code``, ``message``, ``data`` with at least ``type``.
 
-    What is our own fault is logged under an incident id, and the caller learns that id alone
+    An internal fault is logged under an incident id, and the caller learns that id alone
     (skills-protocol §6: no internals leaked).
     """
     if isinstance(exc, SkillyardError) and exc.code != INTERNAL:
@@ -133,8 +133,10 @@ def _constant(_name: str) -> Any:
 
 
 def weight(body: bytes) -> int:
-    """Returns the bytes of memory that the values of a JSON text take, about, beside the text itself. :func:`loads`
-    takes no more of them than are counted here."""
+    """Returns about how many bytes of memory the values of a JSON text take.
+
+    :func:`loads` makes no more values than are counted here.
+    """
     return 0 if len(body) <= _LIGHT else min(_values(body), MAX_VALUES) * VALUE_BYTES
 
 
@@ -144,7 +146,7 @@ def _refuse_too_many_values(body: bytes) -> None:
 
 
 def _values(body: bytes) -> int:
-    """Counts separators outside strings, before anything is built from them; of very many strings only the half."""
+    """Counts separators outside strings; of very many strings only the half."""
     if _separators(body) <= _FEW:
         return _separators(body)
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body

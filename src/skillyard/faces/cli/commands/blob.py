@@ -26,7 +26,7 @@ def blob() -> None:
 
 @blob.command()
 @click.argument("file")
-@click.option("--kind", metavar="MIME", help="What it is; guessed from the name when left out.")
+@click.option("--kind", metavar="MIME", help="The kind of content; guessed from the name when left out.")
 @json_option
 @server_options
 def put(file: str, kind: str | None, as_json: bool, where: Where) -> None:

@@ -79,8 +79,7 @@ def abilities(found: Probe) -> dict[str, Protection]:
 
 
 def report(found: Probe, nature: Nature, demand: Demand) -> dict[str, Any]:
-    """Returns the JSON form: ``guarantees`` by name with attestor, evidence, lacking; ``protections`` with level, by,
-    why, mend, mandatory; ``abilities`` alike."""
+    """Returns the JSON form: guarantees, protections and abilities, each by name."""
     return {
         "isolation": found.backend,
         "ready": found.ready,
@@ -105,7 +104,7 @@ def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:
 
 
 async def _probe_in(settings: Settings, directory: Path) -> tuple[Offer, dict[str, str]]:
-    """Returns the isolation that runs would get, and the stronger ones that they would not, each with why."""
+    """Returns the isolation of runs, and the reason against each stronger one."""
     from skillyard.engine.backends import Backends
     from skillyard.wiring import make_backends, make_gate
 

@@ -261,7 +261,7 @@ def _checked(unpacked: Path, lock: str) -> list[Path]:
     for path in sorted(unpacked.iterdir()):
         name = known.get(_digest(path)) if path.is_file() else None
         if name is None or path.suffix != ".whl" or name in found:
-            raise Failure(f"{path.name} is no wheel of the lock", code=Exit.FAILED)
+            raise Failure(f"{path.name} is not a wheel of the lock", code=Exit.FAILED)
         found[name] = path
     if missing := sorted(set(known.values()) - found.keys()):
         raise Failure(f"the archive lacks the wheels of {', '.join(missing)}", code=Exit.FAILED)

@@ -1,8 +1,8 @@
-"""``skillyard policy``: what runs may reach, and why."""
+"""``skillyard policy``, and the network of a run: rules, connections and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,8 +11,78 @@ from skillyard.faces.cli.calls import Call, Given, add_calls, params_of
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.inputs import parse_network
 from skillyard.faces.cli.options import network_option
-from skillyard.faces.cli.render import calm, emit_fields, emit_table
-from skillyard.faces.cli.shown import show_explained, show_layers
+from skillyard.faces.cli.render import calm, emit_fields, emit_table, moment, size
+
+_COLOURS = {"allowed": "green", "refused": "red", "denies": "red", "has no rule": "yellow", "allows": "green"}
+_SHOWN_RULES = 12
+
+
+def show_network(network: Mapping[str, Any]) -> None:
+    """Prints the network of a run's record."""
+    changes = network["changes"]
+    click.echo("")
+    show_layers(network.get("in_force") or network["layers"])
+    for change in changes:
+        said = f"changed {moment(change['at'])} by {change['by']}: {change['layer']} {_rules(change['rules'])}"
+        click.echo(calm(said))
+    connections = network["connections"]
+    if connections:
+        click.echo("")
+        header = ("decision", "host", "via", "times", "sent", "received", "layer", "rule", "reason")
+        emit_table(header, map(_row, connections), colours=_COLOURS)
+    else:
+        click.echo("no connections")
+    if network["dropped"]:
+        click.echo(f"{network['dropped']} more connections of further kinds")
+    if not network["complete"]:
+        click.echo("connections after the last look are not known yet" if not connections else "more may follow")
+
+
+def show_layers(layers: Sequence[Mapping[str, Any]]) -> None:
+    """Prints layers as ``operator  *``: each of them must allow a connection."""
+    emit_table(("layer", "rules"), [(layer["name"], _rules(layer["rules"])) for layer in layers])
+
+
+def show_explained(explained: Mapping[str, Any]) -> None:
+    """Prints one target of ``policy.explain``."""
+    click.echo("")
+    click.echo(calm(f"{explained['target']}: {_why(explained)}"))
+    rows = [(layer["name"], layer["says"], layer["rule"], layer["reason"]) for layer in explained["layers"]]
+    rows += [
+        (a["address"], "allows" if a["allowed"] else "denies", a["rule"], a["reason"]) for a in explained["addresses"]
+    ]
+    emit_table(("layer or address", "says", "rule", "reason"), rows, colours=_COLOURS)
+
+
+def decision(allowed: bool) -> str:
+    return "allowed" if allowed else "refused"
+
+
+def _why(explained: Mapping[str, Any]) -> str:
+    if explained["allowed"]:
+        return f"allowed by {explained['layer']} rule '{explained['rule']}'"
+    return f"refused: {explained['reason']}"
+
+
+def _row(connection: Mapping[str, Any]) -> tuple[object, ...]:
+    from skillyard.domain.network.session import host_and_port
+
+    return (
+        decision(connection["allowed"]),
+        host_and_port(connection["host"], connection["port"]),
+        connection["via"],
+        connection["count"],
+        size(connection["sent_bytes"]),
+        size(connection["received_bytes"]),
+        connection["layer"],
+        connection["rule"],
+        connection["reason"],
+    )
+
+
+def _rules(rules: Sequence[str]) -> str:
+    more = f" and {len(rules) - _SHOWN_RULES} more" if len(rules) > _SHOWN_RULES else ""
+    return " ".join(rules[:_SHOWN_RULES]) + more or "nothing"
 
 
 @click.group()
@@ -31,7 +101,7 @@ def _ask(given: Given) -> dict[str, Any]:
     return params
 
 
-def _show_explained(answer: Mapping[str, Any], _: Given) -> None:
+def _show_answer(answer: Mapping[str, Any], _: Given) -> None:
     show_layers(answer["layers"])
     if answer.get("least"):
         click.echo(calm(f"such a run gets the least policy: {answer['least']}"))
@@ -41,12 +111,12 @@ def _show_explained(answer: Mapping[str, Any], _: Given) -> None:
         show_explained(explained)
 
 
-def _code(answer: Mapping[str, Any]) -> Exit:
+def _exit_code(answer: Mapping[str, Any]) -> Exit:
     refused = answer.get("refused") or not all(explained["allowed"] for explained in answer["targets"])
     return Exit.FAILED if refused else Exit.OK
 
 
-def _show(answer: Mapping[str, Any], _: Given) -> None:
+def _show_policy(answer: Mapping[str, Any], _: Given) -> None:
     code = answer["run_code"]
     emit_fields(
         {
@@ -99,14 +169,14 @@ add_calls(
                 ),
             ),
             ask=_ask,
-            show=_show_explained,
-            ends=_code,
+            show=_show_answer,
+            ends=_exit_code,
         ),
         "show": Call(
             method="policy.show",
             help="""Show what the operator lets runs reach, which skills rules approve, and which isolations can give a
             network.""",
-            show=_show,
+            show=_show_policy,
         ),
     },
 )

@@ -200,7 +200,7 @@ def _report(run: Run, saved: list[Path]) -> None:
 def exec_(
     file: str, entrypoint: str | None, environment: str | None, packages: tuple[str, ...], **options: Any
 ) -> None:
-    """Run Python source from FILE (- for standard input) in a fresh sandbox and print what it returned.
+    """Run the Python source in FILE (- for standard input) in a fresh sandbox.
 
     The source defines main(args), or is a script. Standard output is the returned value as JSON; logs and the summary
     go to standard error. Files that it leaves in /workspace/out come back (--save). Ctrl-C cancels the run.
@@ -231,7 +231,7 @@ def _source(file: str, options: dict[str, Any]) -> str:
 @click.option("--version", help="A version of the skill; the latest when left out.")
 @run_options
 def run(skill: str, version: str | None, **options: Any) -> None:
-    """Run an action skill in a fresh sandbox and print what it returned.
+    """Run an action skill in a fresh sandbox and print its result.
 
     Standard output is the returned value as JSON; logs and the summary go to standard error. Ctrl-C cancels
     the run.

@@ -10,10 +10,11 @@ import click
 
 from skillyard.client.errors import BadReply
 from skillyard.faces.cli.calls import Call, Given, add_calls
+from skillyard.faces.cli.commands.policy import show_network
 from skillyard.faces.cli.inputs import parse_network
 from skillyard.faces.cli.options import detail_option, everyone_option, json_option, limit_option, server_options
 from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, moment
-from skillyard.faces.cli.shown import show_network, show_run_needs
+from skillyard.faces.cli.skill.versions import show_run_needs
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
@@ -132,7 +133,7 @@ add_calls(
 
 
 def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
-    """Yields the log from its start: to its present end, or with ``follow`` until the run has ended."""
+    """Yields the log to its present end, or with ``follow`` until the run has ended."""
     offset = 0
     while True:
         page = target.call("runs.logs", {"run_id": run_id, "offset": offset})

@@ -146,7 +146,9 @@ def new_() -> None:
 @key.command()
 @click.argument("name")
 def load(name: str) -> None:
-    """Put the key on standard input into the kernel's keyring of this user, under NAME; it stays until the host stops.
+    """Put the key on standard input into this user's keyring in the kernel, under NAME.
+
+    It stays there until the host stops.
 
     \b
       skillyard secret key load skillyard < /root/skillyard.key      and secrets.keyring = "skillyard"
@@ -201,7 +203,7 @@ def _title(shown: Mapping[str, Any]) -> str:
 
 
 class _LocalSecrets:
-    """Does the methods for secrets on the files of a data directory, beside a server that may run on it."""
+    """Does the methods for secrets on the files of a data directory; a server may run on it."""
 
     def __init__(self, book: SecretBook, wait: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
         self._book = book

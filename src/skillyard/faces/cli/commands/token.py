@@ -101,7 +101,7 @@ def revoke(name: str, data_dir: Path | None) -> None:
 
 @contextmanager
 def _tokens(data_dir: Path | None) -> Iterator[tuple[TokenStore, Callable[[Coroutine[Any, Any, Any]], Any]]]:
-    """Yields the store, beside a server that may run on it, and what runs its coroutines to their end."""
+    """Yields the store and a function that runs its coroutines; a server may run meanwhile."""
     import asyncio
 
     from skillyard.client.discovery import default_data_dir

@@ -76,11 +76,11 @@ def show(skill: str, version: str | None, path: str | None, as_json: bool, where
 
 
 _PIECE = 4 * 1024 * 1024
-"""What read_skill_file gives at most at once."""
+"""The most bytes of one answer of read_skill_file."""
 
 
 def _show_file(target: Target, params: dict[str, Any], *, as_json: bool) -> None:
-    """Prints the whole file, piece by piece; with ``as_json`` the answer that holds its first 4 MiB."""
+    """Prints the whole file, or with ``as_json`` the answer with its first 4 MiB."""
     piece = target.call("read_skill_file", {**params, "max_bytes": _PIECE})
     if as_json:
         emit_json(piece)

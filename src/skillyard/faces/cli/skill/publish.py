@@ -35,7 +35,7 @@ def published_facts(done: PublishedSkill) -> dict[str, Any]:
 
 
 def check_local(source: str) -> None:
-    """Raises Failure for a URL: nothing is fetched, and a checkout shows what it is before it is trusted."""
+    """Raises Failure for a URL: nothing is fetched."""
     if "://" in source:
         raise Failure(f"{source} is a URL", "clone or download it, look at it, and name what lies on this machine")
 
@@ -87,9 +87,10 @@ _FORMS = ("tar.gz", "zip")
 @json_option
 @server_options
 def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
-    """Publish the skill in a directory, a zip or a tar (- for standard input): an immutable version, served at once.
+    """Publish the skill in a directory, a zip or a tar (- for standard input).
 
-    The same content again is the same version. Other content under a published version is refused.
+    The version is immutable and served at once. The same content again is the same version; other content under a
+    published version is refused.
     """
     check_local(source)
     body: str | IO[bytes] = sys.stdin.buffer if source == "-" else source
@@ -116,7 +117,10 @@ def publish(source: str, approve: bool, as_json: bool, where: Where) -> None:
 @json_option
 @server_options
 def export(skill: str, version: str | None, out: Path | None, form: str | None, as_json: bool, where: Where) -> None:
-    """Write the exact bundle of a version as an archive: publishing it elsewhere gives the same digest."""
+    """Write the exact bundle of a version as an archive.
+
+    Publishing it elsewhere gives the same digest.
+    """
     name, wanted = chosen(skill, version)
     form = form or ("zip" if out is not None and out.suffix == ".zip" else "tar.gz")
     with where.open() as target:
@@ -140,7 +144,7 @@ def _sink(out: Path | None, name: str) -> Path | IO[bytes]:
         return sys.stdout.buffer
     if out is None or out.is_dir():
         if "/" in name or name.startswith("."):
-            raise Failure(f"{name!r} can be no file's name", "choose one with --out")
+            raise Failure(f"{name!r} is not a valid name of a file", "choose one with --out")
         return (out or Path()) / name
     return out
 
@@ -152,11 +156,11 @@ def _sink(out: Path | None, name: str) -> Path | IO[bytes]:
 @json_option
 @server_options
 def install(source: str, inner: str, approve: bool, as_json: bool, where: Where) -> None:
-    """Install the skill in a directory, a git checkout on disk, a zip or a tar: publish it where this goes.
+    """Install the skill in a directory, a git checkout on disk, a zip or a tar by publishing it.
 
-    Of a git checkout (a directory with .git) it is the files that git tracks, as they are now; git is not run, and
-    nothing of the repository is. Of another directory it is all files. Without a server it is published into the data
-    directory.
+    Of a git checkout (a directory with .git) this takes the files that git tracks, in their present form; it runs
+    neither git nor anything of the repository. Of another directory it takes all files. Without a server the skill is
+    published into the data directory.
     """
     check_local(source)
     archive, told = _packed(source, inner, as_json=as_json)

@@ -1,4 +1,4 @@
-"""What to read before trusting a skill: ``skillyard skill review``, ``diff`` and ``problems``."""
+"""``skillyard skill review``, ``diff`` and ``problems``: reading before trust."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _COLOURS = {"error": "red", "danger": "red", "warning": "yellow"}
 @json_option
 @server_options
 def review(skill: str, level: str, as_json: bool, where: Where) -> None:
-    """Show what to know before trusting a skill, from its files alone: nothing of it is executed.
+    """Show the facts that matter before you trust a skill. Nothing of it is executed.
 
-    A PATH is a directory, a zip or a tar on this machine. Exits with 1 when something is found that an honest skill has
-    no reason for, with 2 when it is not a valid skill. That nothing is found is no promise.
+    A PATH is a directory, a zip or a tar on this machine. Exits with 1 when the review finds something for which an
+    honest skill has no reason, and with 2 when it is not a valid skill. A review without findings promises nothing.
     """
     found = _of_path(Path(skill)) if _is_path(skill) else _of_name(skill, where)
     if as_json:
@@ -45,7 +45,7 @@ def review(skill: str, level: str, as_json: bool, where: Where) -> None:
 
 
 def _is_path(text: str) -> bool:
-    """Returns whether it is a path: names have no slash, and a file here goes before a served skill."""
+    """Returns whether the text is a path. A file here goes before a served skill."""
     return "/" in text or text in (".", "..") or Path(text).exists()
 
 
@@ -127,7 +127,7 @@ diff = Call(
 
 
 def _show_needs(needs: list[Mapping[str, Any]]) -> None:
-    """Prints changed needs; new ones stand out, since approvals of the version before say nothing of them."""
+    """Prints changed needs. New ones stand out: no approval of an earlier version covers them."""
     if needs:
         click.echo(click.style("\nneeds", bold=True))
     for change in needs:
@@ -176,7 +176,7 @@ def _one_line(text: str) -> str:
 @json_option
 @server_options
 def problems(as_json: bool, where: Where) -> None:
-    """Say why skills in served directories cannot be used: a mistake in one, or another that comes first."""
+    """List the skills in served directories that cannot be used, each with the reason."""
     from skillyard.domain.skill.skill import Finding
 
     with where.open() as target:

@@ -1,4 +1,4 @@
-"""``skillyard skill new``, ``validate`` and ``test``: make a skill, check its files and run its examples."""
+"""``skillyard skill new``, ``validate`` and ``test``: make, check and try a skill."""
 
 from __future__ import annotations
 
@@ -93,8 +93,10 @@ def validate(paths: tuple[str, ...], lenient: bool, as_json: bool) -> None:
 
 
 def _skills(path: str) -> list[str]:
-    """Returns the path itself, or the directories of skills in it when it is not a skill; versions lie one directory
-    deeper."""
+    """Returns the path itself, or the directories of skills in it when it is not a skill.
+
+    Versions of a skill lie one directory deeper.
+    """
     root = Path(path)
     if any((root / name).is_file() for name in _MARKS):
         return [path]
@@ -108,7 +110,7 @@ def is_valid(findings: Sequence[Finding]) -> bool:
 
 
 def print_findings(path: str, findings: Sequence[Finding]) -> None:
-    """Prints each finding with its mend below it, and the verdict on standard error."""
+    """Prints each finding with its remedy below it, and the verdict on standard error."""
     for finding in findings:
         click.echo(calm(str(finding) if finding.file == path else f"{path}/{finding}"))
     click.echo(calm(f"{path}: {'valid' if is_valid(findings) else 'invalid'}"), err=True)
@@ -127,7 +129,7 @@ _COLOURS = {"passed": "green", "failed": "red"}
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--only", metavar="NAME", multiple=True, help="Run this example. May repeat.")
 @click.option("--keep-going", is_flag=True, help="Run the rest after one that failed.")
-@click.option("--allow-none", is_flag=True, help="A skill without examples is no error.")
+@click.option("--allow-none", is_flag=True, help="Exit with 0 for a skill without examples.")
 @isolation_option("The boundary to run behind, where policy offers a choice.")
 @click.option("--url", help="Run them on this server, which must have the same bundle.")
 @click.option("--token", envvar="SKILLYARD_TOKEN", help="Its bearer token.  [env: SKILLYARD_TOKEN]")
@@ -156,9 +158,10 @@ def test(
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Run the examples of the skill in DIR (tests/examples.toml), each in a fresh sandbox, and compare.
+    """Run the examples of the skill in DIR, each in a fresh sandbox, and compare the results.
 
-    Exits with 0 when all passed, with 1 when one failed, with 2 when the skill is not valid or has no examples.
+    The examples are in tests/examples.toml. Exits with 0 when all passed, with 1 when one failed, and with 2 when the
+    skill is not valid or has no examples.
     """
     subject = _subject(directory, as_json=as_json)
     examples = _chosen(subject, only, allow_none=allow_none)
@@ -176,7 +179,7 @@ def test(
 
 
 def _told(runner: Runner, examples: Sequence[Example], *, keep_going: bool, quiet: bool) -> Iterator[Result]:
-    """Yields each result as it comes; tells meanwhile how far the build of the skill's environment is."""
+    """Yields each result as it comes, and shows the progress of the environment's build."""
     from skillyard.faces.cli.progress import running
 
     skill = runner.subject.skill

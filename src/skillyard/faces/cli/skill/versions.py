@@ -1,4 +1,4 @@
-"""The versions of a skill and what operators decide of them: needs, approvals, withdrawals and pins."""
+"""The versions of a skill, their needs, and operators' decisions about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import click
 from skillyard.faces.cli.calls import Call, Given
 from skillyard.faces.cli.options import Named, json_option, server_options, skill_argument
 from skillyard.faces.cli.render import calm, emit_json, emit_table, moment, size
-from skillyard.faces.cli.shown import show_declared, standing
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
@@ -25,10 +24,10 @@ _COLOURS = {"withdrawn": "red"}
 @json_option
 @server_options
 def approve(skill: Named, note: str, as_json: bool, where: Where) -> None:
-    """Consent to what a version declares, which is shown first: its runs get it from now on, within your policy.
+    """Consent to the needs that a version declares, which are shown first.
 
-    The approval is of exactly these bytes. Without one, or a rule of trust.approve, a published skill runs without
-    network and secrets.
+    Its runs get them from now on, within your policy. The approval is of exactly these bytes. Without one, or a rule of
+    trust.approve, a published skill runs without network and secrets.
     """
     with where.open(changes=True) as target:
         done = approve_seen(target, skill, note, quiet=as_json)
@@ -37,8 +36,10 @@ def approve(skill: Named, note: str, as_json: bool, where: Where) -> None:
 
 
 def approve_seen(target: Target, named: dict[str, Any], note: str, *, quiet: bool) -> dict[str, Any]:
-    """Approves the bytes that are shown, and no others: before it prints them, since the reader may leave after one
-    line. Raises what the methods raise."""
+    """Approves the bytes that are shown, and no others. Raises SkillyardError, ClientError.
+
+    It prints them afterwards: a reader of the output may leave after one line.
+    """
     view = target.call("catalogue.needs", named)
     seen = {"name": view["name"], "version": view["version"], "digest": view["digest"], "note": note}
     try:
@@ -101,13 +102,57 @@ def _served(done: Mapping[str, Any], given: Given) -> str:
     return f"{given['skill']['name']}@{done['version']}"
 
 
+_NEED_COLOURS = {"nothing": "yellow", "in part": "yellow"}
+_BY = {
+    "operator": "approved by",
+    "rule": "approved by the rule",
+    "directory": "approved: it lies in a directory of the operator's",
+    "built-in": "approved: it is built in",
+}
+
+
+def show_declared(view: Mapping[str, Any]) -> None:
+    """Prints the answer of ``catalogue.needs``."""
+    click.echo(calm(f"{view['name']}@{view['version']}, sha256 {view['digest']}: {standing(view)}"))
+    rows = [_need(row) for row in view["needs"]]
+    if rows:
+        emit_table(("need", "asked", "granted once approved", "why not more"), rows, colours=_NEED_COLOURS)
+    else:
+        click.echo("it asks for nothing")
+
+
+def show_run_needs(needs: Mapping[str, Any]) -> None:
+    """Prints the needs of a run's record."""
+    click.echo("")
+    for skill in needs["skills"]:
+        click.echo(calm(f"{skill['skill']}@{skill['version']}: {standing(skill)}"))
+    if needs["least"]:
+        click.echo(calm(f"the run got the least policy: {needs['least']}"))
+    rows = [(skill["skill"], *_need(row)) for skill in needs["skills"] for row in skill["needs"]]
+    if rows:
+        emit_table(("skill", "need", "asked", "granted", "why not more"), rows, colours=_NEED_COLOURS)
+    if needs["dropped"]:
+        click.echo(f"{needs['dropped']} more rows had no room in the record")
+
+
+def standing(of: Mapping[str, Any]) -> str:
+    """Returns words such as ``approved by ann``."""
+    if not of["approved"]:
+        return "not approved"
+    return f"{_BY.get(of['by'], 'approved')} {of['because']}".rstrip()
+
+
+def _need(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row["need"], row["asked"], row.get("granted") or "nothing", row.get("why", "")
+
+
 CALLS = {
     "withdraw": Call(
         method="catalogue.withdraw",
         help="Serve a published version no longer. Runs at work go on; its name, version and content stay taken.",
         options=(
             skill_argument(exactly=True),
-            click.option("--reason", default="", help="Told to whoever asks for it."),
+            click.option("--reason", default="", help="Told to callers that ask for the version."),
         ),
         said=_withdrawn,
         changes=True,
