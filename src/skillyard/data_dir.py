@@ -120,7 +120,7 @@ class DataDir:
         names = {entry.name for entry in self.home.iterdir()}
         if names and names.isdisjoint(_OURS):
             raise DataDirUnusable(
-                f"the directory {self.home} is not empty and is no data directory of skillyard: name an empty or "
+                f"the directory {self.home} is not empty, and not a data directory of skillyard: name an empty or "
                 "a new one with --data-dir or SKILLYARD_DATA_DIR"
             )
 

@@ -1,4 +1,4 @@
-"""A runtime in this process: settings in, every method out. :mod:`skillyard.wiring` makes what it stands on."""
+"""A runtime in this process: settings in, every method out."""
 
 from __future__ import annotations
 
@@ -116,10 +116,11 @@ class Runtime(ProtocolMethods):
     async def put_blob(
         self, source: Source, kind: str = DEFAULT_KIND, *, progress: Progress | None = None
     ) -> StoredBlob:
-        """Store bytes of any size in constant memory, from a path, bytes, a binary file or an iterator.
+        """Stores bytes of any size in constant memory.
 
-        ``kind`` is a MIME type; ``progress`` is called with the bytes stored and the bytes in all (or None).
-        Raises QuotaExceeded, InvalidInput, and BadArgument for a file that cannot be read.
+        ``source`` is a path, bytes, a binary file or an iterator. ``kind`` is a MIME type; ``progress`` is called with
+        the bytes stored and the bytes in all (or None). Raises QuotaExceeded, InvalidInput, and BadArgument for a file
+        that cannot be read.
         """
         with Upload(source, _THREADS, progress) as upload:
             info = await self.app.blobs.put(self.principal, kind, upload.chunks())
@@ -200,8 +201,10 @@ class Runtime(ProtocolMethods):
 
 
 class SyncRuntime(SyncProtocolMethods):
-    """:class:`Runtime` without ``await``: it works on an event loop of its own, in one thread of its own. May be
-    shared between threads. An interrupted call (Ctrl-C) cancels its run."""
+    """:class:`Runtime` without ``await``, to be shared between threads.
+
+    It works on an event loop of its own, in one thread of its own. An interrupted call (Ctrl-C) cancels its run.
+    """
 
     def __init__(
         self,
@@ -291,7 +294,10 @@ def _settings(
 
 
 def _over(settings: Settings, backend: Backend | None) -> Sections:
-    """Returns the settings; with a policy of ``backend`` alone where it takes the place of theirs."""
+    """Returns the settings.
+
+    A policy of ``backend`` alone takes the place of theirs where a backend is given.
+    """
     if backend is None:
         return settings
     policy = settings.policy.changed(isolation=backend.name, isolations=frozenset())
@@ -329,7 +335,10 @@ class LoopThread:
             self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; when this thread is interrupted meanwhile, the coroutine is cancelled."""
+        """Returns the coroutine's result.
+
+        When this thread is interrupted meanwhile, the coroutine is cancelled.
+        """
         if self._loop is None:
             coroutine.close()
             raise RuntimeError("the runtime is not open: use 'with SyncRuntime(...)'")

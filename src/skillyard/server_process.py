@@ -1,4 +1,4 @@
-"""A server as a child process: started, waited for, stopped. What the benchmark and the demo measure and show."""
+"""A server as a child process, for the benchmark and the demo."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The composition root: makes stores, backends, the gate and the validators as the settings say.
+"""The composition root: makes stores, backends, the gate and the jailed processes.
 
-No other file of the product knows a store or a backend. Each function imports what it makes, so that a command of the
-command line loads only the stores that it uses.
+No other file of the product knows a store or a backend. Each function imports the classes that it makes, so that a
+command of the command line loads only the stores that it uses.
 """
 
 from __future__ import annotations
@@ -321,9 +321,10 @@ def review_skill(path: Path) -> dict[str, Any]:
 
 
 def pack_skill(source: Path, inner: str) -> tuple[bytes, list[Finding]]:
-    """Returns the archive of the skill in a directory, a checkout or an archive, and the findings about it.
+    """Returns the archive of a skill and the findings about it.
 
-    Raises OSError for a source that cannot be read, and BundleRefused when a finding is an error.
+    The skill is a directory, a checkout or an archive. Raises OSError for a source that cannot be read, and
+    BundleRefused when a finding is an error.
     """
     from skillyard.stores.skills.archives import packed_tree, tar_gz
     from skillyard.stores.skills.bundles import refusal

@@ -122,7 +122,7 @@ async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
 async def test_a_directory_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     tmp_path.chmod(0o755)
-    with pytest.raises(DataDirUnusable, match="is no data directory of skillyard"), DataDir(tmp_path).owned():
+    with pytest.raises(DataDirUnusable, match="not a data directory of skillyard"), DataDir(tmp_path).owned():
         pass
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]

@@ -1,4 +1,4 @@
-"""What operators said about the needs that skills declare."""
+"""The decisions of operators about the needs that skills declare."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from skillyard.domain.skill.trust import Approval, ApprovedPackages
 
 
 class ApprovalStore(Protocol):
-    """Each approval is of one name, version and digest: other bytes under the same version have none."""
+    """Approvals, each of one name, version and digest.
+
+    Other bytes under the same version have none.
+    """
 
     async def approve(self, approval: Approval) -> None:
-        """Replaces the approval of the same name, version and digest, and drops its locks and packages. Raises
-        InvalidInput for half a surrogate pair in the note."""
+        """Replaces the approval of the same name, version and digest.
+
+        Its locks and packages are dropped. Raises InvalidInput for half a surrogate pair in the note.
+        """
         ...
 
     async def revoke(self, name: str, version: str | None = None) -> int:
@@ -38,13 +43,17 @@ class ApprovalStore(Protocol):
     async def bind_packages(
         self, name: str, version: str, digest: str, packages: ApprovedPackages
     ) -> ApprovedPackages | None:
-        """Returns the packages that the approval is of; ``packages`` become these where there are none. None without
-        such an approval."""
+        """Returns the packages of an approval, or None without such an approval.
+
+        ``packages`` become its packages where it has none yet.
+        """
         ...
 
     async def page(
         self, *, limit: int = 100, after: tuple[str, str, str] | None = None, name: str | None = None
     ) -> Sequence[Approval]:
-        """By name, version and digest, each by code points; ``after`` are those of the last one seen. Raises
-        InvalidInput for a limit outside 1 to 1000."""
+        """Returns approvals by name, version and digest, each in the order of code points.
+
+        ``after`` are those of the last one seen. Raises InvalidInput for a limit outside 1 to 1000.
+        """
         ...

@@ -12,7 +12,7 @@ from skillyard.domain.skill.skill import Skill
 
 
 class ArchiveForm(StrEnum):
-    """What :meth:`BundleStore.export` writes."""
+    """The archive that :meth:`BundleStore.export` writes."""
 
     TAR_GZ = "tar.gz"
     ZIP = "zip"

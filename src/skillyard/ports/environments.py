@@ -12,7 +12,7 @@ from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 
 
 class BadEnvironment(SkillyardError):
-    """What a build gave back is not what its lock names; the message says in what."""
+    """A build's result differs from its lock; the message says how."""
 
     type = "SandboxError"
 
@@ -23,8 +23,10 @@ class TooLarge(BadEnvironment):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a resolution depends on beside its requirements: interpreter and platform in words, the index, and which
-    packages are built from source."""
+    """The facts that a resolution depends on beside its requirements.
+
+    They are interpreter and platform in words, the index, and the packages that are built from source.
+    """
 
     platform: str
     index: str
@@ -43,7 +45,7 @@ class StoredLock:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An environment that is about to be stored: its lock, and what is known of it beside its files."""
+    """An environment that is about to be stored: its lock and facts, without its files."""
 
     lock: Lock
     requirements: tuple[str, ...]
@@ -52,7 +54,10 @@ class Arrival:
 
 
 class EnvironmentStore(Protocol):
-    """One process at a time writes. What is stored appears whole or not at all, and never changes."""
+    """Environments on one host, written by one process at a time.
+
+    An environment appears whole or not at all, and never changes.
+    """
 
     async def lock(self, wanted: Wanted, origin: Origin) -> StoredLock | None:
         """Returns what these requirements were resolved to. Raises StoreFault."""
@@ -75,10 +80,12 @@ class EnvironmentStore(Protocol):
         ...
 
     async def add(self, arrival: Arrival, chunks: AsyncIterator[bytes]) -> BuiltEnvironment:
-        """Store the tar archive that a build gives: read as hostile, and compared with the lock and with the digests
-        that its distributions record. One that is there already stays.
+        """Stores the tar archive that a build gives.
 
-        Raises BadEnvironment, and StoreFault for what the disk does not take; nothing is left then.
+        The archive is read as hostile, and compared with the lock and with the digests that its distributions record.
+        One that is there already stays.
+
+        Raises BadEnvironment, and StoreFault when the disk refuses it; nothing is left then.
         """
         ...
 

@@ -28,7 +28,10 @@ class GateSession(Protocol):
         ...
 
     async def change(self, policy: Policy) -> None:
-        """In force when this returns: for new connections, and those that it no longer allows are ended."""
+        """Changes the rules of a session, which are in force when this returns.
+
+        They hold for new connections; open ones that they do not allow are ended.
+        """
         ...
 
     async def log(self) -> NetworkLog:
@@ -41,11 +44,13 @@ class GateSession(Protocol):
 
 
 class Plug(Protocol):
-    """What a backend plugs a sandbox into. The sockets listen in the sandbox's own network namespace, at each of its
-    addresses, which are all that there are; what each is for can be seen by asking it: datagrams and streams on port 53
-    for names, :data:`PROXY_PORT` for proxy clients, streams on other ports for programs that know no proxy. They are
-    non-blocking, of AF_INET6 with IPV6_V6ONLY off (AF_INET where the host has no IPv6); datagrams tell the address
-    that was asked (IPV6_PKTINFO)."""
+    """The gate as a backend uses it, to plug a sandbox in.
+
+    The sockets listen in the sandbox's own network namespace, at each of its addresses. Each shows its use: datagrams
+    and streams on port 53 are for names, :data:`PROXY_PORT` is for proxy clients, streams on other ports are for
+    programs that know no proxy. They are non-blocking, of AF_INET6 with IPV6_V6ONLY off (AF_INET where the host has no
+    IPv6); datagrams tell the address that was asked (IPV6_PKTINFO).
+    """
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         """The gate serves them from here on; ours are closed. Raises GateFault for an unknown session or a gate that is

@@ -1,4 +1,4 @@
-"""An optional ability of sandboxes: a way out through the gate that can be made and changed while they run."""
+"""An optional ability of sandboxes: a network that can be given and changed while they run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from skillyard.domain.network.session import Egress
 @runtime_checkable
 class Networked(Protocol):
     async def plug(self, egress: Egress) -> None:
-        """Listen on what ``egress`` names and hand it to the gate: after a policy was widened, after an attach, or when
-        the gate was restarted. Ports that are listened on already stay. Raises SandboxGone, GateFault."""
+        """Listens on the ports of ``egress`` and hands them to the gate.
+
+        It is called after a policy was widened, after an attach, and when the gate was restarted. Ports that are
+        listened on already stay. Raises SandboxGone, GateFault.
+        """
         ...

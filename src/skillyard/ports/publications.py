@@ -1,4 +1,4 @@
-"""What was published."""
+"""The published versions of skills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from skillyard.domain.skill.publication import Pin, Publication, PublicationEven
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """``created`` is False when the same bytes were published before; ``publication`` is the stored one."""
+    """A publication as it is stored.
+
+    ``created`` is False when the same bytes were published before.
+    """
 
     publication: Publication
     created: bool
@@ -19,7 +22,10 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """``changed`` is False when it was withdrawn before; ``unpinned`` tells that a pin to it went with it."""
+    """A withdrawal.
+
+    ``changed`` is False when the version was withdrawn before; ``unpinned`` is True when a pin to it went with it.
+    """
 
     publication: Publication
     changed: bool
@@ -31,10 +37,13 @@ class PublicationStore(Protocol):
     stands in the history of its name, from the same transaction."""
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
-        """Two versions are the same when neither precedes the other (semver §10, §11: build metadata does not
-        count). Raises VersionTaken for other bytes under a version that is taken and for one that was withdrawn,
-        Forbidden when the name is another project's, QuotaExceeded. With ``any_project`` the publication is stored
-        for the project that the name belongs to."""
+        """Stores a publication.
+
+        Two versions are the same when neither precedes the other (semver §10, §11: build metadata does not count).
+        Raises VersionTaken for other bytes under a version that is taken and for one that was withdrawn, Forbidden when
+        the name is another project's, QuotaExceeded. With ``any_project`` the publication is stored for the project
+        that the name belongs to.
+        """
         ...
 
     async def check(self, publication: Publication, *, any_project: bool = False) -> None:
@@ -66,9 +75,11 @@ class PublicationStore(Protocol):
         ...
 
     async def pin(self, pin: Pin) -> Pin:
-        """Which version ``latest`` means: the stored pin, the earlier one when it is to the same version. Raises
-        InvalidInput for a version that is withdrawn; whether one that was never published exists elsewhere is for the
-        caller to know."""
+        """Sets the version that ``latest`` means, and returns the stored pin.
+
+        That is the earlier pin when it is to the same version. Raises InvalidInput for a version that is withdrawn. The
+        caller knows whether a version that was never published exists elsewhere.
+        """
         ...
 
     async def unpin(self, name: str, *, at: float, by: str) -> Pin | None:
@@ -82,8 +93,11 @@ class PublicationStore(Protocol):
         ...
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
-        """The number of the newest line of all histories (0: there is none), and the names of which the lines after
-        number ``since`` tell, in no order. Numbers only grow; each change has one of its own."""
+        """Returns the number of the newest line of all histories, and the names in newer lines.
+
+        The number is 0 without any line. Newer are the lines after ``since``. The names are in no order. Numbers only
+        grow; each change has one of its own.
+        """
         ...
 
     async def history(self, name: str, *, limit: int = 100) -> Sequence[PublicationEvent]:

@@ -15,7 +15,10 @@ class RecordStore(Protocol):
         ...
 
     async def update_running(self, record: RunRecord) -> bool:
-        """Replace a record that is still RUNNING; False (and no change) when it is terminal or absent."""
+        """Replaces a record that is still RUNNING.
+
+        Returns False, and changes nothing, when it is terminal or absent.
+        """
         ...
 
     async def finish(self, record: RunRecord) -> bool:
@@ -29,8 +32,10 @@ class RecordStore(Protocol):
     async def list(
         self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
     ) -> Sequence[RunRecord]:
-        """Newest first, without ``network`` and ``needs``, which can be large; ``principal`` None for all; ``after``
-        is the last run id of the page before."""
+        """Returns records, newest first, without ``network`` and ``needs``, which can be large.
+
+        ``principal`` is None for those of all; ``after`` is the last run id of the page before.
+        """
         ...
 
     async def unfinished(self) -> Sequence[RunRecord]:

@@ -1,4 +1,7 @@
-"""The sandbox port: small enough for an afternoon, wide enough for a fork, a container and a cluster."""
+"""The sandbox port, small enough for a backend of one afternoon.
+
+It is wide enough for a fork, a container and a cluster.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,18 @@ class Process(Protocol):
     def id(self) -> str: ...
 
     def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
-        """Bytes of ``stream`` from ``offset`` on, as they come, until the process ended and all was given.
+        """Yields the bytes of ``stream`` from ``offset`` on, as they come, until the process ended.
 
-        Of a lost one, what there is. Raises SandboxGone when it ended otherwise and the rest cannot be had."""
+        Of a lost process it yields those that are left. Raises SandboxGone when it ended otherwise and the rest cannot
+        be had.
+        """
         ...
 
     async def send(self, data: bytes) -> None:
-        """Write to the standard input of an ``Argv`` with ``stdin``; returns when the backend took it.
-        Raises SandboxGone when nobody reads it any more."""
+        """Writes to the standard input of an ``Argv`` with ``stdin``.
+
+        It returns when the backend took the data. Raises SandboxGone when nobody reads it any more.
+        """
         ...
 
     async def close_stdin(self) -> None:
@@ -41,8 +48,10 @@ class Process(Protocol):
         ...
 
     async def wait(self) -> Ending:
-        """How it ended: it and every process it left behind are gone (a one-program sandbox), or it is gone
-        (a session). Can be awaited by many, and again."""
+        """Returns how the process ended, when it has.
+
+        In a sandbox for one program, every process that it left behind is gone too. Many may wait, and again.
+        """
         ...
 
     async def kill(self, reason: str = "") -> None:
@@ -58,7 +67,7 @@ class Sandbox(Protocol):
 
     @property
     def enforced(self) -> dict[str, str]:
-        """The level of each wall, limit or guarantee that is in force for this very sandbox, by name."""
+        """The level of each wall, limit or guarantee that is in force for this very sandbox."""
         ...
 
     async def start(
@@ -124,7 +133,10 @@ class Backend(Protocol):
         ...
 
     async def survey(self) -> Sequence[Held]:
-        """Every lent sandbox it still holds, those of dead servers too; ready ones in a pool are not lent."""
+        """Returns every lent sandbox that the backend holds, those of dead servers too.
+
+        Ready ones in a pool are not lent.
+        """
         ...
 
     async def destroy(self, handle: str) -> Usage:
@@ -133,8 +145,11 @@ class Backend(Protocol):
         ...
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
-        """A hint that sandboxes like this will be asked for. May do nothing; never fails the caller. What was made
-        ready, when it is; None where nothing can be imported ahead as ``EnvironmentRef.preload`` names it."""
+        """Announces that sandboxes like this will be asked for. It never fails the caller.
+
+        Returns the modules that were made ready, when they are; None where nothing can be imported ahead as
+        ``EnvironmentRef.preload`` names it.
+        """
         ...
 
     async def close(self) -> None:

@@ -17,8 +17,10 @@ class SecretReader(Protocol):
         ...
 
     async def find(self, name: str, project: str, skill: str) -> Secret | None:
-        """What a run of ``skill`` in ``project`` may have under ``name``; None only when it is surely not there.
-        Raises StoreFault, naming the source, when that cannot be told."""
+        """Returns the secret that a run of ``skill`` in ``project`` may have under ``name``.
+
+        None means that it is surely not there. Raises StoreFault, naming the source, when that cannot be told.
+        """
         ...
 
     async def close(self) -> None:
@@ -39,10 +41,12 @@ class SecretStore(SecretReader, Protocol):
         hosts: Sequence[str] | None = None,
         by: str = "",
     ) -> SecretEntry:
-        """A new version, current at once. What is None stays as it was, ENV and no hosts at first.
+        """Stores a new version, which is current at once.
 
-        Raises InvalidInput for a name that is no environment variable name, a value that is empty, holds NUL or
-        passes 64 KiB, a scope or host that cannot be one; QuotaExceeded; StoreFault.
+        Parameters that are None keep the values before, ENV and no hosts at first.
+
+        Raises InvalidInput for a name that is not a valid environment variable name, a value that is empty, holds NUL
+        or passes 64 KiB, a scope or host that cannot be one; QuotaExceeded; StoreFault.
         """
         ...
 
@@ -65,7 +69,10 @@ class SecretStore(SecretReader, Protocol):
         ...
 
     async def rotate(self) -> int:
-        """Seal everything under a new key, or under the first of those that the operator gives; how many values."""
+        """Seals everything under a new key; returns the number of values.
+
+        The key is the first of those that the operator gives, where there are any.
+        """
         ...
 
 

@@ -14,13 +14,18 @@ class SkillStore(Protocol):
         ...
 
     async def page(self, after: str | None, limit: int, namespace: str | None = None) -> Sequence[SkillLine]:
-        """At most ``limit`` skills whose names sort behind ``after`` (code points); with ``namespace``, that skill and
-        those below it on a dotted boundary."""
+        """Returns at most ``limit`` skills whose names sort behind ``after`` (code points).
+
+        With ``namespace``, these are that skill and those below it on a dotted boundary.
+        """
         ...
 
     async def get(self, name: str, version: str | None = None) -> Skill:
-        """A version, the latest when none is given: the pinned one, else by semver (pre-releases only when nothing
-        else is there). Raises SkillNotFound, which says so when the version was withdrawn."""
+        """Returns a version, the latest when none is given.
+
+        The latest is the pinned one, else the highest by semver (pre-releases only where nothing else is there). Raises
+        SkillNotFound, which says so when the version was withdrawn.
+        """
         ...
 
     async def versions(self, name: str) -> Sequence[str]:
@@ -28,7 +33,7 @@ class SkillStore(Protocol):
         ...
 
     async def not_published(self, name: str) -> frozenset[str]:
-        """The versions that are served from a directory of the operator's, or are built in; of an unknown name none."""
+        """Returns the versions in the operator's directories and the built-in ones."""
         ...
 
     async def pinned(self, name: str) -> str | None:
@@ -36,7 +41,10 @@ class SkillStore(Protocol):
         ...
 
     async def refresh(self, name: str) -> None:
-        """What was published of ``name`` changed: it is served so from the moment this returns."""
+        """Takes note of a change to the publications of ``name``.
+
+        The change is served from the moment that this returns.
+        """
         ...
 
     async def problems(self) -> Sequence[Finding]:
