@@ -1,4 +1,4 @@
-"""Skills that come with the package: the guide that every runtime has, and examples."""
+"""Skills of the package: the guide that every runtime has, examples, and templates of new ones."""
 
 from pathlib import Path
 
@@ -7,3 +7,6 @@ GUIDE = Path(__file__).parent / "guide" / "skills.protocol.guide"
 
 EXAMPLES = Path(__file__).parent / "examples"
 """A directory of skills, fit for ``--skills-dir``."""
+
+NEW = Path(__file__).parent / "new"
+"""Templates of a new skill, a directory for each sort."""
