@@ -19,10 +19,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skillyard.domain.errors import InvalidInput
-from skillyard.domain.skill.manifest import check_relative
+from skillyard.domain.skill.manifest import ENV_NAME, check_limits, check_relative
 from skillyard.domain.skill.report import Path, Problem, Report
-from skillyard.domain.work.limits import LimitFamily, Limits
 
 PATH = "tests/examples.toml"
 MOST = 100
@@ -30,10 +28,6 @@ MOST = 100
 _KEYS = frozenset({"name", "args", "blobs", "secrets", "limits", "code", "script", "argv", "stdin", "expect"})
 _EXPECT = frozenset({"output", "schema", "error", "message", "log", "blobs", "exit", "stdout", "stderr"})
 _BLOB = frozenset({"kind", "contains", "json", "bytes"})
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_ASKED = LimitFamily(
-    maxima=Limits(**dict.fromkeys(("timeout_ms", "memory_mb", "pids", "disk_mb"), 2**53), cpus=2.0**53)
-)
 _SHOWN = 200
 
 
@@ -172,18 +166,12 @@ class _Reader:
     def _secrets(self) -> dict[str, str]:
         table = self._report.table(self._entry, self._at("secrets"))
         for key in table:
-            if _VARIABLE.fullmatch(key) is None:
+            if ENV_NAME.fullmatch(key) is None:
                 self._report.error(self._at("secrets", key), "secret-name", "must be an environment variable's name")
         return {key: text for key in table if (text := self._report.text(table, self._at("secrets", key))) is not None}
 
     def _limits(self) -> dict[str, Any]:
-        table = self._report.table(self._entry, self._at("limits"))
-        for name, value in table.items():
-            try:
-                _ASKED.resolve({name: value}, where="limits")
-            except InvalidInput as error:
-                self._report.error(self._at("limits", name), "limit", error.rule)
-        return dict(table)
+        return dict(check_limits(self._report, self._at("limits"), self._entry, free=""))
 
     def _expectation(self) -> Expectation:
         report, path = self._report, self._at("expect")

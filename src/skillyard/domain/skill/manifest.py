@@ -21,6 +21,7 @@ from skillyard.domain.secret import Delivery, bound_hosts
 from skillyard.domain.skill.name import check_name, check_namespace
 from skillyard.domain.skill.report import Path, Problem, Report
 from skillyard.domain.skill.requirement import read_dependencies, read_requires
+from skillyard.domain.skill.schema import depth
 from skillyard.domain.skill.semver import is_version
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, SkillKind
 from skillyard.domain.work.limits import LimitFamily, Limits
@@ -42,7 +43,7 @@ _ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float
 _PERMISSION_KEYS = frozenset({"network", "secrets"})
 _ALL = "asks for every host: the operator has to consent to that"
 _SECRET_KEYS = frozenset({"name", "optional", "delivery", "hosts"})
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED = re.compile(r"PATH|HOME|TMPDIR|IFS|ENV|BASH_ENV|GCONV_PATH|LOCPATH|(?:LD|PYTHON|MALLOC|GLIBC)[A-Z0-9_]*")
 
 
@@ -73,7 +74,7 @@ class Manifest:
 def check_manifest(document: Mapping[str, Any], *, lenient: bool = False) -> tuple[Manifest | None, list[Problem]]:
     """The manifest, None when an error is among the problems."""
     report = Report(lenient)
-    if _too_deep(document):
+    if depth(document, MAX_DEPTH) > MAX_DEPTH:
         report.error((), "depth", f"must not be nested deeper than {MAX_DEPTH} levels")
         return None, report.problems
     data = {key: _json(report, (key,), value) for key, value in document.items()}
@@ -140,7 +141,7 @@ def _needs(report: Report, data: Mapping[str, Any]) -> Needs:
         secrets=secrets,
         dependencies=read_dependencies(report, data),
         requires=read_requires(report, data),
-        limits=_read_limits(report, data),
+        limits=check_limits(report, ("limits",), data),
     )
 
 
@@ -185,21 +186,6 @@ def _json(report: Report, path: tuple[str | int, ...], value: Any) -> Any:
         report.error(path, "number", "must be a finite number")
         return None
     return value
-
-
-def _too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for node in level for item in _children(node)]
-        if not level:
-            return False
-    return True
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, Mapping):
-        return list(node.values())
-    return list(node) if isinstance(node, list) else []
 
 
 def _read_runtime(report: Report, data: Mapping[str, Any]) -> RuntimeSpec | None:
@@ -259,16 +245,19 @@ def check_relative(report: Report, path: Path, value: str) -> bool:
     return False
 
 
-def _read_limits(report: Report, data: Mapping[str, Any]) -> dict[str, int | float]:
-    """The valid entries of ``[limits]``."""
+def check_limits(report: Report, path: Path, data: Mapping[str, Any], free: str = "x-") -> dict[str, int | float]:
+    """Returns the valid entries of the table of limits at ``path[-1]``; reports the others.
+
+    Keys that begin with ``free`` are passed over.
+    """
     asked: dict[str, int | float] = {}
-    for name, value in report.table(data, ("limits",)).items():
-        if name.startswith("x-"):
+    for name, value in report.table(data, path).items():
+        if free and name.startswith(free):
             continue
         try:
             asked[name] = getattr(_ASKED.resolve({name: value}, where="limits"), name)
         except InvalidInput as error:
-            report.error(("limits", name), "limit", error.rule)
+            report.error((*path, name), "limit", error.rule)
     return asked
 
 
@@ -358,7 +347,7 @@ def _bound_hosts(report: Report, path: Path, entry: Mapping[str, Any]) -> tuple[
 
 
 def _check_secret_name(report: Report, path: Path, name: str) -> bool:
-    if _ENV_NAME.fullmatch(name) is None:
+    if ENV_NAME.fullmatch(name) is None:
         report.error(path, "secret-name", "must be an environment variable's name, such as 'API_KEY'", name)
     elif _RESERVED.fullmatch(name):
         report.error(path, "secret-name", f"'{name}' steers the interpreter or the loader and cannot be a secret")

@@ -47,7 +47,7 @@ class Breach:
 
 def breaches(schema: Mapping[str, Any]) -> Iterator[Breach]:
     """Yields each bound that the schema passes; one that is nested too deep gives that alone."""
-    if depth(schema) > MAX_DEPTH:
+    if depth(schema, MAX_DEPTH) > MAX_DEPTH:
         yield Breach("schema-depth", f"must not be nested deeper than {MAX_DEPTH} levels; describe less of the depth")
         return
     found = list(subschemas(schema))
@@ -92,11 +92,11 @@ def patterns_of(node: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield from ((("patternProperties", pattern), pattern) for pattern in node["patternProperties"])
 
 
-def depth(value: Any) -> int:
-    """Returns the levels of nesting, counted no further than one above the bound."""
+def depth(value: Any, most: int) -> int:
+    """Returns the levels of nesting, counted no further than one above ``most``."""
     level: list[Any] = [value]
     found = 0
-    while level and found <= MAX_DEPTH:
+    while level and found <= most:
         found += 1
         level = [item for node in level for item in _items(node)]
     return found
