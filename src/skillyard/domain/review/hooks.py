@@ -59,14 +59,7 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (".devcontainer", "warning", "editors build and start what it names"),
 )
 _LIFECYCLE = (
-    "preinstall",
-    "install",
-    "postinstall",
-    "prepare",
-    "prepublish",
-    "preprepare",
-    "postprepare",
-    "dependencies",
+    *("preinstall", "install", "postinstall", "prepare", "prepublish", "preprepare", "postprepare", "dependencies"),
 )
 _BUILD = re.compile(
     r"^[ \t]*\[(?:build-system|tool\.hatch\.build\.[^\]\n]{0,80}hooks[^\]\n]{0,80})[ \t]*\]", re.MULTILINE

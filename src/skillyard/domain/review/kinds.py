@@ -139,24 +139,9 @@ def _article(word: str) -> str:
 LONG_LINE = 2000
 CODE = frozenset(
     {
-        *(".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".jsx", ".tsx", ".sh", ".bash", ".zsh", ".ps1", ".bat", ".rb"),
-        *(
-            ".pl",
-            ".lua",
-            ".php",
-            ".go",
-            ".rs",
-            ".c",
-            ".h",
-            ".cpp",
-            ".java",
-            ".r",
-            ".jl",
-            ".swift",
-            ".kt",
-            ".sql",
-            ".md",
-        ),
+        *(".py", ".pyi", ".js", ".mjs", ".cjs", ".ts", ".jsx", ".tsx", ".sh", ".bash", ".zsh", ".ps1", ".bat"),
+        *(".rb", ".pl", ".lua", ".php", ".go", ".rs", ".c", ".h", ".cpp", ".java", ".r", ".jl", ".swift", ".kt"),
+        *(".sql", ".md"),
     }
 )
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{200,}={0,2}")

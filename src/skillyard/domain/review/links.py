@@ -26,16 +26,8 @@ _SHORTENERS = frozenset(
 )
 _PASTES = frozenset(
     {
-        "pastebin.com",
-        "gist.github.com",
-        "gist.githubusercontent.com",
-        "paste.ee",
-        "hastebin.com",
-        "transfer.sh",
-        "0x0.st",
-        "webhook.site",
-        "requestbin.com",
-        "ngrok.io",
+        *("pastebin.com", "gist.github.com", "gist.githubusercontent.com", "paste.ee", "hastebin.com"),
+        *("transfer.sh", "0x0.st", "webhook.site", "requestbin.com", "ngrok.io"),
     }
 )
 

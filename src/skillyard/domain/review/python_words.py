@@ -29,32 +29,10 @@ MODULES: dict[str, tuple[str, str]] = {
 
 NETWORK = frozenset(
     {
-        *(
-            "socket",
-            "ssl",
-            "urllib",
-            "http",
-            "ftplib",
-            "smtplib",
-            "imaplib",
-            "poplib",
-            "telnetlib",
-            "xmlrpc",
-            "socketserver",
-        ),
-        *("requests", "httpx", "aiohttp", "urllib3", "websockets", "websocket", "paramiko", "pycurl", "grpc", "boto3"),
-        *(
-            "botocore",
-            "openai",
-            "anthropic",
-            "selenium",
-            "playwright",
-            "pymongo",
-            "psycopg2",
-            "psycopg",
-            "redis",
-            "scapy",
-        ),
+        *("socket", "ssl", "urllib", "http", "ftplib", "smtplib", "imaplib", "poplib", "telnetlib", "xmlrpc"),
+        *("socketserver", "requests", "httpx", "aiohttp", "urllib3", "websockets", "websocket", "paramiko"),
+        *("pycurl", "grpc", "boto3", "botocore", "openai", "anthropic", "selenium", "playwright", "pymongo"),
+        *("psycopg2", "psycopg", "redis", "scapy"),
     }
 )
 _HARMLESS = frozenset({"urllib.parse", "http.HTTPStatus", "urllib.error"})
