@@ -1,4 +1,4 @@
-"""Differences of two versions in their declarations: needs, runtime, and descriptions for models."""
+"""Differences of two versions in their needs, runtime and descriptions for models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def diff_needs(old: Needs, new: Needs) -> list[NeedChange]:
 
 
 def _network(old: Iterable[str], new: Iterable[str]) -> Iterator[NeedChange]:
-    """Yields changed rules: one that allows widens when it is added, one that denies when it is removed."""
+    """Yields changed rules: an allowing one widens when added, a denying one when removed."""
     before, after = dict.fromkeys(old), dict.fromkeys(new)
     for rule in (*after, *(rule for rule in before if rule not in after)):
         if rule not in before:

@@ -99,7 +99,7 @@ def review(files: Iterable[File], skill: Skill | None, facts: Mapping[str, Facts
 
 
 def _texts(files: Iterable[File]) -> Iterator[tuple[File, Text | None]]:
-    """Yields the files in the order of a review, with their texts; None for one that is not text or too much."""
+    """Yields the files in the order of a review, with their texts; None where one is not read."""
     room = MOST_TEXT
     for file in sorted(files, key=_first_what_models_read):
         text = file.text

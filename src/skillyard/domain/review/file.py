@@ -37,7 +37,7 @@ class File:
 
     @cached_property
     def encoding(self) -> str:
-        """Returns the encoding; ``latin-1`` for other bytes that look like text, empty for other bytes."""
+        """Returns the encoding; ``latin-1`` for odd bytes that look like text, empty for others."""
         head = self.data[:MOST_TEXT]
         for mark, name in _BOMS:
             if head.startswith(mark):

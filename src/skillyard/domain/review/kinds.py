@@ -1,4 +1,4 @@
-"""Tells the kinds of files by their first bytes, and finds disguises and text that is arranged to be missed."""
+"""Tells kinds of files by their first bytes; finds disguises and text arranged to be missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds parts of Markdown that its reader does not see: comments, hidden elements, fetched images."""
+"""Finds parts of Markdown that its reader does not see: comments, hidden elements, images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HTML = re.compile(r" {0,3}<(?:(!--)|(!\[CDATA\[)|([!?])|(script|pre|style|texta
 
 
 def code_lines(text: Text) -> frozenset[int]:
-    """Returns the lines that are in fenced blocks of code, and so shown as they are (CommonMark §4.5, §4.6).
+    """Returns the lines in fenced blocks of code, which are shown as they are (CommonMark §4.5).
 
     In doubt a line is not code: hidden text must not pass as shown.
     """

@@ -57,7 +57,7 @@ class Imports:
 
 
 def own_modules(paths: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the names under which modules of the bundle could be imported, and those that are files."""
+    """Returns the names by which the bundle's modules could be imported, and those of files."""
     parts = [path.removesuffix(".py").split("/") for path in paths if path.endswith(".py")]
     return frozenset(name for path in parts for name in path), frozenset(path[-1] for path in parts)
 

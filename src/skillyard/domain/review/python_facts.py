@@ -161,7 +161,7 @@ def _looked_up(node: ast.Call, aliases: Mapping[str, str]) -> Iterator[Use]:
 
 
 def _disguised(source: str, nodes: list[ast.AST]) -> list[Use]:
-    """Finds names whose NFKC form, which Python compares (Language Reference §2.3), is other text."""
+    """Finds names whose form NFKC, which Python compares (Reference §2.3), is other text."""
     names = {name for node in nodes for name in _names(node)}
     found = []
     for number, line in enumerate(source.split("\n"), 1):

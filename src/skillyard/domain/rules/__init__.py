@@ -1,4 +1,4 @@
-"""Every rule that a finding can name: its meaning, how grave a breach is, how to mend it."""
+"""Every rule that a finding can name: its meaning, the level of a breach, and the remedy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Sources": SOURCES,
     "Catalogue": CATALOGUE,
 }
-"""The rules by what they are about, in the order of the documentation."""
+"""The rules by subject, in the order of the documentation."""
 
 RULES = MappingProxyType({rule.id: rule for section in SECTIONS.values() for rule in section})
 
 
 def mend_of(rule: str) -> str:
-    """Returns the way to mend a breach of the rule; empty for a rule that is not in the table."""
+    """Returns the remedy of a breach; empty for a rule that is not in the table."""
     return RULES[rule].mend if rule in RULES else ""

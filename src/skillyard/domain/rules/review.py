@@ -1,4 +1,4 @@
-"""Findings of a review. None makes a skill invalid; the mend is what the author or the reader does about it."""
+"""Findings of a review. None makes a skill invalid; the remedy is the author's or the reader's."""
 
 from __future__ import annotations
 

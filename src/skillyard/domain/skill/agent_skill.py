@@ -1,5 +1,4 @@
-"""SKILL.md's front matter: the Agent Skills specification (agent-skills-format §1, §3) and what stands beside a
-skill.toml (§6).
+"""Checks SKILL.md's front matter by the Agent Skills specification (agent-skills-format).
 
 Strict: each breach of the specification is an error. Lenient: a skill loads unless it has no description or no
 usable name. Keys beyond the specification's six are kept and warned of in both: it does not forbid them.
@@ -33,13 +32,13 @@ class FrontMatter:
     source: Mapping[Path, str]
 
     def text(self, *path: str) -> str | None:
-        """The scalar at ``path`` as a string, None when there is none."""
+        """Returns the scalar at ``path`` as a string; None when there is none."""
         return self.source.get(path)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSkill:
-    """What an Agent Skill says of itself. ``version`` is None when it names none that can be used."""
+    """The declarations of an Agent Skill. ``version`` is None without a usable one."""
 
     name: str
     description: str
@@ -64,8 +63,11 @@ def check_agent_skill(
 
 
 def check_companion(front: FrontMatter, name: str, *, lenient: bool = False) -> list[Problem]:
-    """The rules for a SKILL.md beside a skill.toml: titles and any other keys are accepted; a skill that is to be
-    served as an Agent Skill too should use its last segment as ``name`` and ``metadata.title`` for the title."""
+    """Checks a SKILL.md beside a skill.toml.
+
+    Titles and any other keys are accepted. A skill that is served as an Agent Skill too should have its last segment as
+    ``name`` and its title in ``metadata.title``.
+    """
     report = Report(lenient)
     for key in ("name", "description", "short_description"):
         if key in front.data and front.text(key) is None:

@@ -33,8 +33,10 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class ExpectedBlob:
-    """Of one output blob: its media type, a text in it, a part of its JSON, its first bytes (hexadecimal). None of them
-    is looked at when it is None."""
+    """The expectations of one output blob; those that are None are not checked.
+
+    They are its media type, a text in it, a part of its JSON, and its first bytes (hexadecimal).
+    """
 
     kind: str | None = None
     contains: str | None = None
@@ -80,8 +82,11 @@ class Example:
 def check_examples(
     document: Mapping[str, Any], files: Collection[str], *, executable: bool, lenient: bool = False
 ) -> tuple[list[Example], list[Problem]]:
-    """The examples that can be run. ``files`` are those of the bundle; ``executable`` whether the skill is an action.
-    A skill whose examples are wrong is still a skill: lenient only warns."""
+    """Returns the examples that can be run, and the problems.
+
+    ``files`` are those of the bundle; ``executable``: the skill is an action. A skill with wrong examples is still a
+    skill: lenient only warns.
+    """
     report = Report(lenient)
     report.unknown_keys(document, (), frozenset({"example"}))
     entries = document.get("example", [])
@@ -200,7 +205,7 @@ class _Reader:
         )
 
     def _strings(self, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        """One text or a list of them."""
+        """Returns one text or a list of them as a tuple."""
         value = table.get(key)
         return self._report.texts({key: [value] if isinstance(value, str) else value}, self._at("expect", key))
 
@@ -260,7 +265,7 @@ class Given:
 
 
 def differences(expect: Expectation, given: Given) -> Iterator[Difference]:
-    """Nothing when the run gave what was expected; a schema is for who has a validator."""
+    """Yields the differences of a run from its expectation; a schema is left to a validator."""
     if expect.error is not None and given.error != expect.error:
         yield Difference("error", expect.error, _ended(given))
         return
@@ -291,7 +296,7 @@ def _process(expect: Expectation, given: Given) -> Iterator[Difference]:
 
 
 def _part(path: str, expected: Any, got: Any) -> Iterator[Difference]:
-    """Objects may hold more than expected, lists may not; numbers are compared as numbers."""
+    """Compares values; objects may hold more than expected, lists may not; 1 equals 1.0."""
     if isinstance(expected, Mapping) and isinstance(got, Mapping):
         for key, value in expected.items():
             if key in got:

@@ -1,7 +1,6 @@
-"""skill.toml: the rules of skills-protocol §8 over an already parsed document.
+"""Checks a parsed skill.toml by the rules of skills-protocol §8.
 
-Nothing here reads a file: whoever holds the files checks that an entrypoint exists and exports its function, and that
-a schema is valid JSON Schema.
+Nothing here reads a file: the validation of bundles checks entrypoints and schemas.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _RUNTIME_KEYS = frozenset({"language", "entrypoint", "export", "environment", "p
 _ENVIRONMENT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HUGE = 2**53
 _ASKED = LimitFamily(maxima=Limits(timeout_ms=_HUGE, memory_mb=_HUGE, cpus=float(_HUGE), pids=_HUGE, disk_mb=_HUGE))
-"""Minima only: what a skill asks for is capped by the operator's policy when it runs, not by the validator."""
+"""Minima only: the operator's policy caps the limits of a run, not the validator."""
 _PERMISSION_KEYS = frozenset({"network", "secrets"})
 _ALL = "asks for every host: the operator has to consent to that"
 _SECRET_KEYS = frozenset({"name", "optional", "delivery", "hosts"})
@@ -49,7 +48,7 @@ _RESERVED = re.compile(r"PATH|HOME|TMPDIR|IFS|ENV|BASH_ENV|GCONV_PATH|LOCPATH|(?
 
 @dataclass(frozen=True, slots=True)
 class SchemaSource:
-    """Where a schema stands: in the manifest itself (``inline``), or in a file of the skill (``file``)."""
+    """The place of a schema: in the manifest (``inline``), or in a ``file`` of the skill."""
 
     inline: Mapping[str, Any] | None = None
     file: str | None = None
@@ -57,7 +56,7 @@ class SchemaSource:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a valid skill.toml says. ``data`` is the whole of it as JSON values (dates as ISO text)."""
+    """A valid skill.toml. ``data`` is the whole of it as JSON values (dates as ISO text)."""
 
     name: str
     version: str
@@ -72,7 +71,7 @@ class Manifest:
 
 
 def check_manifest(document: Mapping[str, Any], *, lenient: bool = False) -> tuple[Manifest | None, list[Problem]]:
-    """The manifest, None when an error is among the problems."""
+    """Returns the manifest, None when a problem is an error, and the problems."""
     report = Report(lenient)
     if depth(document, MAX_DEPTH) > MAX_DEPTH:
         report.error((), "depth", f"must not be nested deeper than {MAX_DEPTH} levels")
@@ -170,12 +169,12 @@ def _check_credits(report: Report, data: Mapping[str, Any]) -> None:
 
 
 def _unknown(report: Report, data: Mapping[str, Any]) -> None:
-    """Unknown tables and keys have no effect, and are said so; ``x-*`` and ``[tool.*]`` are free."""
+    """Warns of unknown tables and keys; ``x-*`` and ``[tool.*]`` are free."""
     report.unknown_keys(data, (), KNOWN | {"tool"})
 
 
 def _json(report: Report, path: tuple[str | int, ...], value: Any) -> Any:
-    """TOML's values as JSON's: dates as ISO text; infinities and not-a-number have no form in JSON."""
+    """Returns TOML's values as JSON's, dates as ISO text; reports infinities and not-a-number."""
     if isinstance(value, Mapping):
         return {key: _json(report, (*path, key), item) for key, item in value.items()}
     if isinstance(value, list):
@@ -189,7 +188,7 @@ def _json(report: Report, path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def _read_runtime(report: Report, data: Mapping[str, Any]) -> RuntimeSpec | None:
-    """The ``[runtime]`` table of an action skill, None when it cannot be used."""
+    """Returns the ``[runtime]`` table of an action skill; None when it cannot be used."""
     if "runtime" not in data:
         report.error(("runtime",), "required", "an action skill needs the table [runtime]")
         return None
@@ -231,7 +230,7 @@ def _check_module(report: Report, entrypoint: str) -> None:
 
 
 def check_relative(report: Report, path: Path, value: str) -> bool:
-    """Returns whether ``value`` is a plain relative path that cannot leave the skill's root; reported when not."""
+    """Returns whether ``value`` is a plain path within the skill; reports another."""
     parts = value.split("/")
     if "\0" in value or "\\" in value or not value.isprintable():
         rule = "must not hold backslashes or control characters"
@@ -262,14 +261,14 @@ def check_limits(report: Report, path: Path, data: Mapping[str, Any], free: str 
 
 
 def _read_permissions(report: Report, data: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[SecretNeed, ...]]:
-    """The declared network rules and secrets."""
+    """Returns the declared network rules and secrets."""
     table = report.table(data, ("permissions",))
     report.unknown_keys(table, ("permissions",), _PERMISSION_KEYS)
     return _network(report, table), _secrets(report, table)
 
 
 def _network(report: Report, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The rules as they are written: a list, or one of the words ``none`` and ``open``."""
+    """Returns the rules as they are written: a list, or one of the words ``none`` and ``open``."""
     path: Path = ("permissions", "network")
     if table.get("network") == NONE_WORD:
         return ()

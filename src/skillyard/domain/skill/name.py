@@ -19,7 +19,7 @@ _SERVABLE = re.compile(r"[^\W_](?:[\w-]*[^\W_])?(?:\.[^\W_](?:[\w-]*[^\W_])?)*")
 
 
 def check_name(report: Report, path: Path, name: str, *, importable: bool) -> None:
-    """``importable`` for action skills: each segment has to be a name that Python can import."""
+    """Reports a name that breaks a rule. Python must be able to import an ``importable`` one."""
     if len(name.encode("utf-8", "replace")) > MAX_BYTES:
         report.error(path, "name-length", f"must have at most {MAX_BYTES} bytes", name)
     elif _STRICT.fullmatch(name) is None:
@@ -55,12 +55,12 @@ def check_namespace(report: Report, path: Path, namespace: str, name: str) -> No
 
 
 def is_servable(name: str) -> bool:
-    """Returns whether a name that breaks a naming rule is still fit to be a directory and a part of a URL."""
+    """Returns whether the name can be a directory and a part of a URL, whatever rule it breaks."""
     return len(name.encode("utf-8", "replace")) <= MAX_BYTES and _SERVABLE.fullmatch(name) is not None
 
 
 def namespace_of(name: str) -> str:
-    """The first dotted segment; empty for an Agent Skill without a prefix (skills-protocol §11)."""
+    """Returns the first dotted segment; empty for a name without one (skills-protocol §11)."""
     return name.partition(".")[0] if "." in name else ""
 
 
@@ -71,9 +71,9 @@ EXCLUDED = frozenset(
         *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".idea", ".vscode"),
     }
 )
-"""Version control, caches, what macOS puts into archives, and what holds its author's secrets."""
+"""Version control, caches, macOS' additions to archives, and files with an author's secrets."""
 
 
 def is_excluded(name: str) -> bool:
-    """Files that begin with ``._`` are macOS' own: attributes of the file with the name that follows (RFC 1740)."""
+    """Returns whether the name is never part of a skill; ``._*`` is macOS' own (RFC 1740)."""
     return name in EXCLUDED or name.endswith((".pyc", ".pyo")) or name.startswith("._")

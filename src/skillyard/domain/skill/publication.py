@@ -1,4 +1,4 @@
-"""A version of a skill that was published, and the refusals of what may not take its place."""
+"""Published versions of skills, and the refusals to replace them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from skillyard.domain.errors import Forbidden, InvalidInput, QuotaExceeded, Vers
 from skillyard.domain.skill.semver import Version
 
 MAX_REASON = 500
-"""Characters of why a version was withdrawn."""
+"""Characters of the reason for a withdrawal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """``digest`` is the bundle's (:class:`skillyard.domain.skill.skill.Skill`), ``size`` the bytes of its ``files``
+    """A published version.
+
+    ``digest`` is the bundle's (:class:`skillyard.domain.skill.skill.Skill`), ``size`` the bytes of its ``files``
     files. Times are UTC seconds since the epoch. A withdrawn version is not served; its name, version and digest stay
-    taken. ``project`` is the one that the name belongs to: the first to publish it.
+    taken. ``project`` owns the name, as the first that published it.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Somebody's word on which version of ``name`` is the latest."""
+    """A principal's choice of the latest version of ``name``."""
 
     name: str
     version: str
@@ -56,8 +58,10 @@ class PublicationAct(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublicationEvent:
-    """One line of a name's history, which is only ever added to. ``digest`` is empty for a pin to a version that was
-    not published but lies in a directory."""
+    """One entry of a name's history, to which entries are only added.
+
+    ``digest`` is empty for a pin to a version that lies in a directory and was not published.
+    """
 
     at: float
     act: PublicationAct
@@ -70,7 +74,7 @@ class PublicationEvent:
 
 @dataclass(frozen=True, slots=True)
 class PublicationLimits:
-    """What all versions that one project ever published may be: how many, and bytes together."""
+    """The most versions, and their most bytes together, that one project may ever publish."""
 
     count: int = 100_000
     bytes: int = 64 * 1024**3
@@ -88,21 +92,23 @@ def _refusal(rule: str, limit: str, maximum: int) -> QuotaExceeded:
 
 
 def place_of(version: str) -> str:
-    """The version without its build metadata: two with the same place are one version (semver §10). Raises
-    InvalidInput."""
+    """Returns the version without build metadata, which does not tell versions apart.
+
+    Raises InvalidInput.
+    """
     parsed = Version.parse(version)
     return str(Version(parsed.major, parsed.minor, parsed.patch, parsed.pre))
 
 
 def claim_refusal(name: str, owner: str | None, project: str) -> Forbidden | None:
-    """Why ``project`` may not change what ``owner`` published under ``name``."""
+    """Returns the refusal to let ``project`` change a skill of ``owner``; None when it may."""
     if owner in (None, project):
         return None
     return Forbidden(f"the skill name '{name}' belongs to another project, which published it first", skill=name)
 
 
 def version_refusal(stored: Publication, wanted: Publication) -> VersionTaken | None:
-    """Why ``wanted`` cannot be published when ``stored`` has its place; None when they are the same."""
+    """Returns the refusal of ``wanted`` in the place of ``stored``; None when they are equal."""
     if stored.digest == wanted.digest and stored.version == wanted.version:
         return withdrawn_refusal(stored) if stored.withdrawn else None
     rule = f"'{stored.name}' {stored.version} was published with other content, which never changes: "
@@ -118,7 +124,7 @@ def withdrawn_refusal(stored: Publication) -> VersionTaken:
 
 
 def served_refusal(wanted: Publication, digest: str) -> VersionTaken:
-    """For a version that a directory of the operator's serves with other content, which has ``digest``."""
+    """Returns the refusal of a version that a directory serves with the other ``digest``."""
     rule = f"'{wanted.name}' {wanted.version} is served from a directory of this server with other content: "
     return VersionTaken(
         "version", f"{rule}{digests(digest, wanted.digest)}; raise the version", **taken_facts(wanted, digest)
@@ -126,7 +132,7 @@ def served_refusal(wanted: Publication, digest: str) -> VersionTaken:
 
 
 def pin_refusal(stored: Publication) -> InvalidInput:
-    """For a pin to a version that is withdrawn."""
+    """Returns the refusal of a pin to a withdrawn version."""
     rule = f"'{stored.name}' {stored.version} was withdrawn: restore it first, or pin another"
     return InvalidInput("version", rule, skill=stored.name)
 

@@ -1,4 +1,4 @@
-"""What checking a manifest has to say, and the small typed readers that all the rules share."""
+"""Problems of a manifest, and the small typed readers that all the rules share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A rule that a value breaks. ``path`` leads to the value; ``level`` is ``error`` or ``warning``; ``mend`` is empty
-    where the rule's own does."""
+    """A rule that a value breaks. ``path`` leads to the value; ``level`` is ``error`` or ``warning``; an empty
+    ``mend`` is the rule's own."""
 
     level: str
     path: Path
@@ -38,7 +38,7 @@ class Report:
         self._add("warning", path, rule, message, value, mend)
 
     def breach(self, path: Path, rule: str, message: str, value: object = ..., mend: str = "") -> None:
-        """An error when strict, a warning when lenient."""
+        """Reports an error when strict, a warning when lenient."""
         self._add("warning" if self.lenient else "error", path, rule, message, value, mend)
 
     @property
@@ -50,7 +50,7 @@ class Report:
         self.problems.append(Problem(level, path, rule, f"{dotted(path)}: {message}{got}", mend))
 
     def table(self, data: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-        """The table at ``path[-1]``; empty when absent, or when it is something else, which is reported."""
+        """Returns the table at ``path[-1]``, empty when absent; reports another value."""
         value = data.get(str(path[-1]))
         if value is None:
             return {}
@@ -60,7 +60,7 @@ class Report:
         return value
 
     def text(self, data: Mapping[str, Any], path: Path, *, required: bool = False) -> str | None:
-        """The string at ``path[-1]``, not blank; None when absent or wrong, which is reported."""
+        """Returns the string at ``path[-1]``; None when absent. Reports a blank one and another value."""
         value = data.get(str(path[-1]))
         if value is None:
             if required:
@@ -75,7 +75,7 @@ class Report:
         return value
 
     def texts(self, data: Mapping[str, Any], path: Path) -> tuple[str, ...]:
-        """The list of strings at ``path[-1]``, without the entries that are none, which are reported."""
+        """Returns the strings of the list at ``path[-1]``; reports its other entries."""
         value = data.get(str(path[-1]))
         if value is None:
             return ()
@@ -88,7 +88,7 @@ class Report:
         return tuple(item for item in value if isinstance(item, str) and item.strip())
 
     def unknown_keys(self, data: Mapping[str, Any], path: Path, known: frozenset[str]) -> None:
-        """Warn of keys that nothing reads; ``x-*`` is free (skills-protocol §8)."""
+        """Warns of keys that nothing reads; ``x-*`` is free (skills-protocol §8)."""
         for key in data:
             if key not in known and not key.startswith("x-"):
                 names = ", ".join(sorted(known))

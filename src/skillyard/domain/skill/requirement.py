@@ -1,4 +1,4 @@
-"""Requirements of a skill: of other skills (``requires``, skills-protocol §11) and of Python packages.
+"""Requirements of a skill: other skills (skills-protocol §11) and Python packages.
 
 A required skill is ``"name"`` or ``"name >=1.2,<2"``. A package is a PEP 508 requirement as text: ``[dependencies]`` of
 skill.toml takes ``python = ["numpy>=2", …]`` and ``numpy = ">=2"`` (``"*"`` for any version), which mean the same.
@@ -45,7 +45,7 @@ class Requirement:
         return self.range.admits(version)
 
     def choose(self, versions: Iterable[str]) -> str | None:
-        """The newest fitting version, None when there is none."""
+        """Returns the newest fitting version; None when there is none."""
         return self.range.choose(versions)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Requirement:
 
 
 def read_dependencies(report: Report, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every requirement of ``[dependencies]``, as text."""
+    """Returns every requirement of ``[dependencies]``, as text."""
     table = report.table(data, ("dependencies",))
     found = list(_checked(report, ("dependencies", "python"), table)) if "python" in table else []
     for name, value in table.items():
@@ -81,14 +81,18 @@ def _one(report: Report, path: Path, text: str) -> list[str]:
 
 
 def is_requirement(text: str) -> bool:
-    """A name with extras, version clauses and a marker; direct URLs, paths and options are not accepted, and nothing
-    that a requirements file continues, expands or leaves out."""
+    """Returns whether it is a name with extras, version clauses and a marker.
+
+    URLs, paths and options are not accepted, nor continuations, expansions and comments of a requirements file.
+    """
     return len(text) <= 1000 and _REQUIREMENT.fullmatch(" ".join(text.split())) is not None
 
 
 def requirement_lines(text: str) -> Iterable[tuple[int, str]]:
-    """The requirements of a requirements.txt with their line numbers: comments, blank lines, continuations
-    and ``--hash`` options are taken away; whatever else stands there is given as it is."""
+    """Yields the requirements of a requirements.txt with their line numbers.
+
+    Comments, blank lines, continuations and ``--hash`` options are removed; all other text stays as it is.
+    """
     pending, start = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         start = start or number
@@ -104,7 +108,7 @@ def requirement_lines(text: str) -> Iterable[tuple[int, str]]:
 
 
 def read_requires(report: Report, data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Other skills, in their plain form."""
+    """Returns the required skills, in their plain form."""
     needs = []
     for index, text in enumerate(report.texts(data, ("requires",))):
         try:

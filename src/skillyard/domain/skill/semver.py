@@ -40,7 +40,7 @@ Precedence = tuple[int, int, int, bool, tuple[tuple[int, int, str], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """``major.minor.patch-pre+build``; ``pre`` and ``build`` without their signs, empty when absent."""
+    """A version; ``pre`` and ``build`` have no signs and are empty when absent."""
 
     major: int
     minor: int
@@ -60,7 +60,7 @@ class Version:
 
     @property
     def precedence(self) -> Precedence:
-        """Returns what versions are ordered by (semver §11): a release is above its pre-releases."""
+        """Returns the key that orders versions (semver §11): a release is above its pre-releases."""
         return (self.major, self.minor, self.patch, not self.pre, _identifiers(self.pre))
 
     @property
@@ -89,7 +89,7 @@ class Bound:
     version: Version
 
     def admits(self, version: Version) -> bool:
-        """``<2`` leaves out the pre-releases of 2.0.0 too: who writes it does not mean them."""
+        """Returns whether the bound holds; ``<2`` leaves out the pre-releases of 2.0.0 too."""
         if self.sign == "<" and not self.version.pre and version.release == self.version.release:
             return False
         return _HOLDS[self.sign](version.precedence, self.version.precedence)
@@ -118,7 +118,7 @@ class Range:
         return all(bound.admits(parsed) for bound in self.bounds)
 
     def choose(self, versions: Iterable[str]) -> str | None:
-        """The newest version within; pre-releases only when a bound names one or nothing else is there."""
+        """Returns the newest version within; a pre-release if a bound names one or none else is in."""
         fitting = [version for version in versions if self.admits(version)]
         if any(bound.version.pre for bound in self.bounds):
             return next(iter(newest_first(fitting)), None)
@@ -137,11 +137,11 @@ def _bound(text: str, field: str) -> Bound:
 
 
 def newest_first(versions: Iterable[str]) -> list[str]:
-    """By precedence, then by text, so that the order never depends on the input's."""
+    """Returns the versions by precedence, then by text."""
     return sorted(versions, key=lambda text: (Version.parse(text).precedence, text), reverse=True)
 
 
 def latest(versions: Iterable[str]) -> str | None:
-    """The highest version; a pre-release only when there is nothing else (skills-protocol §8)."""
+    """Returns the highest version; a pre-release when there is no other (skills-protocol §8)."""
     ordered = newest_first(versions)
     return next((text for text in ordered if not Version.parse(text).pre), next(iter(ordered), None))

@@ -23,7 +23,7 @@ class SkillFormat(StrEnum):
 
 
 class SkillSource(StrEnum):
-    """Where the catalogue has a version from: shipped with skillyard, a directory of the operator's, published."""
+    """The origin of a version: shipped with skillyard, an operator's directory, or published."""
 
     BUILT_IN = "built-in"
     DIRECTORY = "directory"
@@ -32,8 +32,11 @@ class SkillSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSpec:
-    """``[runtime]``: ``entrypoint`` is relative to the skill's root, ``export`` a function in it; ``preload`` is
-    whether packages may be imported ahead of its runs."""
+    """The table ``[runtime]``.
+
+    ``entrypoint`` is relative to the skill's root, ``export`` a function in it. ``preload``: packages may be imported
+    ahead of its runs.
+    """
 
     language: str
     entrypoint: str
@@ -44,8 +47,10 @@ class RuntimeSpec:
 
 @dataclass(frozen=True, slots=True)
 class SecretNeed:
-    """``delivery`` and ``hosts`` (``api.x.com``, ``*.x.com:8443``) are what the author asks for; the operator's own
-    choice goes before them."""
+    """A declared secret.
+
+    ``delivery`` and ``hosts`` (``api.x.com``, ``*.x.com:8443``) are the author's; an operator's choice replaces them.
+    """
 
     name: str
     optional: bool = False
@@ -55,8 +60,10 @@ class SecretNeed:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the manifest declares that it needs from outside its own files. ``network`` are rules of
-    :mod:`skillyard.domain.network.rule`, as they are written."""
+    """The declared needs of a skill beyond its own files.
+
+    ``network`` holds rules of :mod:`skillyard.domain.network.rule` as they are written.
+    """
 
     network: tuple[str, ...] = ()
     secrets: tuple[SecretNeed, ...] = ()
@@ -88,10 +95,10 @@ class SkillLine:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that validation or a review has to say. ``line`` counts from 1, 0 when the whole file is meant.
+    """One finding of validation or of a review. ``line`` counts from 1; 0 is the whole file.
 
     ``level`` is ``error`` (the skill is not valid), ``danger``, ``warning`` or ``note``; ``rule`` one of
-    :data:`skillyard.domain.rules.RULES`; ``mend`` what to do about it, the rule's own unless another is given.
+    :data:`skillyard.domain.rules.RULES`; ``mend`` the remedy, the rule's own unless another is given.
     """
 
     level: str
@@ -106,7 +113,7 @@ class Finding:
             object.__setattr__(self, "mend", mend_of(self.rule))
 
     def __str__(self) -> str:
-        """One line, and an indented one with the mend."""
+        """Returns one line, and an indented one with the remedy."""
         where = f"{self.file}:{self.line}" if self.line else self.file
         mend = f"\n    mend: {self.mend}" if self.mend else ""
         return f"{where}: {self.level}: {self.message} [{self.rule}]{mend}"
@@ -114,8 +121,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """``root`` is an immutable snapshot (files 0444 or 0555, directories 0555), ready to be mounted.
+    """One version of a skill.
 
+    ``root`` is an immutable snapshot (files 0444 or 0555, directories 0555), ready to be mounted.
     ``digest`` is over every file's path, mode and bytes. ``manifest`` and ``frontmatter`` are verbatim JSON
     values; ``body`` is the Markdown after the front matter.
     """
@@ -140,11 +148,11 @@ class Skill:
     outputs_schema: Mapping[str, Any] | None = None
     findings: tuple[Finding, ...] = ()
     source: SkillSource = SkillSource.PUBLISHED
-    """The one that is trusted least, unless somebody knows better."""
+    """The default is the source that is trusted least."""
 
     @property
     def import_name(self) -> str:
-        """The dotted name below ``skills`` by which Python imports it: ``-`` becomes ``_``."""
+        """Returns the dotted name below ``skills`` by which Python imports it: ``-`` becomes ``_``."""
         return self.name.replace("-", "_")
 
     @property

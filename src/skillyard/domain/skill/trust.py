@@ -30,10 +30,11 @@ _RULE = re.compile(rf"(?:({_SEGMENT}(?:\.{_SEGMENT})*)(\.\*)?|\*)(?: +(\S.*))?")
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """An operator's consent to what one version of a skill declares that it needs.
+    """An operator's consent to the declared needs of one version of a skill.
 
-    Bound to the bytes: another bundle under the same name and version is not approved by it. Times are UTC seconds
-    since the epoch."""
+    It is bound to the bytes: it does not approve another bundle under the same name and version. Times are UTC seconds
+    since the epoch.
+    """
 
     name: str
     version: str
@@ -45,8 +46,10 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedPackages:
-    """The packages that an approval is of: ``lock`` is the text of the lock that the skill's own requirements became
-    first, ``wanted`` the digest of these."""
+    """The packages that an approval covers.
+
+    ``lock`` is the text of the first lock of the skill's own requirements, ``wanted`` the digest of these.
+    """
 
     wanted: str
     lock: str
@@ -54,9 +57,11 @@ class ApprovedPackages:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether a skill's declared needs are approved, and by what: ``by`` is ``built-in``, ``directory`` (the operator
-    put it into a directory of theirs), ``rule`` (``because`` is its text), ``operator`` (``because`` is who), or
-    ``nobody``."""
+    """The approval of a skill's declared needs, or its lack.
+
+    ``by`` is ``built-in``, ``directory`` (the operator put the skill into a directory), ``rule`` (``because`` is its
+    text), ``operator`` (``because`` is the name), or ``nobody``.
+    """
 
     approved: bool
     by: str
@@ -65,7 +70,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class TrustRule:
-    """``prefix`` ends with a dot and is empty for ``*``; ``name`` is given instead for one skill."""
+    """A rule. ``prefix`` ends with a dot and is empty for ``*``; a rule for one skill has ``name``."""
 
     text: str
     name: str = ""
