@@ -144,10 +144,6 @@ def make_app(rig: Rig, config: Sections) -> App:
     return App(ports, config, rig.events.append, rig.builder)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("ordinary")
-
-
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path / "s.db")

@@ -1,12 +1,17 @@
-"""A guest in a process of its own: the plain interpreter, a copied tree, the walls' directories in a temporary one."""
+"""A guest in a process of its own: the plain interpreter, a copied tree, the walls' directories in a temporary one.
+
+The process is a fork of one that has read the guest's modules, as in a zygote: a new interpreter would cost more than
+most tests.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,49 @@ from skillyard.domain.sandbox.spec import encode_request
 PYTHON = os.environ.get("SKILLYARD_GUEST_PYTHON") or str(getattr(sys, "_base_executable", sys.executable))
 """The interpreter of the sandbox, which may be another than the host's."""
 PREFIX = "blob:0123456789abcdef0123456789abcdef-"
+
+
+FORKING = r"""
+import os, sys
+
+tree = sys.argv[1]
+sys.path.insert(0, tree)
+import inside.command, inside.main, inside.process
+
+while said := os.read(0, 65536):
+    request, channel, log, temporary, home = said.decode().split("\0")
+    if (pid := os.fork()) == 0:
+        nothing, out = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for given, fd in ((nothing, 0), (out, 1), (out, 2)):
+            os.dup2(given, fd)
+        os.closerange(3, 64)
+        os.environ.clear()
+        os.environ.update(TMPDIR=temporary, HOME=home)
+        sys.argv = [tree, "call", request, channel]
+        inside.command.main()
+    os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+class Forks:
+    """Guests one after the other, each a fork of the same process."""
+
+    def __init__(self, tree: Path) -> None:
+        command = [PYTHON, "-I", "-S", "-c", FORKING, str(tree)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}, bufsize=0)
+
+    def call(self, *paths: Path) -> int:
+        """Returns the exit status of a call with these paths: request, channel, log, TMPDIR and HOME."""
+        ours, theirs = self._process.stdin, self._process.stdout
+        assert ours is not None
+        assert theirs is not None
+        ours.write("\0".join(map(str, paths)).encode())
+        assert select.select([theirs], [], [], 60)[0], "the guest does not end"
+        return int(theirs.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
 
 @dataclass(frozen=True)
@@ -58,6 +106,7 @@ class GuestBox:
 
     root: Path
     tree: Path
+    forks: Forks
     skills: dict[str, dict[str, str | None]] = field(default_factory=dict)
     blobs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -102,15 +151,10 @@ class GuestBox:
         (self.root / "request").write_bytes(request)
         channel = self.root / "channel"
         channel.write_bytes(b"")
-        command = [PYTHON, "-I", "-S", str(self.tree), "call", str(self.root / "request"), str(channel)]
-        ran = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={"TMPDIR": str(self.root / "tmp"), "HOME": str(self.workspace)},
-            timeout=60,
-        )
-        return self.ran(channel.read_bytes(), ran.stdout, ran.returncode)
+        log = self.root / "log"
+        log.write_bytes(b"")
+        status = self.forks.call(self.root / "request", channel, log, self.root / "tmp", self.workspace)
+        return self.ran(channel.read_bytes(), log.read_bytes(), status)
 
     def ran(self, channel: bytes, logs: bytes, status: int) -> Ran:
         reader = FrameReader()
@@ -128,11 +172,18 @@ def guest_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.fixture(scope="session")
+def forks(guest_tree: Path) -> Iterator[Forks]:
+    forks = Forks(guest_tree)
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def box(tmp_path: Path, guest_tree: Path) -> GuestBox:
+def box(tmp_path: Path, guest_tree: Path, forks: Forks) -> GuestBox:
     for name in ("workspace", "skills", "blobs", "tmp"):
         (tmp_path / name).mkdir()
-    return GuestBox(tmp_path, guest_tree)
+    return GuestBox(tmp_path, guest_tree, forks)
 
 
 @pytest.fixture

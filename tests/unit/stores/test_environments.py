@@ -26,7 +26,7 @@ from skillyard.testing.memory import ManualClock
 from tests.unit.engine.packages.fake_builder import pack
 from tests.unit.engine.packages.wheels import info_of, installed, record_digest
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
 HASH = "0" * 64
 PLATFORM = "cpython-3.11-linux"

@@ -11,7 +11,7 @@ from skillyard.engine.packages.environments import JUST_USED_S, Environments
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.packages.building import MINE, kept, of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
 
 async def test_unused_ones_go_by_age(environments: Environments, rig: Rig) -> None:

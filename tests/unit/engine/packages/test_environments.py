@@ -22,7 +22,7 @@ from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 from tests.unit.engine.packages.building import MINE, kept, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
 
 async def test_base_needs_nothing(environments: Environments, rig: Rig) -> None:

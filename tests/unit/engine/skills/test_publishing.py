@@ -25,7 +25,7 @@ from tests.bundles import a_skill, note_files, skill_files, tar, unpacked, zippe
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.skills.publisher import ANN, BOB, EVE, ROOT, Publisher, publisher
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
 
 NAME = "acme.words.say"
 

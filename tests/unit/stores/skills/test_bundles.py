@@ -20,6 +20,8 @@ from skillyard.stores.skills.tree import Tree
 from skillyard.testing import bundles_suite
 from tests.bundles import note_files, skill_files, tar
 
+pytestmark = pytest.mark.ordinary
+
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("check", bundles_suite.CHECKS, ids=lambda check: check.__name__)

@@ -17,6 +17,8 @@ from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Caps, Tree, read_tree
 from tests.unit.stores.skills.skilldirs import write
 
+pytestmark = pytest.mark.ordinary
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -1,9 +1,0 @@
-"""The parts of the gate, which an ordinary user has too."""
-
-from __future__ import annotations
-
-import pytest
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker("ordinary")
