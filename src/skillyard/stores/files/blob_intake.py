@@ -32,58 +32,45 @@ class Content:
     staged: StagedFile | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The bounds of one blob. ``arriving`` is shared: the bytes of all unfinished blobs of an owner count against the
-    quota too, so that many at once cannot fill the disk."""
-
-    limits: BlobLimits
-    owner: str
-    arriving: Counter[str]
-    max_bytes: int | None
-
-
+@dataclass(slots=True)
 class Gauge:
     """Counts a blob's bytes as they come and stops it at the first that is too many.
 
-    ``stored`` is what the owner has; ``relieve`` makes room by removing what has expired and counts again.
+    ``arriving`` is shared: the bytes of all unfinished blobs of an owner count against the quota too, so that many at
+    once cannot fill the disk. ``stored`` is the number and size of the owner's blobs; ``relieve`` removes expired ones
+    and counts again.
     """
 
-    def __init__(
-        self,
-        allowance: Allowance,
-        stored: tuple[int, int],
-        relieve: Callable[[str], Awaitable[tuple[int, int]]],
-    ) -> None:
-        self._allowance = allowance
-        self._stored = stored
-        self._relieve: Callable[[str], Awaitable[tuple[int, int]]] | None = relieve
-        self.size = 0
+    limits: BlobLimits
+    owner: str
+    max_bytes: int | None
+    arriving: Counter[str]
+    stored: tuple[int, int]
+    relieve: Callable[[str], Awaitable[tuple[int, int]]] | None
+    size: int = 0
 
     async def add(self, size: int) -> None:
         """Raises QuotaExceeded."""
-        self._allowance.limits.check_size(self.size + size, self._allowance.max_bytes)
+        self.limits.check_size(self.size + size, self.max_bytes)
         try:
             self._check_owner(size)
         except QuotaExceeded:
-            if self._relieve is None:
+            if self.relieve is None:
                 raise
-            self._stored, self._relieve = await self._relieve(self._allowance.owner), None
+            self.stored, self.relieve = await self.relieve(self.owner), None
             self._check_owner(size)
         self.size += size
-        self._allowance.arriving[self._allowance.owner] += size
+        self.arriving[self.owner] += size
 
     def release(self) -> None:
         """Gives back the bytes of a blob that is stored or given up."""
-        arriving, owner = self._allowance.arriving, self._allowance.owner
-        arriving[owner] -= self.size
-        if not arriving[owner]:
-            del arriving[owner]
+        self.arriving[self.owner] -= self.size
+        if not self.arriving[self.owner]:
+            del self.arriving[self.owner]
 
     def _check_owner(self, size: int) -> None:
-        count, stored = self._stored
-        arriving = self._allowance.arriving[self._allowance.owner]
-        self._allowance.limits.check_owner(count, stored + arriving, size)
+        count, stored = self.stored
+        self.limits.check_owner(count, stored + self.arriving[self.owner], size)
 
 
 class Intake:

@@ -26,7 +26,7 @@ from skillyard.domain.errors import BlobNotFound, InvalidInput, StoreFault, show
 from skillyard.ports.blobs import BlobInfo
 from skillyard.ports.clock import Clock, Ids
 from skillyard.stores.files.blob_files import BlobFiles, disk_fault
-from skillyard.stores.files.blob_intake import INLINE, Allowance, Content, Gauge, Intake
+from skillyard.stores.files.blob_intake import INLINE, Content, Gauge, Intake
 from skillyard.stores.sqlite import blob_rows as rows
 from skillyard.stores.sqlite.database import Database
 
@@ -84,8 +84,8 @@ class LocalBlobs:
         blob_id = self._ids.blob() if blob_id is None else check_blob_id("blob_id", blob_id)
         now = self._clock.now()
         expires_at = expiry(now, ttl_s)
-        allowance = Allowance(self._limits, owner, self._arriving, max_bytes)
-        gauge = Gauge(allowance, await self._count(owner), self._relieve)
+        stored = await self._count(owner)
+        gauge = Gauge(self._limits, owner, max_bytes, self._arriving, stored, self._relieve)
         intake = Intake(self._files, gauge)
         try:
             content = await intake.receive(data)

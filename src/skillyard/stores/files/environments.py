@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
-from skillyard.stores.disk import remove_tree
+from skillyard.stores.disk import remove_tree, to_the_end
 from skillyard.stores.files.installed import Installed, check_installed, wheel_tags
 
 T = TypeVar("T")
@@ -72,16 +72,16 @@ class LocalEnvironments:
             raise _fault(error) from error
         try:
             await receive_tar(chunks, staging, ReceiverLimits(arrival.most_bytes, MOST_ENTRIES), sealed=True)
-            installed = await _to_its_end(check_installed, staging, arrival.lock)
+            installed = await to_the_end(check_installed, staging, arrival.lock)
             built = self._built(arrival, installed)
-            await _to_its_end(self._place, staging, built)
+            await to_the_end(self._place, staging, built)
         except ArchiveRefused as refused:
             kind = TooLarge if refused.rule == "archive-bytes" else BadEnvironment
             raise kind(f"the build's result is refused: {refused}") from refused
         except OSError as error:
             raise _fault(error) from error
         finally:
-            await _to_its_end(remove_tree, staging)
+            await to_the_end(remove_tree, staging)
         self._known[digest] = built
         return built
 
@@ -216,21 +216,6 @@ def _built_from(data: Mapping[str, Any], used_at: float) -> BuiltEnvironment:
         build_ms=float(data["build_ms"]),
         log=str(data["log"]),
     )
-
-
-async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
-    """A thread goes on when its caller is cancelled: what comes after would meet it at work."""
-    working = asyncio.get_running_loop().run_in_executor(None, work, *args)
-    cancelled = False
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        working.exception()
-        raise asyncio.CancelledError
-    return working.result()
 
 
 def _fault(error: OSError) -> StoreFault:

@@ -14,10 +14,10 @@ import errno
 import hashlib
 import os
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from skillyard.domain.errors import InvalidInput, StoreFault
 from skillyard.stores.files.state_file import StateFile
@@ -119,27 +119,29 @@ def parse_keys(text: str, source: str) -> list[Key]:
     return keys
 
 
-class KeySource(Protocol):
-    """A source of keys. Its methods block for a moment."""
+class KeySource(ABC):
+    """A source of keys. The operator changes them: a new one in front, ``rotate``, then the old one goes.
 
+    Its methods block for a moment."""
+
+    @abstractmethod
     def read(self) -> list[Key]:
-        """Returns the keys: the first seals, all open. Raises StoreFault when there are none or they cannot be read."""
-        ...
+        """Returns the keys: the first seals, all open. Raises StoreFault when there are none."""
 
     def sealing(self) -> Key:
         """Returns the current key, which may be made now. Raises StoreFault."""
-        ...
+        return self.read()[0]
 
     def begin_rotation(self) -> None:
         """Puts a new key in front of the others, unless the operator does that."""
-        ...
+        return
 
     def end_rotation(self) -> None:
         """Drops all keys but the current one, which seals everything now, unless the operator does."""
-        ...
+        return
 
 
-class OwnKeyFile:
+class OwnKeyFile(KeySource):
     """``secrets.key`` in the data directory: one key a line, made when first needed. It protects copies and backups of
     the sealed file, not against those who can read both."""
 
@@ -177,23 +179,7 @@ class OwnKeyFile:
         self._file.replace("".join(f"{key.text()}\n" for key in keys).encode())
 
 
-class GivenSource:
-    """Keys that the operator changes: a new one in front, ``rotate``, then the old one goes."""
-
-    def read(self) -> list[Key]:
-        raise NotImplementedError
-
-    def sealing(self) -> Key:
-        return self.read()[0]
-
-    def begin_rotation(self) -> None:
-        return None
-
-    def end_rotation(self) -> None:
-        return None
-
-
-class GivenKeys(GivenSource):
+class GivenKeys(KeySource):
     """Keys in a text that came with the process, such as a variable's. Raises StoreFault naming ``source``."""
 
     def __init__(self, text: str, source: str = KEY_VARIABLE) -> None:
@@ -203,7 +189,7 @@ class GivenKeys(GivenSource):
         return self._keys
 
 
-class GivenKeyFile(GivenSource):
+class GivenKeyFile(KeySource):
     """Keys in a file that systemd, Docker or Kubernetes provides."""
 
     def __init__(self, path: Path) -> None:
@@ -216,7 +202,7 @@ class GivenKeyFile(GivenSource):
         return parse_keys(data.decode("ascii", "replace"), str(self._path))
 
 
-class KeyringKeys(GivenSource):
+class KeyringKeys(KeySource):
     """Keys in the kernel's keyring; ``name`` is the description of the key."""
 
     def __init__(self, name: str) -> None:

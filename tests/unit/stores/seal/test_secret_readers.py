@@ -95,7 +95,7 @@ async def test_files_that_lead_astray(tmp_path: Path) -> None:
     listener.bind(str(place / "SOCKET"))
     reader = FileSecrets(place)
     whys = {"OUT": "leads out", "BESIDE": "leads out", "ROOT": "leads out", "BIG": "larger", "BYTES": "UTF-8"}
-    whys |= dict.fromkeys(("NULL", "DIRECTORY", "PIPE", "SOCKET"), "no regular file") | {"LOOP": "cannot be read"}
+    whys |= dict.fromkeys(("NULL", "DIRECTORY", "PIPE", "SOCKET"), "not a regular file") | {"LOOP": "cannot be read"}
     for name, why in whys.items():
         await fault(asyncio.wait_for(reader.find(name, "p", "s"), 10), why)
     listener.close()
@@ -282,7 +282,7 @@ async def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         vault.put("secret/skillyard/crm/M", value=["x"])
         async with reading(address) as reader:
             for name in "NM":
-                await fault(reader.find(name, "crm", "s"), "is no text")
+                await fault(reader.find(name, "crm", "s"), "is not text")
         vault.sealed = True
         async with reading(address) as reader:
             await fault(reader.find("A", "crm", "s"), "is sealed or in maintenance")
