@@ -1,4 +1,4 @@
-"""Archives from hostile hands: names, tar as a stream, and writing what it holds below a directory."""
+"""Hostile archives: their names, a reader of tar streams, and a receiver that writes files."""
 
 from __future__ import annotations
 

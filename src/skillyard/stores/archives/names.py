@@ -1,4 +1,4 @@
-"""The names of entries. One name must mean one file, here and on every system the bundle is unpacked on later."""
+"""Names of entries, which must mean one file on every system, and the refusal of an archive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _UNSEEN = re.compile(
 
 
 class ArchiveRefused(Exception):
-    """``rule`` is the id of one of :data:`skillyard.domain.rules.archives.RULES`, ``entry`` a name as it can be printed
-    or empty, ``message`` a sentence that goes on from it."""
+    """An archive is refused.
+
+    ``rule`` is the id of one of :data:`skillyard.domain.rules.RULES`, ``entry`` a printable name or empty, ``message``
+    a sentence with the entry as its subject.
+    """
 
     def __init__(self, rule: str, entry: str | bytes, message: str) -> None:
         self.rule = rule
@@ -32,7 +35,7 @@ class ArchiveRefused(Exception):
 
 
 def printable(name: str | bytes) -> str:
-    """A name of any bytes on one line, at most :data:`SHOWN` characters of it."""
+    """Returns a name of any bytes as one line of at most :data:`SHOWN` characters."""
     if isinstance(name, str):
         name = name[: 4 * SHOWN].encode("utf-8", "surrogateescape" if _is_escaped(name) else "backslashreplace")
     text = name[: 4 * SHOWN].decode("utf-8", "backslashreplace")
@@ -116,5 +119,5 @@ def check_portable(parts: tuple[str, ...]) -> None:
 
 
 def folded(part: str) -> str:
-    """Equal for names that a file system may take for the same: case, composition, compatibility forms."""
+    """Returns a key that is equal for names that a file system may take for the same."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", part).casefold())

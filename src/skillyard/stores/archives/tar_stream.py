@@ -35,7 +35,7 @@ class TarHeader:
 
 
 def is_tar(block: bytes) -> bool:
-    """Returns whether a file that begins with ``block`` is a tar archive with a magic (not the format of 1979)."""
+    """Returns whether ``block`` begins a tar archive with a magic (not the format of 1979)."""
     return block[257:265] in (_POSIX, _GNU)
 
 
@@ -79,7 +79,7 @@ _IGNORED_PREFIXES = ("SCHILY.", "LIBARCHIVE.", "RHT.security.", "MSWINDOWS.")
 
 
 def _pax_path(raw: bytes, entry: bytes, *, every: bool) -> bytes | None:
-    """Returns the ``path`` of an extended header (lines ``LENGTH KEY=VALUE``), None when it has none. ``every`` is for
+    """Returns the ``path`` of an extended header (``LENGTH KEY=VALUE``), None without one. ``every`` is for
     a header of all entries, which may name no path. A key that changes how content is read (``size``,
     ``GNU.sparse.*``) is refused. Raises ArchiveRefused."""
     found: bytes | None = None

@@ -1,4 +1,4 @@
-"""The files of an archive as they come: whose names may stand beside each other, and how much they are."""
+"""Collects the files of an archive within limits, and refuses names that clash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
-    """``caps`` bound what the skill holds; the rest bounds the work, with what is left out of it (``.git`` …).
+    """The bounds of an archive.
+
+    ``caps`` bound the skill; the others bound the work, entries that are left out (``.git`` …) included.
 
     ``packed`` bytes of the archive itself; ``unpacked`` bytes and ``entries`` altogether; from ``ratio_from`` unpacked
     bytes on they may be at most ``ratio`` times the archive's.
@@ -49,7 +51,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """``stripped`` is the leading directory that all files were in and that is none of the skill's, or empty."""
+    """The tree of an archive. ``stripped`` is the leading directory that was taken off, or empty."""
 
     tree: Tree
     stripped: str = ""
@@ -84,8 +86,9 @@ class _Name:
 
 @dataclass(slots=True)
 class Collected:
-    """What is wrong with one entry is kept in ``findings`` and the next is looked at; what is wrong with the archive
-    is raised as ArchiveRefused.
+    """Takes entries one after another.
+
+    A fault of an entry is kept in ``findings``; a fault of the archive is raised as ArchiveRefused.
 
     With ``below`` only what lies in that directory is wanted, or in that directory of a leading one.
     """
@@ -103,8 +106,11 @@ class Collected:
     _dropped_count: int = 0
 
     def claim(self, name: bytes, *, directory: bool, size: int) -> str | None:
-        """The path under which the ``size`` bytes of a file are wanted; None when they are not: a directory, what is
-        never part of a skill, an entry that is refused. Raises ArchiveRefused, Enough."""
+        """Returns the path for the ``size`` bytes of a file; None when they are not wanted.
+
+        Those of a directory, of files that are never part of a skill and of refused entries are not. Raises
+        ArchiveRefused, Enough.
+        """
         try:
             parts = parts_of(name, max_depth=self.limits.caps.depth + 1 + 2 * len(self.below))
             if any(_is_left_out(part) for part in parts):

@@ -1,4 +1,4 @@
-"""Reads an archive that anybody may have made: the files of a bundle, or the reasons why not.
+"""Reads a hostile archive: returns the files of a bundle, or the reasons against them.
 
 Nothing is written anywhere. Memory is bounded by the caps whatever the archive says, time by the limits.
 """
@@ -37,8 +37,9 @@ _OTHERS = {
 def read_archive(
     archive: BinaryIO, limits: ArchiveLimits | None = None, *, below: str = ""
 ) -> tuple[Unpacked | None, list[Finding]]:
-    """Returns the bundle in ``archive``, a seekable file, read from its beginning; None when a finding is an error.
-    ``below`` is the directory in which it lies, if not at the root.
+    """Returns the bundle in a seekable file, None when a finding is an error, and the findings.
+
+    ``below`` is the directory of the bundle in the archive, if not the root.
 
     The format is told by the content: zip, tar, gzipped tar. Rules are those of
     :mod:`skillyard.domain.rules.archives`; notes say what was left out. Raises OSError when the file cannot be read.

@@ -1,4 +1,4 @@
-"""Bundles as archives that are the same for the same files: sorted, without times, owners or any other accident.
+"""Packs bundles into archives that are equal for equal files: sorted, without times.
 
 The compressed bytes depend on the zlib at hand; what is read back from them does not.
 """
@@ -43,8 +43,10 @@ def packed_tree(tree: Tree) -> list[Packed]:
 
 
 def packed_files(root: Path, files: Iterable[SkillFile]) -> list[Packed]:
-    """The files of a snapshot, read one at a time when their turn comes, and only as what they were stored as.
-    Raises OSError."""
+    """Returns the files of a snapshot; each is read at its turn and checked by its digest.
+
+    Raises OSError.
+    """
     return [_packed_file(root / file.path, file) for file in sorted(files, key=lambda file: file.path)]
 
 

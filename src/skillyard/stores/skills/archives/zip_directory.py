@@ -1,5 +1,6 @@
-"""The central directory of a zip archive, read with no tolerance (PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 and 4.4).
+"""Reads the central directory and the extra fields of a zip archive, with no tolerance.
 
+The format is PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.6:
 https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 
@@ -86,7 +87,7 @@ _MAX_DIRECTORY = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ZipEntry:
-    """``packed`` and ``size`` count the bytes before and after unpacking; ``offset`` is the local header's."""
+    """An entry. ``packed`` and ``size`` are its bytes in the archive and unpacked; ``offset`` its header's."""
 
     name: bytes
     flags: int

@@ -76,7 +76,7 @@ def _check_local(archive: BinaryIO, entry: ZipEntry) -> int:
 
 
 def _check_end(archive: BinaryIO, entry: ZipEntry, at: int, end: int) -> None:
-    """Between an entry's content and the next entry there is its data descriptor (4.3.9) or nothing."""
+    """Checks that a data descriptor (4.3.9) or nothing follows an entry's content."""
     if at > end:
         raise ArchiveRefused("archive-overlap", entry.name, "shares bytes with what follows it")
     if not entry.flags & DESCRIPTOR:

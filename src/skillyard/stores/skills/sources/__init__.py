@@ -20,8 +20,9 @@ _NAMED = 12
 def read_source(
     source: Path, subdirectory: str = "", limits: ArchiveLimits | None = None
 ) -> tuple[Unpacked | None, list[Finding]]:
-    """The bundle in ``source``, a directory, a git checkout or an archive, or in a directory of it; None when a finding
-    is an error. ``subdirectory`` is relative, with ``/``.
+    """Returns the bundle in ``source``, and the findings.
+
+    ``subdirectory`` of the bundle is relative, with ``/``. The bundle is None when a finding is an error.
 
     Of a git checkout (a directory with ``.git``) these are the files that git tracks, as they are now. Nothing of the
     source is executed. Raises OSError when it cannot be read.
@@ -66,7 +67,7 @@ def _read_directory(source: Path, inner: str, limits: ArchiveLimits) -> tuple[Un
 def _with_choice(
     unpacked: Unpacked | None, findings: list[Finding], skills: Sequence[str]
 ) -> tuple[Unpacked | None, list[Finding]]:
-    """Skills lie further down: which one is meant?"""
+    """Replaces the bundle by an error when skills lie further down only: one has to be chosen."""
     at_root = unpacked is not None and any(mark in unpacked.tree.files for mark in MARKS)
     inner = [printable(skill) for skill in skills if skill]
     if at_root or not inner:

@@ -27,9 +27,9 @@ _NAMED = 8
 def read_checkout(
     root: Path, subdirectory: str = "", limits: ArchiveLimits | None = None
 ) -> tuple[Unpacked | None, list[Finding]]:
-    """The bundle of the files that are tracked below ``subdirectory``; None when a finding is an error.
+    """Returns the bundle of the files tracked below ``subdirectory``, and the findings.
 
-    Nothing of the repository is executed. Raises OSError when its directory or index cannot be read.
+    The bundle is None when a finding is an error. Nothing of the repository is executed. Raises OSError when its directory or index cannot be read.
     """
     collected = Collected(limits or ArchiveLimits())
     try:
@@ -110,7 +110,7 @@ def _add(home: int, name: str, target: str, collected: Collected) -> bool:
 
 
 def _led_to(home: int, path: str, tracked: Mapping[str, Tracked]) -> dict[str, str]:
-    """Returns what a link stands for: itself as another file, or the files of a directory below it.
+    """Returns the files of a link: the file, or those of the directory, that it leads to.
 
     Raises ArchiveRefused."""
     target = path

@@ -81,7 +81,7 @@ def _bounded(path: Path) -> bytes:
 
 
 def _hash_width(raw: bytes) -> int:
-    """Which hash the repository uses shows in the check sum at the end, which may be left out (index.skipHash)."""
+    """Returns the width of the repository's hash by the check sum at the end (index.skipHash)."""
     for digest in _HASHES:
         width = digest().digest_size
         if raw[-width:] == digest(raw[:-width], usedforsecurity=False).digest():
@@ -126,7 +126,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _check_extensions(raw: bytes, at: int, end: int) -> None:
-    """Those whose name begins with a small letter must be understood, and say that entries are elsewhere."""
+    """Refuses extensions with a small first letter: they say that entries are elsewhere."""
     while at + 8 <= end:
         name = raw[at : at + 4]
         if not name[:1].isupper():

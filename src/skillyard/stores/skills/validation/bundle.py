@@ -1,4 +1,4 @@
-"""From the files of a bundle to a skill: every rule of both formats, in one pass over one reading."""
+"""Makes a skill of the files of a bundle, by every rule of both formats."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Bundle:
 
 
 def check_bundle(bundle: Bundle) -> tuple[Skill | None, Findings]:
-    """The skill, None when a finding is an error."""
+    """Returns the skill, None when a finding is an error, and the findings."""
     findings = Findings()
     read = _agent_skill if bundle.raw(MANIFEST) is None else _protocol_skill
     skill = read(bundle, findings)
@@ -152,7 +152,7 @@ def _agent_skill(bundle: Bundle, findings: Findings) -> Skill | None:
 
 
 def _instructions(bundle: Bundle, findings: Findings, own: AgentSkill, text: SkillMd) -> Skill:
-    """Served as an instruction skill; its manifest is made from its front matter (agent-skills-format §6)."""
+    """Returns an instruction skill with a manifest of its front matter (agent-skills-format §6)."""
     version = own.version or bundle.place.version or f"0.0.0+{bundle.tree.digest[:12]}"
     kind = SkillKind.INSTRUCTION
     needs = read_needs(bundle.tree, findings, Needs(), lenient=True)  # no rule of the specification is broken
@@ -189,7 +189,7 @@ Profile = Literal["strict", "lenient"]
 
 
 def validate(path: Path | str, profile: Profile = "strict", *, caps: Caps | None = None) -> list[Finding]:
-    """Returns every finding about the skill in ``path`` (a directory, or its SKILL.md or skill.toml).
+    """Returns every finding on the skill in ``path``: its directory, SKILL.md or skill.toml.
 
     ``strict`` is the specification, ``lenient`` what the catalogue still serves. No finding is an error when the
     skill is valid. Nothing of the skill is run. Raises InvalidInput for an unknown profile.
@@ -215,8 +215,10 @@ def is_lenient(profile: str) -> bool:
 
 
 def _check_names(tree: Tree, caps: Caps) -> list[Finding]:
-    """Returns a warning for each name, at most twenty, that an archive could not have: the skill is served from its
-    directory, and it cannot be published."""
+    """Returns a warning for each name, at most twenty, that an archive could not have.
+
+    The skill is served from its directory, and it cannot be published.
+    """
     collected = Collected(ArchiveLimits(caps))
     with suppress(ArchiveRefused, Enough):
         for path in sorted(tree.files):

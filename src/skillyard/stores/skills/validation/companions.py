@@ -1,4 +1,7 @@
-"""The files that a manifest relies on: the entrypoint, the schemas and the examples. Nothing of them is run."""
+"""Reads the files beside a manifest: entrypoint, schemas, examples and requirements.
+
+All of them are hostile, and nothing of them is run.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ def check_entrypoint(tree: Tree, findings: Findings, manifest: Manifest, documen
 
 
 def complaint(source: bytes, export: str) -> tuple[int, str, str] | None:
-    """Returns (line, rule, message) if ``source`` does not define the function ``export`` at its top level, else None.
+    """Returns (line, rule, message) unless ``source`` defines ``export`` at its top level.
 
     Only the syntax tree is read."""
     if len(source) > MAX_BYTES:
@@ -115,7 +118,7 @@ def _accepts(
 
 
 def read_examples(tree: Tree, findings: Findings, *, executable: bool, lenient: bool) -> list[Example]:
-    """Returns the examples of ``tests/examples.toml``: none when the file is missing or one of them is wrong."""
+    """Returns the examples of ``tests/examples.toml``: none when it is missing or one is wrong."""
     file = tree.files.get(PATH)
     if file is None:
         return []
@@ -157,9 +160,9 @@ MAX_TEXT = 1000
 
 
 def read_needs(tree: Tree, findings: Findings, declared: Needs, *, lenient: bool) -> Needs:
-    """``declared`` with every package that the files of the bundle ask for.
+    """Returns ``declared`` with every package that the files of the bundle ask for.
 
-    What is no requirement stays declared when lenient, so that a run which cannot have it says so.
+    When lenient, text that is not a requirement stays, so that a run which cannot have it says so.
     """
     found = [*declared.dependencies]
     for path in REQUIREMENTS:

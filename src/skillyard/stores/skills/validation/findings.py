@@ -22,7 +22,7 @@ class Findings(list[Finding]):
         self.append(Finding("warning" if lenient else "error", file, line, rule, message))
 
     def take(self, problems: Iterable[Problem], file: str, lines: Mapping[Path, int], otherwise: int = 1) -> None:
-        """Problems of a document whose keys stand on ``lines``; a missing key is reported at ``otherwise``."""
+        """Takes the problems of a document. Keys stand on ``lines``, missing ones at ``otherwise``."""
         for problem in problems:
             line = line_at(lines, problem.path) or otherwise
             self.append(Finding(problem.level, file, line, problem.rule, problem.message, problem.mend))

@@ -1,4 +1,4 @@
-"""Returns whether a skill's ``[inputs]`` or ``[outputs]`` is a JSON Schema 2020-12 that can be applied to an object."""
+"""Checks a skill's ``[inputs]`` and ``[outputs]``: JSON Schemas 2020-12 of objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KEYWORDS = _ANNOTATIONS | _ASSERTIONS
 
 
 class NotJson(ValueError):
-    """The bytes of a schema file are no JSON object; ``line`` counts from 1, 0 when it is not known."""
+    """A schema file is not a JSON object; ``line`` counts from 1, 0 when it is not known."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -122,7 +122,7 @@ def _types(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _metaschema_complaint(schema: Mapping[str, Any]) -> Complaint | None:
-    """Versions of a skill have the same schema more often than not, and this is half the price of reading a bundle."""
+    """Returns the fault by the metaschema, kept for small schemas: versions often share one."""
     text = json.dumps(schema)
     return _remembered_complaint(text) if len(text) <= REMEMBERED_CHARACTERS else _complaint_of_metaschema(schema)
 
@@ -165,7 +165,7 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
 def json_lines(text: str) -> dict[Path, int]:
-    """Returns the line, from 1, of every value in JSON that ``json`` accepted; a member has the line of its name."""
+    """Returns the line, from 1, of every value in valid JSON; a member has the line of its name."""
     lines: dict[Path, int] = {}
     path: list[str | int] = []
     line, counted = 1, 0

@@ -36,7 +36,7 @@ class NoFrontMatter(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """``yaml`` between the fences, which starts on line ``first_line`` of the file; ``body`` after them."""
+    """``yaml`` between the fences, from line ``first_line`` of the file on; ``body`` after them."""
 
     yaml: str
     body: str
@@ -81,8 +81,10 @@ def read_skill_md(raw: bytes, findings: Findings, *, lenient: bool, needs_front:
 
 
 def _hidden_characters(text: str) -> Iterator[tuple[int, str]]:
-    """Yields (line, code point) of the first hidden character of each line: zero-width characters, tags, and controls
-    of the writing direction."""
+    """Yields (line, code point) of the first hidden character of each line.
+
+    These are zero-width characters, tags, and controls of the writing direction.
+    """
     for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         found = _HIDDEN.search(line)
         if found:

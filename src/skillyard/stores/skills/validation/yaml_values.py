@@ -30,7 +30,7 @@ _CONSTANTS: dict[str, bool | None] = {
 
 
 class YamlRefused(ValueError):
-    """The text is no YAML, or uses what is refused; ``line`` counts from 1 within the text."""
+    """The text is not YAML, or uses what is refused; ``line`` counts from 1 within the text."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class YamlRefused(ValueError):
 
 
 class Document:
-    """A document's ``value``, with the ``source`` text of its scalars and the ``lines`` of its nodes by path."""
+    """A document's ``value``, and by path the ``source`` of scalars and the ``lines`` of nodes."""
 
     def __init__(self, text: str) -> None:
         """Raises YamlRefused."""
@@ -120,8 +120,10 @@ class Document:
 
 
 def _stand_ins(text: str) -> dict[str, str]:
-    """Characters for private use that the text has not, each for one of those that break lines for PyYAML (YAML 1.1)
-    and for nobody else since (YAML 1.2 §5.4): values keep them and lines are counted as editors count."""
+    """Returns unused characters that stand for those that break lines in YAML 1.1 only.
+
+    PyYAML reads YAML 1.1; values keep these characters, and lines count as in editors (YAML 1.2 §5.4).
+    """
     free = (chr(point) for point in range(0xF0000, 0x100000) if chr(point) not in text)
     return {next(free): mark for mark in "\x85\u2028\u2029" if mark in text}
 
