@@ -29,7 +29,8 @@ def read_checkout(
 ) -> tuple[Unpacked | None, list[Finding]]:
     """Returns the bundle of the files tracked below ``subdirectory``, and the findings.
 
-    The bundle is None when a finding is an error. Nothing of the repository is executed. Raises OSError when its directory or index cannot be read.
+    The bundle is None when a finding is an error. Nothing of the repository is executed. Raises OSError when its
+    directory or index cannot be read.
     """
     collected = Collected(limits or ArchiveLimits())
     try:
