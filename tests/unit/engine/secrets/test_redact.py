@@ -98,4 +98,3 @@ def test_escaped_forms_are_found() -> None:
 def test_no_secrets_cost_no_copy() -> None:
     value = {"a": 1}
     assert Redaction().value(value) is value
-    assert not Redaction()
