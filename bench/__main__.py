@@ -57,7 +57,7 @@ async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeRep
     say(f"schemas that do not end, {seconds:.0f} s")
     checked, unchecked = await _tried("schemas", "schemas that do not end", schemas.measure(home / "schemas", seconds))
     say("texts that are shaped to be slow")
-    reading = await asyncio.to_thread(readers.measure, home / "readers")
+    reading = await asyncio.to_thread(lambda: readers.measure(home / "readers", quick=quick))
     say("commands")
     starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
     runs.skipped += [*closed, *unread, *unchecked]

@@ -132,7 +132,7 @@ def _reading(reading: Reading | None) -> Iterator[Line]:
         else (None, None, None)
     )
     yield Line("a text of twice the length, shaped to be slow: of its half", 4.0, "", growth)
-    yield Line("unpack 5,000 files: of the same with tarfile", 2.0, "", unpacking)
+    yield Line("unpack many files: of the same with tarfile", 2.0, "", unpacking)
     yield Line("read a secret again: of a look at its file", 40.0, "", secret)
 
 

@@ -20,7 +20,6 @@ from skillyard.gate.http.guard import HttpGuard
 from skillyard.stores.archives import TarReceiver
 from skillyard.stores.seal.secrets import SealedSecrets
 
-TIMES = 3
 _HEAD = b"".join(b"X-%d: %s\r\n" % (at, b"y" * 60) for at in range(200))
 
 
@@ -68,39 +67,45 @@ class Reading:
 
     def rows(self) -> Iterator[tuple[str, float]]:
         yield from self.growth.items()
-        yield "unpack 5,000 files: of the same with tarfile", self.unpacking_vs_tarfile
+        yield "unpack many files: of the same with tarfile", self.unpacking_vs_tarfile
         yield "read a secret again: of a look at its file", self.secret_vs_stat
 
     def as_dict(self) -> dict[str, Any]:
         return {name: round(value, 3) for name, value in self.rows()}
 
 
-def measure(home: Path) -> Reading:
-    """Measures all of it in the directory ``home``, which it makes."""
+def measure(home: Path, *, quick: bool) -> Reading:
+    """Measures all of it in the directory ``home``, which it makes. ``quick`` reads an eighth, and once."""
     home.mkdir(parents=True)
-    found = Reading({name: _best(read, 1) / _best(read, 2) for name, read in SHAPED.items()})
-    raw = _archive()
-    ours = _best(lambda number: _receive(raw, home / f"ours-{number}"))
-    theirs = _best(lambda number: _extract(raw, home / f"theirs-{number}"))
+    part, times = (8, 1) if quick else (1, 3)
+    found = Reading({name: _growth(times, read, part) for name, read in SHAPED.items()})
+    raw = _archive(5000 // part)
+    ours = _best(times, lambda number: _receive(raw, home / f"ours-{number}"))
+    theirs = _best(times, lambda number: _extract(raw, home / f"theirs-{number}"))
     found.unpacking_vs_tarfile = ours / theirs
-    found.secret_vs_stat = asyncio.run(_secret_vs_stat(home / "secrets"))
+    found.secret_vs_stat = asyncio.run(_secret_vs_stat(home / "secrets", times))
     return found
 
 
-def _best(work: Callable[[int], object], *given: int) -> float:
-    """Returns the seconds of the quickest of several times. Without ``given``, ``work`` gets the number of the time."""
+def _growth(times: int, read: Callable[[int], object], part: int) -> float:
+    half = _best(times, lambda _: read(2 * part))
+    return _best(times, lambda _: read(part)) / half
+
+
+def _best(times: int, work: Callable[[int], object]) -> float:
+    """Returns the seconds of the quickest of so many ``times``; ``work`` gets the number of each."""
     took = []
-    for number in range(TIMES):
+    for number in range(times):
         began = time.process_time()
-        work(*(given or (number,)))
+        work(number)
         took.append(time.process_time() - began)
     return max(min(took), 1e-6)
 
 
-def _archive() -> bytes:
+def _archive(files: int) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(5000):
+        for number in range(files):
             entry = tarfile.TarInfo(f"pkg{number // 500}/mod_{number}.py")
             entry.size = 3000
             archive.addfile(entry, io.BytesIO(b"x" * 3000))
@@ -123,13 +128,13 @@ def _extract(raw: bytes, home: Path) -> None:
             (home / entry.name).write_bytes(content.read() if content else b"")
 
 
-async def _secret_vs_stat(home: Path) -> float:
+async def _secret_vs_stat(home: Path, times: int) -> float:
     home.mkdir()
     store = SealedSecrets(home)
     for number in range(100):
         await store.set(f"S{number}", f"value-{number}-" + "x" * 40)
     ratios = []
-    for _ in range(TIMES):
+    for _ in range(times):
         began = time.perf_counter()
         for _ in range(1000):
             await store.find("S50", "p", "s")
