@@ -8,7 +8,7 @@ WALLS, ROOT, KERNEL, ZYGOTE = (
     "sandbox/native/inside/walls.py",
     "sandbox/native/grounds/root.py",
     "sandbox/native/linux/kernel.py",
-    ("sandbox/native/inside/zygote.py"),
+    "sandbox/native/inside/zygote.py",
 )
 ZYGOTE_PROCESS, HOST = "sandbox/native/grounds/namespaces/zygote.py", "sandbox/native/grounds/host.py"
 LANDLOCK, IDS, RULES = (
@@ -33,7 +33,7 @@ def build(spec, cgroups, closing):
     _own_build(spec._replace(uid=0, own_uid=False) if spec.own_uid else spec, cgroups, closing)
 """
 REAL_ROOT = """
-def choose(base, count):
+def choose_ids(base, count):
     return Ids(0, 4096), -1
 """
 NO_USER_NAMESPACE = """
@@ -180,8 +180,8 @@ def _enter():
         "read_only_devices", ("read_only_root",), "device files are mounted for writing",
         ("writing-metadata", "leftovers-shared-times"),
         {ROOT: """
-_plain_open = _open
-def _open(source, target, attributes, *, read_only=True, whole=False):
+_plain_open = open_bind
+def open_bind(source, target, attributes, *, read_only=True, whole=False):
     read_only = read_only and not source.startswith("/dev/")
     return _plain_open(source, target, attributes, read_only=read_only, whole=whole)
 """},

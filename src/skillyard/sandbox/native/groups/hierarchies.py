@@ -98,15 +98,11 @@ def mounted() -> tuple[dict[str, str], str | None]:
     """Version 1 mount points by controller, and the version 2 mount point (proc_pid_mountinfo(5))."""
     controllers: dict[str, str] = {}
     unified: str | None = None
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            kind, _, options = [*right.split(), "", "", ""][:3]
-            target = left.split()[4]
-            if kind == "cgroup2":
-                unified = unified or target
-            elif kind == "cgroup":
-                controllers.update({name: target for name in options.split(",") if name in NEEDED})
+    for target, kind, options in _own_mounts():
+        if kind == "cgroup2":
+            unified = unified or target
+        else:
+            controllers.update({name: target for name in options.split(",") if name in NEEDED})
     return controllers, unified
 
 

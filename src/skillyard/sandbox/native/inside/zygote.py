@@ -13,7 +13,7 @@ import os
 import site
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from skillyard.guest import main as guest
@@ -21,6 +21,11 @@ from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, walls
 from skillyard.sandbox.native.inside.walls import INTO_CGROUP
 from skillyard.sandbox.native.linux import kernel
+
+Clone = Callable[[bytes, list[int]], tuple[int, int]]
+"""Clones this process for an order and its descriptors; returns as :func:`kernel.clone`."""
+BecomeInit = Callable[[bytes, list[int]], None]
+"""Makes a fresh clone the init of a sandbox, and serves."""
 
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -36,12 +41,16 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
     if preload:
         with _scratch():
             import_watched(sock, preload)
-    guest.prepare(bool(preload))
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    closing_filter = bytes.fromhex(closing)
+
+    def become_init(order: bytes, fds: list[int]) -> None:
+        groups = [] if order.startswith(INTO_CGROUP) else fds[3:]
+        walls.build(walls.Build.decode(order[1:]), groups, closing_filter)
+        init.Init(*fds[:3]).run()
+
+    freeze(bool(preload))
     packets.send(sock, {"ready": True})
-    _serve(sock, bytes.fromhex(closing))
+    serve(sock, _clone, become_init)
 
 
 @contextmanager
@@ -99,25 +108,33 @@ def import_ahead(names: list[str]) -> dict[str, str]:
     return failed
 
 
-def _serve(sock: socket.socket, closing: bytes) -> None:
-    """Read nothing here: each page that this process touches is copied again after each fork."""
+def freeze(preload: bool) -> None:
+    """Readies the guest for forks, and keeps the collector from touching pages that all of them share."""
+    guest.prepare(preload)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def serve(sock: socket.socket, clone: Clone, become_init: BecomeInit) -> None:
+    """Serves clones until the keeper closes ``sock``. Reads none of its orders.
+
+    Each page that this process touches is copied again after each clone.
+    """
     while (got := packets.receive_raw(sock)) is not None:
-        _fork(sock, *got, closing)
-
-
-def _fork(sock: socket.socket, message: bytes, fds: list[int], closing: bytes) -> None:
-    into = fds.pop() if message.startswith(INTO_CGROUP) else -1
-    try:
-        pid, pidfd = kernel.clone(walls.NAMESPACES | kernel.CLONE_PARENT, cgroup=into)
-    except OSError as error:
-        packets.send(sock, {"failed": str(error)})
-        _close(fds)
-        return
-    if pid == 0:
-        os.close(sock.fileno())
-        _become_init(message, fds, closing)
-    tell_cloned(sock, pid, pidfd)
-    _close([*fds, pidfd] + ([into] if into >= 0 else []))
+        order, fds = got
+        try:
+            pid, pidfd = clone(order, fds)
+        except OSError as error:
+            packets.send(sock, {"failed": str(error)})
+        else:
+            if pid == 0:
+                os.close(sock.fileno())
+                _become(order, fds, become_init)
+            tell_cloned(sock, pid, pidfd)
+            os.close(pidfd)
+        for fd in fds:
+            os.close(fd)
 
 
 def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:
@@ -131,19 +148,18 @@ def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:
         packets.send(sock, {"pid": pid})
 
 
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _become_init(message: bytes, fds: list[int], closing: bytes) -> None:
+def _become(order: bytes, fds: list[int], become_init: BecomeInit) -> None:
     """Never returns: whatever happens, this process is not the zygote any more."""
     try:
-        walls.build(walls.Build.decode(message[1:]), fds[3:], closing)
-        init.Init(fds[0], fds[1], fds[2]).run()
+        become_init(order, fds)
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
         try:
             packets.send(socket.socket(fileno=fds[0]), {"broken": f"{type(error).__name__}: {error}"})
         finally:
             os._exit(1)
+
+
+def _clone(order: bytes, fds: list[int]) -> tuple[int, int]:
+    into = fds[-1] if order.startswith(INTO_CGROUP) else -1
+    return kernel.clone(walls.NAMESPACES | kernel.CLONE_PARENT, cgroup=into)

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.ipc.peers import peer
@@ -19,9 +19,10 @@ from skillyard.sandbox.native.keeper import program
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Start
 from skillyard.sandbox.native.keeper.loop import READ, Loop
+from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Sandboxes
 from skillyard.sandbox.native.keeper.service import Service, end_bound_s
-from skillyard.sandbox.native.keeper.watch import rounds
+from skillyard.sandbox.native.keeper.shares import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import tree_of
 
@@ -30,6 +31,8 @@ LOCK = "keeper.lock"
 LOG = "keeper.log"
 PROTOCOL = 1
 _BACKLOG = 8
+_EVERY_S = 0.05
+"""Between two looks at the sandboxes."""
 
 
 def launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop]) -> None:
@@ -139,8 +142,8 @@ class Keeper:
         """Looks at what sandboxes hold, many times a second."""
         objects = Objects()
         self._loop.watches.on_full = objects.hurry
-        crowd = rounds.Crowd(tenant_pids or rounds.default_crowd(), tree_of)
-        rounds.start(self._loop, self._sandboxes, lambda sandbox: self._ground.check(sandbox, objects), crowd.look)
+        crowd = Crowd(tenant_pids or default_crowd(), tree_of)
+        _watch_often(self._loop, self._sandboxes, lambda sandbox: self._ground.check(sandbox, objects), crowd.look)
 
     def run(self) -> None:
         self._loop.run()
@@ -202,3 +205,42 @@ def _not_a_server(sock: socket.socket) -> str:
     if uid != os.geteuid():
         return f"a process of the user {uid} asked for a connection"
     return f"the process {pid} of a sandbox asked for a connection" if pid and os.getpid() == 1 else ""
+
+
+def _watch_often(
+    loop: Loop,
+    sandboxes: Sandboxes,
+    check: Callable[[Sandbox], None],
+    together: Callable[[Sequence[Sandbox]], None],
+) -> None:
+    """Calls ``check`` for each sandbox many times a second while anything runs, and ``together`` for all of them."""
+    looking = False
+
+    def look() -> None:
+        nonlocal looking
+        begun = time.monotonic()
+        running = [sandbox for sandbox in sandboxes.survey() if not sandbox.dead and sandbox.running()]
+        for sandbox in running:
+            try:
+                check(sandbox)
+            except Exception as error:  # noqa: BLE001 - one that nobody can look at ends
+                loop.report(error)
+                sandbox.fault(error)
+        together(running)
+        looking = bool(sandboxes.survey())
+        if looking:
+            turns.after(max(_EVERY_S, time.monotonic() - begun), look)
+
+    def lent() -> None:
+        nonlocal looking
+        if not looking:
+            looking = True
+            turns.after(_EVERY_S, look)
+
+    turns = loop.guarded(lambda _: again())
+
+    def again() -> None:
+        """Looks again later; one failed look leaves nothing unwatched."""
+        turns.after(_EVERY_S, look)
+
+    sandboxes.on_lent = lent

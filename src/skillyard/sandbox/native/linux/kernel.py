@@ -241,8 +241,7 @@ def drop_capabilities() -> None:
         raise OSError(0, f"prctl capbset_drop: stopped at capability {last}")
     prctl(PR_SET_SECUREBITS, SECBITS_LOCKED)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
-    call("capset", NR_CAPSET, header, bytes(24))
+    hold_only()
 
 
 def drop_all_held() -> None:
@@ -255,16 +254,14 @@ def hold_only(*capabilities: int) -> None:
     """Make these the effective, permitted and inheritable capabilities of this thread."""
     mask = sum(1 << number for number in capabilities)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    header = struct.pack("Ii", 0x20080522, 0)
+    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3
     call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
 
 
 def keep_capabilities() -> None:
     """Make this thread's capabilities survive an exec as a user that is not 0: ambient ones do (capabilities(7))."""
     count = next(cap for cap in range(64) if _libc.prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0)
-    low, high = (1 << min(count, 32)) - 1, (1 << max(0, count - 32)) - 1
-    header = struct.pack("Ii", 0x20080522, 0)
-    call("capset", NR_CAPSET, header, struct.pack("6I", low, low, low, high, high, high))
+    hold_only(*range(count))
     for cap in range(count):
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap)
 

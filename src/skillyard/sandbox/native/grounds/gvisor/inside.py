@@ -6,7 +6,6 @@ that is its standard input, and goes on as the native backend's init. The keeper
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import signal
@@ -14,10 +13,9 @@ import socket
 import struct
 from typing import Any
 
-from skillyard.guest import main as guest
 from skillyard.ipc import packets
 from skillyard.sandbox.native.inside import init, walls
-from skillyard.sandbox.native.inside.zygote import be_plain, import_ahead
+from skillyard.sandbox.native.inside.zygote import be_plain, freeze, import_ahead
 from skillyard.sandbox.native.linux import kernel
 
 _BOX = "run/box"
@@ -38,10 +36,7 @@ def main(packages: str, preload: list[str], disk_bytes: int, processes: int, fil
         _close_doors()
         be_plain(packages)
         import_ahead(preload)
-        guest.prepare(bool(preload))
-        gc.collect()
-        gc.freeze()
-        gc.disable()
+        freeze(bool(preload))
         _, (channel, output) = _first_message(control)
         _be_quiet()
         _hold(_KEPT)

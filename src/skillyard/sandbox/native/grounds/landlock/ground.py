@@ -15,7 +15,6 @@ from skillyard.sandbox.native.grounds.landlock import area, support
 from skillyard.sandbox.native.grounds.landlock import area as areas
 from skillyard.sandbox.native.grounds.landlock.inside.places import root_of
 from skillyard.sandbox.native.grounds.landlock.inside.walls import Build
-from skillyard.sandbox.native.grounds.landlock.looks import tree
 from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
 from skillyard.sandbox.native.grounds.landlock.processes import Leftovers, ProcessCount
 from skillyard.sandbox.native.grounds.landlock.tree import removal, work
@@ -29,6 +28,7 @@ from skillyard.sandbox.native.keeper.main import launch
 from skillyard.sandbox.native.keeper.request import MIB, Key, Listen, Opened, Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
+from skillyard.sandbox.native.keeper.watch.processes import below
 from skillyard.sandbox.native.keeper.zygotes.process import Upkeep, ZygoteProcess
 from skillyard.sandbox.native.keeper.zygotes.zygote import Zygote
 from skillyard.sandbox.native.linux import kernel, landlock
@@ -227,7 +227,7 @@ class LandlockGround:
 
 def _lacks(sandbox: Sandbox, _: ZygoteProcess) -> str:
     """Returns the missing walls of all its processes. The kernel tells nobody about Landlock."""
-    seen = (process_lacks(pid, _SETS) for pid in (sandbox.pid, *tree(sandbox.pid, _LOOKED_AT)))
+    seen = (process_lacks(pid, _SETS) for pid in (sandbox.pid, *below(sandbox.pid, _LOOKED_AT)))
     return next(filter(None, seen), "")
 
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from skillyard.sandbox.native.grounds.landlock import area as areas
 from skillyard.sandbox.native.grounds.landlock.inside.zygote import DONE_STATUS
-from skillyard.sandbox.native.grounds.landlock.looks import children
 from skillyard.sandbox.native.grounds.landlock.tree import work
 from skillyard.sandbox.native.inside.walls import PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter, forced
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape, Show
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
+from skillyard.sandbox.native.keeper.watch.processes import children
 from skillyard.sandbox.native.linux import kernel
 
 GRACE_S = 2.0

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from skillyard.sandbox.native.grounds.landlock.looks import children
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.watch.processes import children
 from skillyard.sandbox.native.linux import kernel
 
 _FRESH_S = 2.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from skillyard.sandbox.native.grounds.landlock import looks
 from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
 from skillyard.sandbox.native.grounds.landlock.tree import Sum, measuring, work
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -17,7 +18,8 @@ from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch import memory
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.processes import place_of
+from skillyard.sandbox.native.keeper.watch.processes import below, place_of, proportional, read, resident, threads
+from skillyard.sandbox.native.linux import kernel
 
 INODES_PER_MIB = 128
 LEAST_INODES = 4096
@@ -30,6 +32,61 @@ _REST = 8
 _MAPPINGS_EVERY = 10
 _HIDDEN_IN_A_ROW = 20
 """Looks. A child of init hides too, until it is confined."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What processes hold open: ``removed``, files that have no name any more (inode: bytes); ``sockets``; whether
+    one of them ``hides`` it, which a process may that cannot be traced (PR_SET_DUMPABLE(2const))."""
+
+    removed: dict[int, int] = field(default_factory=dict)
+    sockets: set[int] = field(default_factory=set)
+    hides: bool = False
+
+
+def held_by(places: Iterable[str], device: int) -> Held:
+    """Of files, those on ``device``."""
+    found = Held()
+    for place in places:
+        try:
+            numbers = os.listdir(f"{place}/fd")
+        except OSError as error:
+            found.hides |= isinstance(error, PermissionError) and resident(place) > 0
+            continue  # or it has ended
+        for number in numbers:
+            with suppress(OSError):
+                _add(found, os.stat(f"{place}/fd/{number}"), device)
+    return found
+
+
+def _add(found: Held, about: os.stat_result, device: int) -> None:
+    if stat.S_ISSOCK(about.st_mode):
+        found.sockets.add(about.st_ino)
+    elif about.st_nlink == 0 and about.st_dev == device:
+        found.removed[about.st_ino] = about.st_blocks * 512
+
+
+def removed_mappings(place: str, homes: str) -> set[int]:
+    """Inodes of files below ``homes`` that a process has mapped and that have no name any more."""
+    found: set[int] = set()
+    for line in read(f"{place}/maps").split("\n"):  # names hold every other character that str.splitlines takes
+        words = line.split(maxsplit=5)
+        if len(words) == 6 and words[5].startswith(homes) and words[5].endswith(" (deleted)"):
+            found.add(int(words[4]))
+    return found
+
+
+@contextmanager
+def eyes_of(uid: int) -> Iterator[None]:
+    """Look as ``uid``: a container's root may not look into others' processes (ptrace(2), access mode checking)."""
+    if not uid:
+        yield
+        return
+    kernel.set_file_ids(uid, uid)
+    try:
+        yield
+    finally:
+        kernel.set_file_ids(0, 0)
 
 
 class DiskWatch:
@@ -47,7 +104,7 @@ class DiskWatch:
         self._nameless = 0
         self._hiding = 0
 
-    def see(self, places: Sequence[str], held: looks.Held) -> None:
+    def see(self, places: Sequence[str], held: Held) -> None:
         """What its processes hold that no count of names finds. With the eyes of the sandbox's user."""
         self._nameless = self._removed(places, held.removed)
         self._hiding = self._hiding + 1 if held.hides else 0
@@ -102,7 +159,7 @@ class DiskWatch:
         if self._turns % _MAPPINGS_EVERY == 0:
             largest = self._sandbox.shape.disk_mb * MIB
             for place in places:
-                for inode in looks.removed_mappings(place, self._root):
+                for inode in removed_mappings(place, self._root):
                     held.setdefault(inode, largest)
         return sum(held.values())
 
@@ -119,14 +176,14 @@ class Watch:
         if sandbox.forced is not None or place.removed:
             return  # it is ending, and its directory may be gone
         most = sandbox.shape.pids
-        tree = looks.tree(sandbox.pid, most)
-        if self._processes and (len(tree) > most or sum(len(looks.threads(pid)) for pid in tree) > most):
+        tree = below(sandbox.pid, most)
+        if self._processes and (len(tree) > most or sum(len(threads(pid)) for pid in tree) > most):
             sandbox.end_for("processes", f"over the limit of {most} processes and threads")
             return
         disk = self._disk(sandbox, place)
-        with looks.eyes_of(place.uid):
+        with eyes_of(place.uid):
             places = [place_of(pid) for pid in tree]
-            held = looks.held(places, disk.device)
+            held = held_by(places, disk.device)
             self._check_memory(sandbox, places, len(held.sockets))
             objects.check(sandbox, places, counted=False)
             disk.see(places, held)
@@ -142,9 +199,9 @@ class Watch:
 
     def _check_memory(self, sandbox: Sandbox, places: Sequence[str], sockets: int) -> None:
         limit = sandbox.shape.memory_mb * MIB
-        used = sum(map(looks.resident, places))
+        used = sum(map(resident, places))
         if used > limit:
-            used = sum(map(looks.proportional, places))
+            used = sum(map(proportional, places))
         used = max(used, sum(map(memory.of_process, places)) + memory.of_sockets(sockets))
         sandbox.account.meter.used.saw(used)
         if used > limit and sandbox.forced is None:
@@ -160,19 +217,24 @@ def stop(init: int, most: int) -> set[int]:
     seen: set[int] = set()
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        fresh = [pid for pid in looks.tree(init, most) if pid not in seen]
+        fresh = [pid for pid in below(init, most) if pid not in seen]
         if not fresh:
             break
         seen.update(fresh)
         for pid in fresh:
             with suppress(ProcessLookupError, PermissionError):
-                if not looks.is_stopped(pid):
+                if not is_stopped(pid):
                     os.kill(pid, signal.SIGSTOP)
                     stopped.add(pid)
     return stopped
 
 
 def go_on(init: int, most: int, stopped: set[int]) -> None:
-    for pid in stopped.intersection(looks.tree(init, most)):
+    for pid in stopped.intersection(below(init, most)):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal (the state in proc_pid_stat(5))."""
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]

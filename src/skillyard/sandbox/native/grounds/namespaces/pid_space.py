@@ -66,7 +66,7 @@ class PidSpace:
         """Returns whether processes in here are not ``known``. Looked at are children of the zygote, of the first
         process, which gets the orphans, and of ours. With ``beside``, one in a namespace further in may be there that
         shares none with that process. Raises OSError when they change meanwhile."""
-        if threads(zygote) != 1 or children(zygote) or children(self._first):
+        if len(threads(zygote)) != 1 or children(zygote) or children(self._first):
             return True
         own = os.stat(self._space)
         return any(
@@ -121,7 +121,7 @@ def _same_space(one: int, other: int, name: str) -> bool:
 def _is_dead(pid: int) -> bool:
     """Returns whether the process ended and nobody has reaped it yet."""
     found = status(pid)
-    return found.get("State", "Z").startswith("Z") and threads(pid) <= 1
+    return found.get("State", "Z").startswith("Z") and len(threads(pid)) <= 1
 
 
 def _be_there() -> None:
@@ -138,10 +138,7 @@ def _be_there() -> None:
 
 
 def _reap_strangers(known: Collection[int]) -> None:
-    me = os.getpid()
-    with open(f"/proc/self/task/{me}/children", encoding="ascii") as file:
-        children = [int(word) for word in file.read().split()]
-    for pid in children:
+    for pid in children(os.getpid()):
         if pid not in known:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -122,22 +122,14 @@ def _map(pid: int, ids: Ids, slots: range | None) -> None:
     if slots:
         lines.append(f"{slots.start} {ids.base + slots.start} {len(slots)}")
     if ids.count == 1:
-        _write(f"/proc/{pid}/setgroups", "deny")
+        namespaces.write(f"/proc/{pid}/setgroups", "deny")
     for name in ("gid_map", "uid_map"):
-        _write(f"/proc/{pid}/{name}", "\n".join(lines))
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+        namespaces.write(f"/proc/{pid}/{name}", "\n".join(lines))
 
 
 def _join(files: Sequence[str]) -> None:
     for path in files:
-        _write(path, "0")
+        namespaces.write(path, "0")
 
 
 def _own_proc(binds: list[root.Bind]) -> list[root.Bind]:

@@ -15,9 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from skillyard.sandbox.native.keeper.request import MIB
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
-from skillyard.sandbox.native.keeper.watch.processes import place_of, tree_of
-
-_PAGE = os.sysconf("SC_PAGESIZE")
+from skillyard.sandbox.native.keeper.watch.processes import place_of, proportional, read, resident, tree_of
 
 
 def check(sandbox: Sandbox, objects: Objects) -> None:
@@ -36,33 +34,10 @@ def check(sandbox: Sandbox, objects: Objects) -> None:
 
 def _of_tree(sandbox: Sandbox, places: Sequence[str], limit: int) -> int:
     """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
-    used = sum(map(_resident, places))
+    used = sum(map(resident, places))
     if used > limit:
-        used = sum(map(_proportional, places))
+        used = sum(map(proportional, places))
     return max(used, held_by_kernel(sandbox.pid, places, sandbox.listeners))
-
-
-def _resident(place: str) -> int:
-    """Private and shared resident memory, an upper bound that is cheap to read (proc_pid_statm(5))."""
-    words = _read(f"{place}/statm").split()
-    return int(words[1]) * _PAGE if len(words) > 1 else 0
-
-
-def _proportional(place: str) -> int:
-    """Pages shared with the zygote count in part only (proc_pid_smaps_rollup in proc_pid_smaps(5)). A process that
-    hides counts with all it has."""
-    for line in _read(f"{place}/smaps_rollup").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return _resident(place)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 _FEW_SOCKETS = 32
@@ -78,7 +53,7 @@ _CONNECTION = 8192
 _REMEMBERED = 320
 _LITTLE = 64 << 20
 _LISTING = 4 << 20
-_PAGE_SIZE = os.sysconf("SC_PAGESIZE")
+_PAGE = os.sysconf("SC_PAGESIZE")
 
 
 def held_by_kernel(init: int, places: Iterable[str], listeners: int = 0) -> int:
@@ -118,7 +93,7 @@ def _sockets(init: int, listeners: int) -> int:
 def _network(init: int) -> dict[str, int]:
     """Returns ``sockets: used``, ``TCP: inuse`` and so on (proc_pid_net(5)). ``TCP: mem`` is of the whole host."""
     found: dict[str, int] = {}
-    for line in _read_kernel(f"/proc/{init}/net/sockstat").splitlines():
+    for line in read(f"/proc/{init}/net/sockstat").splitlines():
         kind, *words = line.split()
         found |= {f"{kind} {name}": int(value) for name, value in zip(words[::2], words[1::2], strict=False)}
     return found
@@ -135,7 +110,7 @@ def _own_network(init: int) -> bool:
 def largest_buffer() -> int:
     """The largest buffer that a program can ask for: the kernel doubles what it is asked. Many kernels tell it only in
     the host's own network namespace."""
-    told = [_read_kernel(f"/proc/sys/net/core/{name}").strip() for name in ("wmem_max", "rmem_max")]
+    told = [read(f"/proc/sys/net/core/{name}").strip() for name in ("wmem_max", "rmem_max")]
     return 2 * max(int(text) if text.isdigit() else _USUAL_BUFFER for text in told)
 
 
@@ -144,12 +119,12 @@ def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) 
     anything waits counts as the most that it may hold, since many small pieces take far more than their bytes. The sum
     is bounded by the bytes of the whole host. Listing takes milliseconds, so it is left out while that sum is small,
     and bounded."""
-    together = network.get("TCP: mem", 0) * _PAGE_SIZE
+    together = network.get("TCP: mem", 0) * _PAGE
     if together <= _LITTLE:
         return 0
     busy = 0
     for name in ("tcp", "tcp6"):
-        text = _read_kernel(f"/proc/{init}/net/{name}", _LISTING)
+        text = read(f"/proc/{init}/net/{name}", _LISTING)
         if len(text) == _LISTING:
             return together
         for words in map(str.split, text.splitlines()[1:]):
@@ -161,26 +136,16 @@ def _queued(init: int, network: Mapping[str, int], *, unaccepted: bool = False) 
 @functools.cache
 def largest_window() -> int:
     """Returns the size to which a connection's queue grows by itself (tcp(7), tcp_rmem)."""
-    words = _read_kernel("/proc/sys/net/ipv4/tcp_rmem").split()
+    words = read("/proc/sys/net/ipv4/tcp_rmem").split()
     return int(words[-1]) if words else _USUAL_WINDOW
 
 
 def of_process(place: str) -> int:
     """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
     found = 0
-    for line in _read_kernel(f"{place}/status").split(
-        "\n"
-    ):  # a process's name may hold what str.splitlines takes for an end
+    for line in read(f"{place}/status").split("\n"):  # a process's name may hold what str.splitlines takes for an end
         if line.startswith("VmPTE:"):
             found += int(line.split()[1]) * 1024
         elif line.startswith("FDSize:"):
             found += max(0, int(line.split()[1]) - _FEW_DESCRIPTORS) * _DESCRIPTOR
     return found
-
-
-def _read_kernel(path: str, most: int = -1) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace", newline="\n") as file:
-            return file.read(most)
-    except OSError:
-        return ""

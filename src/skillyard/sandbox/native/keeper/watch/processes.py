@@ -1,4 +1,4 @@
-"""Looks at other processes through /proc: trees, memory, threads and status (proc_pid_stat(5))."""
+"""Facts about other processes, as /proc tells them (proc_pid_stat(5), proc_pid_task(5), proc_pid_statm(5))."""
 
 from __future__ import annotations
 
@@ -7,65 +7,79 @@ import os
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
-def resident(pid: int) -> int:
-    """Bytes, as the kernel counts them (proc_pid_statm(5))."""
-    words = _read(f"/proc/{pid}/statm").split()
-    return int(words[1]) * _PAGE if len(words) > 1 else 0
-
-
-def threads(pid: int) -> int:
+def read(path: str, most: int = -1) -> str:
+    """Returns a file's text, at most ``most`` characters of it; nothing when it cannot be read."""
     try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except OSError:
-        return 0
-
-
-def children(pid: int) -> list[int]:
-    """Returns the children of its first thread."""
-    return [int(word) for word in _read(f"/proc/{pid}/task/{pid}/children").split()]
-
-
-def status(pid: int) -> dict[str, str]:
-    """Returns the fields of proc_pid_status(5); none when it has ended."""
-    pairs = (line.partition(":") for line in _read(f"/proc/{pid}/status").split("\n"))
-    return {name: value.strip() for name, _, value in pairs}
-
-
-def _read(path: str) -> str:
-    try:
+        # A process's name may hold what universal newlines take for the end of a line.
         with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return ""
 
 
-def tree_of(pid: int) -> list[int]:
-    """``pid`` and all below it: orphans of a sandbox come back to its init, so the tree is whole."""
+def threads(pid: int) -> list[str]:
+    """Returns the ids of a process's threads; none when it has ended."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of every thread."""
+    texts = (read(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
+    return [int(word) for text in texts for word in text.split()]
+
+
+def below(root: int, most: int | None = None) -> list[int]:
+    """Returns the processes below ``root``. Orphans of a sandbox go to its init, so the tree is whole.
+
+    The look ends with more than ``most``, since a fork bomb grows faster than it can be looked at.
+    """
     seen: list[int] = []
-    queue = [pid]
-    while queue:
-        at = queue.pop()
-        seen.append(at)
-        try:
-            for thread in os.listdir(f"/proc/{at}/task"):
-                queue.extend(int(word) for word in _read(f"/proc/{at}/task/{thread}/children").split())
-        except OSError:
-            continue  # it has ended since
+    queue = children(root)
+    while queue and (most is None or len(seen) <= most):
+        pid = queue.pop()
+        seen.append(pid)
+        queue.extend(children(pid))
     return seen
 
 
+def tree_of(pid: int) -> list[int]:
+    """Returns ``pid`` and all processes below it."""
+    return [pid, *below(pid)]
+
+
+def status(pid: int) -> dict[str, str]:
+    """Returns the fields of proc_pid_status(5); none when it has ended."""
+    pairs = (line.partition(":") for line in read(f"/proc/{pid}/status").split("\n"))
+    return {name: value.strip() for name, _, value in pairs}
+
+
 def place_of(pid: int) -> str:
-    """The directory of /proc that tells what a process holds: when its first thread has ended and others have not,
-    /proc/PID tells of nothing, and one of theirs of all that they share (proc_pid_task(5))."""
+    """Returns the directory of /proc that tells what a process holds.
+
+    Once its first thread has ended and others have not, only the directory of one of those tells it.
+    """
     place = f"/proc/{pid}"
-    if not _has_memory(place):
-        try:
-            threads = os.listdir(f"{place}/task")
-        except OSError:
-            return place  # it has ended
-        return next((at for at in (f"{place}/task/{thread}" for thread in threads) if _has_memory(at)), place)
-    return place
+    if _has_memory(place):
+        return place
+    return next((at for at in (f"{place}/task/{thread}" for thread in threads(pid)) if _has_memory(at)), place)
 
 
 def _has_memory(place: str) -> bool:
-    return _read(f"{place}/statm")[:2] not in ("", "0 ")
+    return read(f"{place}/statm")[:2] not in ("", "0 ")
+
+
+def resident(place: str) -> int:
+    """Returns bytes of private and shared resident memory: an upper bound that is cheap to read."""
+    words = read(f"{place}/statm").split()
+    return int(words[1]) * _PAGE if len(words) > 1 else 0
+
+
+def proportional(place: str) -> int:
+    """Returns bytes of memory, of what is shared a part (proc_pid_smaps(5)); all of it for a process that hides."""
+    for line in read(f"{place}/smaps_rollup").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return resident(place)

@@ -164,7 +164,7 @@ class ZygoteProcess:
 
     def measured_mb(self) -> int:
         """What it holds at the moment."""
-        self.memory_mb = resident(self.pid) // MIB
+        self.memory_mb = resident(f"/proc/{self.pid}") // MIB
         return self.memory_mb
 
     def has_strangers(self, beside: int = -1) -> bool:
@@ -305,7 +305,7 @@ class ZygoteProcess:
         self.sock.send(GO_ON)
 
     def _objection(self) -> str:
-        if threads(self.pid) != 1:
+        if len(threads(self.pid)) != 1:
             return "it starts threads, which no fork survives"
         try:
             if self.has_strangers():
@@ -326,7 +326,7 @@ class ZygoteProcess:
         """While it imports, in case nobody counts its memory."""
         if not self._open or self.ready:
             return
-        if resident(self.pid) // MIB > self._upkeep.most_mb:
+        if resident(f"/proc/{self.pid}") // MIB > self._upkeep.most_mb:
             self._fail(f"its import takes more than {self._upkeep.most_mb} MiB")
         else:
             self._loop.after(_LOOK_S, self._look)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
 from typing import Any
 
-from skillyard.guest import main as guest
 from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.inside import places, walls
 from skillyard.sandbox.native.inside import init
-from skillyard.sandbox.native.inside.zygote import be_plain, import_watched, tell_cloned
+from skillyard.sandbox.native.inside.zygote import be_plain, freeze, import_watched, serve
 from skillyard.sandbox.native.linux import kernel
 
 DONE_STATUS = 0
@@ -59,47 +57,13 @@ def main(keeper: int, settings: dict[str, Any]) -> None:
     reach = walls.open_reach(settings["landlock"], rules, own_proc=settings["own_proc"])
     be_plain(settings["packages"], settings["code"])
     import_watched(sock, settings["preload"])
-    guest.prepare(bool(settings["preload"]))
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    packets.send(sock, {"ready": True})
-    _serve(sock, reach, bytes.fromhex(settings["closing"]))
+    closing = bytes.fromhex(settings["closing"])
 
-
-def _serve(sock: socket.socket, reach: walls.Reach, closing: bytes) -> None:
-    """Read nothing here: each page that this process touches is copied again after each fork."""
-    while (got := packets.receive_raw(sock)) is not None:
-        _fork(sock, *got, reach, closing)
-
-
-def _fork(sock: socket.socket, message: bytes, fds: list[int], reach: walls.Reach, closing: bytes) -> None:
-    try:
-        pid, pidfd = kernel.clone_sibling()
-    except OSError as error:
-        packets.send(sock, {"failed": str(error)})
-        _close(fds)
-        return
-    if pid == 0:
-        os.close(sock.fileno())
-        _become_init(message, fds, reach, closing)
-    tell_cloned(sock, pid, pidfd)
-    _close([*fds, pidfd])
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-def _become_init(message: bytes, fds: list[int], reach: walls.Reach, closing: bytes) -> None:
-    """Never returns: whatever happens, this process is not the zygote any more."""
-    try:
-        spec = walls.Build.decode(message[1:])
+    def become_init(order: bytes, fds: list[int]) -> None:
+        spec = walls.Build.decode(order[1:])
         walls.build(spec, reach.version)
         Init(spec, reach, closing, *fds).run()
-    except BaseException as error:  # noqa: BLE001 - the keeper must hear of it, and this process must end
-        try:
-            packets.send(socket.socket(fileno=fds[0]), {"broken": f"{type(error).__name__}: {error}"})
-        finally:
-            os._exit(1)
+
+    freeze(bool(settings["preload"]))
+    packets.send(sock, {"ready": True})
+    serve(sock, lambda order, fds: kernel.clone_sibling(), become_init)
