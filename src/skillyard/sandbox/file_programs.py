@@ -22,14 +22,14 @@ from skillyard.guest.files import DONE, MAX_ENTRIES, MISSING, NO_SPACE, NOT_REGU
 from skillyard.ports.sandbox import Process
 
 StartFiles = Callable[[Sequence[str], bool], Awaitable[Process]]
-"""Start the files program with these arguments; whether its standard input is wanted."""
+"""Starts the files program with arguments; the flag says whether its standard input is wanted."""
 
 _MAX_LISTING = 16 * 1024 * 1024
 _MOST_SIZE = 1 << 63
 
 
 async def read_file(start: StartFiles, path: str, offset: int, length: int | None) -> AsyncIterator[bytes]:
-    """The port's ``read``. The first chunk may come before a late failure is known."""
+    """Yields a file as the port's ``read`` does. The first chunk may come before a late failure is known."""
     process = await start(("read", path, str(offset), "-" if length is None else str(length)), False)
     async for piece in process.output(Stream.STDOUT):
         yield piece
@@ -37,7 +37,7 @@ async def read_file(start: StartFiles, path: str, offset: int, length: int | Non
 
 
 async def write_file(start: StartFiles, path: str, chunks: AsyncIterator[bytes], mode: int) -> int:
-    """The port's ``write``; the file appears whole or not at all."""
+    """Writes a file as the port's ``write`` does: it appears whole or not at all."""
     process = await start(("write", path, f"{mode:o}"), True)
     try:
         async for chunk in chunks:
@@ -55,7 +55,7 @@ async def write_file(start: StartFiles, path: str, chunks: AsyncIterator[bytes],
 
 
 async def entries_of(start: StartFiles, path: str) -> Sequence[Entry]:
-    """The port's ``entries``."""
+    """Lists a directory as the port's ``entries`` does."""
     process = await start(("entries", path, str(MAX_ENTRIES)), False)
     listing = bytearray()
     async for piece in process.output(Stream.STDOUT):

@@ -1,9 +1,9 @@
-"""How a backend that only starts programs runs a :class:`~skillyard.domain.sandbox.spec.Guest`: as files and a command.
+"""Guests and files for a backend that only starts programs: as files and commands.
 
 Put :func:`guest_bundle` into the sandbox as a file that foreign code cannot write, the request as another that only
-its user can read (it holds secrets; the guest removes it), and start :func:`guest_argv`. What the guest writes to
-its channel is the process's ``Stream.CHANNEL``; stdout and stderr belong into one pipe, so that they keep their
-order. :func:`read_argv` and its siblings do the same for the files of a sandbox.
+its user can read (it holds secrets; the guest removes it), and start :func:`guest_argv`. The channel of the guest is
+the process's ``Stream.CHANNEL``; stdout and stderr belong into one pipe, so that they keep their order.
+:func:`read_argv` and its siblings do the same for the files of a sandbox.
 
 A channel or a request is a path, or a descriptor that the backend leaves open (:func:`descriptor`). A channel file
 is appended to, made when it is missing, and complete when the process has ended; it is best a pipe or a socket, as
@@ -27,7 +27,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @cache
 def guest_bundle() -> bytes:
-    """A zip file that Python runs: the same bytes for the same sources, uncompressed, a few tens of KiB."""
+    """Returns an uncompressed zip file that Python runs: the same bytes for the same sources."""
     package = resources.files("skillyard.guest")
     sources = {f"{PACKAGE}/{file.name}": file.read_bytes() for file in package.iterdir() if file.name.endswith(".py")}
     archive = io.BytesIO()
@@ -41,12 +41,12 @@ def guest_bundle() -> bytes:
 
 
 def descriptor(number: int) -> str:
-    """The name of a descriptor that the guest finds open."""
+    """Returns the name of a descriptor that the guest finds open."""
     return f"fd:{number}"
 
 
 def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: str) -> Argv:
-    """The command for a request in the form of :func:`~skillyard.domain.sandbox.spec.encode_request`.
+    """Returns the command that runs a request of :func:`~skillyard.domain.sandbox.spec.encode_request`.
 
     It ends with status 0 when the last frame was written, whether the code succeeded or not.
     """
@@ -54,18 +54,18 @@ def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: s
 
 
 def read_argv(python: str, bundle_path: str, path: str, offset: int = 0, length: int | None = None) -> Argv:
-    """The bytes come on stdout. For its exit status see :mod:`skillyard.guest.files`."""
+    """Returns the command that reads a file to stdout (statuses: :mod:`skillyard.guest.files`)."""
     return _files(python, bundle_path, "read", path, str(offset), "-" if length is None else str(length))
 
 
 def write_argv(python: str, bundle_path: str, path: str, mode: int = 0o644) -> Argv:
-    """The bytes go to stdin; their number comes on stdout."""
+    """Returns the command that stores its stdin as a file and tells the size on stdout."""
     command = _files(python, bundle_path, "write", path, f"{mode:o}")
     return Argv(command.args, stdin=True)
 
 
 def entries_argv(python: str, bundle_path: str, path: str) -> Argv:
-    """JSON lines of ``name``, ``kind`` and ``size`` come on stdout."""
+    """Returns the command that writes JSON lines of ``name``, ``kind`` and ``size`` to stdout."""
     return _files(python, bundle_path, "entries", path)
 
 

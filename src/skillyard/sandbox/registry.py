@@ -1,4 +1,4 @@
-"""The backends that there are. Outside their packages, and the settings of the operator, nothing else names them.
+"""The list of backends. Only their own packages and the operator's settings name them besides.
 
 A backend is a module with a ``KIND`` and one line in :data:`BACKENDS`. It is imported when it is first asked about.
 """
@@ -23,13 +23,15 @@ BACKENDS: dict[str, str] = {
     "gvisor": "skillyard.sandbox.native.grounds.gvisor.backend",
     "landlock": "skillyard.sandbox.native.grounds.landlock.backend",
 }
-"""The module of each backend, by its name: the best rank first, so that no more are imported than are asked about."""
+"""The module of each backend by name, best rank first, so that few are imported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a backend is made with. Backends keep in ``run_dir`` what belongs to running sandboxes; sandboxes with
-    a network are plugged into ``plug``."""
+    """The surroundings of a backend.
+
+    It keeps the state of running sandboxes in ``run_dir`` and plugs sandboxes with a network into ``plug``.
+    """
 
     run_dir: Path
     settings: Sections
@@ -38,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a backend declares of itself: its nature, and how it is made. Making one starts nothing."""
+    """The declaration of a backend: its nature and its factory. Making one starts nothing."""
 
     nature: Nature
     make: Callable[[Place], Backend]
@@ -50,12 +52,12 @@ def choices() -> tuple[str, ...]:
 
 
 def kind(name: str) -> Kind:
-    """Returns what the backend of that name declares. Raises KeyError for one that there is not."""
+    """Returns the declaration of a backend. Raises KeyError for an unknown name."""
     return cast("Kind", import_module(BACKENDS[name]).KIND)
 
 
 def nature(name: str) -> Nature:
-    """Returns what a backend is by its nature; of one that there is not, a nature that is without nothing."""
+    """Returns the nature of a backend; for an unknown name, one that lacks nothing."""
     return kind(name).nature if name in BACKENDS else Nature()
 
 

@@ -1,1 +1,1 @@
-"""The native backend: warm interpreters forked into namespaces, on Linux, with nothing but system calls."""
+"""The native backend: warm interpreters forked into namespaces of Linux."""

@@ -1,1 +1,1 @@
-"""Grounds: each makes, watches and ends the sandboxes of one keeper with other means of the kernel."""
+"""The grounds: each makes, watches and ends sandboxes with other means of the kernel."""

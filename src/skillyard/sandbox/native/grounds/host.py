@@ -1,4 +1,4 @@
-"""What namespaces and gVisor have of this host: user ids, control groups and processors, lent to sandboxes."""
+"""User ids, control groups and processors of this host, lent to sandboxes."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from skillyard.sandbox.native.linux import landlock, namespaces
 _LOCKS = "/run/skillyard-ids"
 _BLOCKS = 64
 _PART, _LEAST_PARTS = 256, 8
-"""The most sandboxes of one zygote that imports packages, and the parts of a small block."""
+"""The most sandboxes of one zygote that imports packages, and the number of parts of a small block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """A block of ids of the keeper's user namespace; ``base``, the zygotes' own, is :attr:`inside` in theirs."""
+    """A block of ids of the keeper's user namespace; ``base`` is the zygotes' own."""
 
     base: int
     count: int
 
     @property
     def inside(self) -> int:
-        """A single id is not 0 in there: what the kernel gives to a namespace's root, such as the /proc entries of
-        a process that may not be traced, would belong to the sandboxes' own user."""
+        """Returns the zygotes' own id in their user namespace."""
+        # A single id must not be 0: the kernel gives the /proc entries of undumpable processes to a namespace's root.
         return 0 if self.count > 1 else 1
 
 
 class Slots:
-    """The numbers above 0 in a block of ids; each sandbox has one as its user. 0 is the zygotes' own.
+    """The numbers of a block of ids: 0 is the zygotes' own, and each sandbox has another.
 
-    Whoever has a zygote that imports packages has a part of them for itself, which is all that the zygote may become.
-    The others share the rest: their zygotes run no foreign code. ``lives`` says whether an owner's zygote is there.
+    A zygote that imports packages has a part of the block for its sandboxes alone, and can become no other id. All
+    other zygotes run no foreign code and share the rest. ``lives`` says whether an owner's zygote is there.
     """
 
     def __init__(self, count: int, lives: Callable[[Key], bool]) -> None:
@@ -56,13 +56,13 @@ class Slots:
         self._free: dict[Key, deque[int]] = {}
 
     def part(self, owner: Key) -> range | None:
-        """Returns all numbers of this owner, a part of its own; None when none is left to give."""
+        """Returns the owner's part of the numbers; None when no part is left."""
         if owner not in self._parts and (part := self._claim()) is not None:
             self._parts[owner], self._free[owner] = part, deque(part)
         return self._parts.get(owner)
 
     def take(self, owner: Key) -> int:
-        """Takes a free number, 0 when there is none."""
+        """Takes a free number; returns 0 when there is none."""
         free = self._free.get(owner, self._shared)
         if not free and free is self._shared:
             free.extend(self._claim() or ())
@@ -83,9 +83,9 @@ class Slots:
 
 
 def choose_ids(base: int, count: int) -> tuple[Ids, int]:
-    """The ids and a descriptor to keep open (-1 when no lock is needed).
+    """Returns ids for sandboxes, and the descriptor of their lock to keep open (-1 for none).
 
-    One id only, ours, for an ordinary user and wherever too few ids are mapped to give each sandbox its own.
+    It is our own id alone for an ordinary user, and where too few are mapped to give each sandbox its own.
     """
     if os.geteuid() != 0 or not namespaces.may_map_ids():
         return Ids(0, 1), -1
@@ -98,7 +98,7 @@ def choose_ids(base: int, count: int) -> tuple[Ids, int]:
 
 
 def _mapped() -> tuple[int, int]:
-    """The largest run of ids of our user namespace: first, length."""
+    """Returns first id and length of the largest run of ids of our user namespace."""
     with open("/proc/self/uid_map", encoding="ascii") as file:
         runs = [(int(words[0]), int(words[2])) for words in map(str.split, file)]
     return max(runs, key=lambda run: run[1])
@@ -143,14 +143,14 @@ class Processors:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sandbox's part of the host: ``slot`` is the number of its id, 0 for the one id that all have."""
+    """One sandbox's share of the host; ``slot`` numbers its id, 0 where all have the same."""
 
     slot: int
     group: Group | None
 
 
 class Host:
-    """What was found about this host when the keeper started, and what of it is in use."""
+    """The resources of this host and those of them that are in use."""
 
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
         """Raises OSError."""
@@ -183,7 +183,7 @@ class Host:
         }
 
     def part(self, key: Key) -> range | None:
-        """Returns the ids that a zygote with packages may become, and nobody else; None when none are left."""
+        """Returns the ids of one zygote with packages; None when none are left."""
         assert self._slots is not None
         return self._slots.part(key)
 
@@ -212,7 +212,7 @@ class Host:
         return self.cgroups.make(name, limits) if self.cgroups.parents else None
 
     def bury(self, group: Group) -> None:
-        """Removes a group that nobody is in, once the keeper has nothing else to do."""
+        """Removes a group without processes, once the keeper has nothing else to do."""
         self._doomed.append(group)
         self._loop.when_idle(self._bury)
 
@@ -220,7 +220,7 @@ class Host:
         return not self._doomed
 
     def leave(self) -> None:
-        """Removes all groups that are left. The kernel ends sandboxes with their keeper, but keeps their groups."""
+        """Removes all groups that are left, which the kernel does not do."""
         self.cgroups.sweep()
         self.cgroups.close()
 
@@ -236,14 +236,14 @@ class Host:
             self._loop.after(_REMOVE_RETRY_S, self._bury)
 
     def _sweep_again(self, left: list[str], pause_s: float = _SWEEP_AGAIN_S) -> None:
-        """Removes groups that a killed keeper left, when the last of its processes has ended."""
+        """Removes groups of a killed keeper when the last of its processes has ended."""
         if left:
             later = min(2 * pause_s, _SWEEP_SELDOM_S)
             self._loop.after(pause_s, lambda: self._sweep_again(groups.remove(left), later))
 
 
 def _for_everybody(path: str) -> bool:
-    """What only root may touch, no sandbox can: root's id is mapped in none."""
+    # No sandbox can touch a file for root alone, whose id is mapped in none.
     try:
         return bool(os.stat(path).st_mode & 0o007)
     except FileNotFoundError:
@@ -251,7 +251,7 @@ def _for_everybody(path: str) -> bool:
 
 
 def masked_proc() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns which of the dangerous parts of /proc exist on this kernel: files, directories."""
+    """Returns the dangerous files and directories of /proc that this kernel has."""
     files = tuple(name for name in walls.MASKED_FILES if _for_everybody(f"/proc/{name}"))
     directories = tuple(name for name in walls.MASKED_DIRECTORIES if os.path.isdir(f"/proc/{name}"))
     return files, directories

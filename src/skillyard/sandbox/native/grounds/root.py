@@ -1,7 +1,7 @@
-"""The root directory that every sandbox of a zygote shares: read-only, and only what is on the list.
+"""The read-only root directory that all sandboxes of a zygote share: an allow-list.
 
-The keeper opens the sources as detached mounts (its rights reach where a sandbox's cannot); the process that becomes
-the zygote hangs them into a fresh tmpfs, makes that its root, and lets go of the host's.
+The keeper opens the sources as detached mounts, since a sandbox's rights may not reach them. The process that becomes
+the zygote attaches them to a fresh tmpfs, makes that its root, and lets go of the host's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _PARTS = ("bin", "lib", "lib64", "include", "share", "ssl")
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """``directories`` are bound as they are; ``masked`` hide the host's packages; ``packages`` is the one of them
-    where an environment's packages are shown."""
+    """The host's Python: its ``directories`` and those of packages in it, which are ``masked``.
+
+    ``packages`` is the masked one in whose place an environment's packages are shown.
+    """
 
     executable: str
     directories: tuple[str, ...]
@@ -39,7 +41,7 @@ def _base_executable() -> str:
 
 
 def find_interpreter() -> Interpreter:
-    """The base interpreter behind this one, virtual environments seen through."""
+    """Returns the base interpreter behind this one, also in a virtual environment."""
     prefixes = sorted({sys.base_prefix, sys.base_exec_prefix})
     directories = [
         path
@@ -61,7 +63,7 @@ def find_interpreter() -> Interpreter:
 
 
 def _home_of_packages(masked: list[str]) -> str:
-    """Where this interpreter itself looks for packages, among what exists; the first of all else."""
+    """Returns the directory where this interpreter looks for packages; the first that exists."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     own = os.path.realpath(sysconfig.get_path("purelib", vars={"base": sys.base_prefix}))
     ranked = [own, *(path for path in masked if f"/{version}/" in path), "/usr/lib/python3/dist-packages", *masked]
@@ -102,7 +104,7 @@ _EMPTY_DIRECTORIES = (
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A detached mount to be hung at ``target`` (relative to the new root)."""
+    """A detached mount to be attached at ``target``, relative to the new root."""
 
     fd: int
     target: str
@@ -145,7 +147,10 @@ def proc() -> Bind:
 
 
 def open_bind(source: str, target: str, attributes: int, *, read_only: bool = True, whole: bool = False) -> Bind:
-    """Opens a detached mount; ``whole`` says that it has the mounts below. Raises OSError; nothing is open then."""
+    """Opens a detached mount, ``whole`` with the mounts below it.
+
+    Raises OSError; nothing is open then.
+    """
     fd, recursive = (kernel.open_tree(source, recursive=True), True) if whole else detached(source)
     attributes |= kernel.MOUNT_ATTR_NOSUID | (kernel.MOUNT_ATTR_RDONLY if read_only else 0)
     try:
@@ -171,13 +176,13 @@ def detached(source: str) -> tuple[int, bool]:
 
 
 def build(binds: list[Bind], python: Interpreter, packages: str) -> None:
-    """Fill the fresh tmpfs that is the working directory, make it the root, and make it read-only."""
+    """Fills the fresh tmpfs in the working directory, and makes it the read-only root."""
     fill(binds, python, packages, inside_modules())
     _enter()
 
 
 def fill(binds: list[Bind], python: Interpreter, packages: str, code: Iterable[tuple[str, Path | None]]) -> None:
-    """Make the working directory a root: ``binds`` are hung in, and ``code`` of ours is copied."""
+    """Makes the working directory a root of ``binds``, with our own ``code`` copied in."""
     for path in _EMPTY_DIRECTORIES:
         os.makedirs(path, 0o755, exist_ok=True)
     for path, text in _FILES.items():
@@ -245,7 +250,7 @@ START_ZYGOTE = (
 
 
 def inside_modules() -> Iterator[tuple[str, Path | None]]:
-    """(path below CODE_ROOT, source file or None for an empty file)."""
+    """Yields our modules for a root: path below CODE_ROOT, source file or None for empty."""
     package = Path(__file__).parents[3]
     for name in ("skillyard", "skillyard/sandbox", "skillyard/sandbox/native", "skillyard/ipc"):
         yield f"{name}/__init__.py", None

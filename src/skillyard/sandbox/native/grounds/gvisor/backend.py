@@ -19,7 +19,7 @@ from skillyard.sandbox.registry import Kind, Place
 
 
 class OutsideProber(Prober, Protocol):
-    """The backend whose host is probed; it tells what its sandboxes are on the host."""
+    """A backend that also tells how its sandboxes look from the host."""
 
     async def outside(self, handle: str) -> dict[str, Any]: ...
 
@@ -59,7 +59,11 @@ _SPACES = {
 
 
 async def probe(backend: OutsideProber) -> Probe:
-    """Never raises: what stands in the way is in the result."""
+    """Makes a sandbox and looks at it from inside and outside. Never raises: the result has the reason.
+
+    gVisor's kernel stands between foreign code and the host's. A wall counts as ``kernel`` where gVisor's wall and
+    the host's wall round the sentry both stand, and ``by`` names the two.
+    """
     facts: dict[str, Any] = {}
     try:
         facts = await backend.facts()
@@ -71,7 +75,7 @@ async def probe(backend: OutsideProber) -> Probe:
 
 
 def absent(why: str, texts: dict[str, str], *, mend: str) -> Probe:
-    """The probe of a host where the backend cannot work at all."""
+    """Returns the probe of a host where the backend cannot work at all."""
     missing = Protection(Level.MISSING, why=why, mend=mend)
     return Probe("gvisor", False, dict.fromkeys((*WALLS, *LIMITS), missing), {**texts, "why": why}, _ABILITIES)
 
@@ -182,10 +186,7 @@ _USUAL, _USUAL_NATIVE = GvisorSettings(), NativeSettings()
 
 
 class GvisorBackend(NativeBackend):
-    """Sandboxes with a user-space kernel each, below ``run_dir`` (made 0700; one backend at a time holds it).
-
-    All that the server and its keeper say to each other is the native backend's.
-    """
+    """Makes sandboxes with a user-space kernel each, through a keeper below ``run_dir``."""
 
     name = "gvisor"
     program = "skillyard.sandbox.native.grounds.gvisor.ground"
@@ -210,22 +211,20 @@ class GvisorBackend(NativeBackend):
         return await probe(self)
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
-        """Each sandbox has an interpreter of its own: importing ahead would cost every one of them."""
+        """Imports nothing ahead: each sandbox has an interpreter of its own."""
         return None if spec.environment.preload else await super().prepare(spec)
 
     async def outside(self, handle: str) -> dict[str, Any]:
-        """What a sandbox is on the host: ``platform``; of its sentry ``status`` and ``spaces`` (/proc/PID/status and
-        ns); ``uids`` of all its processes, as the keeper counts them. Raises SandboxGone."""
+        """Returns the facts of :meth:`GvisorGround.outside` about a sandbox. Raises SandboxGone."""
         answer, _ = await (await self._linked()).answer({"op": "outside", "handle": handle})
         return answer
 
 
 def _make(place: Place) -> GvisorBackend:
-    """Its keeper stands beside the native one, and takes a block of user ids of its own from the same range."""
+    # Its keeper runs beside the native one and takes a block of user ids of its own from the same range.
     backend = GvisorBackend(place.run_dir / "gvisor", place.settings.gvisor, place.settings.native)
     backend.usual_pids = place.settings.limits.pids
     return backend
 
 
 KIND = Kind(Nature(rank=2, network=False), _make)
-"""Every wall of ours that a user-space kernel needs."""

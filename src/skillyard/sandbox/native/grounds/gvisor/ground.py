@@ -1,4 +1,4 @@
-"""The gVisor ground: each sandbox is a runsc in a jail of namespaces, counted by control groups."""
+"""The gVisor ground: a sandbox is a runsc in a jail of namespaces and a control group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Failed = Callable[[Sandbox, str], None]
 
 
 class Boots:
-    """The queue before all of a keeper's sandboxes."""
+    """Starts a few runscs at once, since each takes a processor for a while."""
 
     def __init__(self, runsc: Runsc, most: int) -> None:
         self.runsc = runsc
@@ -51,7 +51,7 @@ class Boots:
         self._settled(place)
 
     def close(self) -> None:
-        """Starts none of those that wait."""
+        """Gives up all starts that wait."""
         waiting = list(self._waiting)
         self._waiting.clear()
         for sandbox, place, _, failed in waiting:
@@ -77,7 +77,7 @@ class Boots:
 
 
 def _start(sandbox: Sandbox, place: GvisorPlace, plan: jail.Plan) -> None:
-    """Raises OSError; the sandbox is then as dead as one that ended."""
+    """Starts one. Raises OSError; the sandbox is then as dead as one that ended."""
     groups = place.group.join_descriptors() if place.group is not None else []
     into = groups[0] if place.group is not None and place.group.version == 2 else -1
     try:
@@ -89,7 +89,7 @@ def _start(sandbox: Sandbox, place: GvisorPlace, plan: jail.Plan) -> None:
 
 
 class Runscs:
-    """The source of sandboxes of one environment and group. Each starts with an interpreter of its own."""
+    """The source of sandboxes of one environment and group; each starts its own interpreter."""
 
     def __init__(self, boots: Boots, plan: MakePlan, failed: Failed) -> None:
         self._boots = boots
@@ -102,8 +102,7 @@ class Runscs:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to close."""
-        return False
+        return False  # there is nothing to close
 
     @property
     def pids(self) -> Sequence[int]:
@@ -113,22 +112,23 @@ class Runscs:
         return 0
 
     def warm(self, then: Callable[[Warmth], None]) -> None:
-        """There is none to warm up."""
-        then(Warmth())
+        then(Warmth())  # there is nothing to warm up
 
     def close(self) -> None:
         self._boots.close()
 
 
 _HEADROOM = 192 * MIB
-"""What runsc, its gofer and its sentry may hold beside the programs' memory and files, page cache included."""
+"""Bytes, page cache included, for runsc, gofer and sentry beside the memory and files of programs."""
 _TASKS_EACH, _TASKS_MORE = 3, 512
-"""Threads of the host for a task of the guest, and for Go's runtime: a second line behind the sentry's own count."""
+"""Threads of the host for a task of the guest and for Go's runtime. The sentry itself counts tasks first."""
 
 
 def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
-    """Becomes the gVisor backend's keeper. ``config`` has ``run_dir`` and the values of ``[native]`` and ``[gvisor]``;
-    ``runsc`` is an absolute path."""
+    """Becomes the gVisor backend's keeper.
+
+    ``config`` has ``run_dir`` and the values of ``[native]`` and ``[gvisor]``; ``runsc`` is an absolute path.
+    """
     launch(config, Start(namespaces.enter, namespaces.settle, GvisorGround), make_loop)
 
 
@@ -175,8 +175,7 @@ class GvisorGround:
         sandbox.place.check_memory(sandbox)
 
     def outside(self, sandbox: Sandbox) -> Mapping[str, Any]:
-        """Returns ``platform``; of its sentry, ``status`` and ``spaces``; of all its processes ``uids``, as the keeper
-        counts them."""
+        """Returns ``platform``, the sentry's ``status`` and ``spaces``, and ``uids`` of all."""
         assert isinstance(sandbox.place, GvisorPlace)
         found = {"platform": sandbox.place.platform, "status": {}, "spaces": {}, "uids": []}
         if (sentry := find_sentry(sandbox.pid)) is None:
@@ -192,7 +191,7 @@ class GvisorGround:
         return self._host.empty()
 
     def end_strays(self, done: Callable[[], None]) -> None:
-        """Whatever is left ends with the keeper, the first process of a pid namespace."""
+        """Leaves them to the end of the keeper, which is the first process of their pid namespace."""
         done()
 
     def leave(self) -> None:

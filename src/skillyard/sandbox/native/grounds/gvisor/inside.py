@@ -1,7 +1,7 @@
-"""pid 1 of a gVisor sandbox: gVisor's root until a program starts, then it starts programs as somebody else.
+"""pid 1 of a gVisor sandbox: root there, which starts programs as an ordinary user.
 
-It makes what foreign code may write, warms the interpreter up, gets its descriptors from the keeper over the socket
-that is its standard input, and goes on as the native backend's init. The keeper can reach it in no other way.
+It mounts the writable directories, warms the interpreter up, gets its descriptors from the keeper over the socket that
+is its standard input, and goes on as the native backend's init. The keeper can reach it in no other way.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DEVICES_NOT_GIVEN = ("fuse", "net/tun", "ptmx")
 _COVERED = "/proc/1"
 _CAP_SETGID, _CAP_SETUID, _CAP_SETPCAP, _CAP_KILL = 6, 7, 8, 5
 _BOUNDING = range(38)
-"""All that gVisor knows, up to CAP_AUDIT_READ (capabilities(7))."""
+"""The capabilities that gVisor knows, up to CAP_AUDIT_READ (capabilities(7))."""
 _KEPT = 1 << _CAP_KILL | 1 << _CAP_SETGID | 1 << _CAP_SETUID | 1 << _CAP_SETPCAP
 
 
 def main(packages: str, preload: list[str], disk_bytes: int, processes: int, filters: list[str]) -> None:
-    """Never returns. The filters come assembled, in hexadecimal."""
+    """Builds the inside and serves; never returns. The filters come assembled, in hexadecimal."""
     control = os.dup(0)
     os.set_inheritable(control, False)
     try:
@@ -48,7 +48,7 @@ def main(packages: str, preload: list[str], disk_bytes: int, processes: int, fil
 
 
 class Init(init.Init):
-    """The native init, but that it is root inside: each child gives that up, and behind it comes the filter."""
+    """The native init as root: each child gives that up and then installs the filters."""
 
     def __init__(
         self, control: int, channel: int, output: int, processes: int, disk_bytes: int, filters: list[bytes]
@@ -81,7 +81,7 @@ class Init(init.Init):
                 _kill_tree(pid)
 
     def heard(self, message: dict[str, Any]) -> None:
-        """How full the disk is: only gVisor's kernel knows."""
+        """Tells how full the disk is, which only gVisor's kernel knows."""
         if "weigh" in message:
             told = os.statvfs(walls.WORKSPACE)
             packets.send(self._keeper, {"weighed": (told.f_blocks - told.f_bfree) * told.f_frsize})
@@ -99,7 +99,7 @@ def _first_message(control: int) -> tuple[dict[str, Any], list[int]]:
 
 
 def _be_quiet() -> None:
-    """Where errors went until here is the keeper's; from here on it hears of them over the control socket."""
+    """Drops the keeper's pipe for errors; from here on they go over the control socket."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
@@ -107,7 +107,7 @@ def _be_quiet() -> None:
 
 
 def _make_writable(disk_bytes: int) -> None:
-    """One tmpfs holds all that the sandbox can write, so that one limit counts it all."""
+    """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all."""
     os.chdir("/")
     kernel.mount("box", _BOX, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"size={disk_bytes},mode=0755")
     for name, target in walls.WRITABLE.items():
@@ -121,7 +121,7 @@ def _make_writable(disk_bytes: int) -> None:
 
 
 def _close_doors() -> None:
-    """Devices that gVisor has and nobody here needs; and what /proc would tell of this process."""
+    """Removes devices that no program needs, and hides this process's part of /proc."""
     for name in _DEVICES_NOT_GIVEN:
         try:
             os.unlink(f"/dev/{name}")
@@ -132,7 +132,7 @@ def _close_doors() -> None:
 
 
 def _become_nobody() -> None:
-    """gVisor has no securebits and needs none: nothing that is executed gains a privilege (no_new_privs is fixed)."""
+    """Gives up root. No securebits are needed where no_new_privs is fixed."""
     for capability in _BOUNDING:
         kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
     os.setgroups([])
@@ -142,14 +142,14 @@ def _become_nobody() -> None:
 
 
 def _hold(capabilities: int) -> None:
-    """Exactly these, effective and permitted; none to inherit (capset(2))."""
+    """Holds exactly these as effective and permitted, and none to inherit (capset(2))."""
     header = struct.pack("Ii", 0x20080522, 0)
     low, high = capabilities & 0xFFFFFFFF, capabilities >> 32
     kernel.call("capset", kernel.NR_CAPSET, header, struct.pack("6I", low, low, 0, high, high, 0))
 
 
 def _parents() -> dict[int, int]:
-    """pid → parent of every process in here (proc_pid_stat(5)); older gVisors have no list of children."""
+    """Returns each process's parent; older gVisors have no list of children."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -163,7 +163,7 @@ def _parents() -> dict[int, int]:
 
 
 def _kill_tree(leader: int) -> None:
-    """Stop all that is found, look again until nobody new is there, then kill."""
+    """Stops all that is found, looks again until nothing new is there, then kills."""
     stopped: set[int] = set()
     fresh = {leader}
     while fresh:

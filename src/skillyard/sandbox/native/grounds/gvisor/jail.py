@@ -1,8 +1,9 @@
-"""The outer walls round one runsc: what its sentry and its gofer are behind, were foreign code to reach them.
+"""The jail round one runsc, which holds foreign code that took over sentry or gofer.
 
 A clone of the keeper gets namespaces of its own, an id of its own, and a root that holds runsc, the sandbox's
-read-only root and nothing else of the host; then it becomes runsc. It is pid 1 of its pid namespace, so that its end
-is the end of sentry, gofer and all, and its mounts and state end with it. namespaces(7), user_namespaces(7).
+read-only root and nothing else of the host; then it becomes runsc. It is pid 1 of its pid namespace, so sentry, gofer,
+mounts and state end with it. namespaces(7), user_namespaces(7). runsc reads an OCI bundle (runtime-spec 1.0), which
+this module writes, too.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _START = (
 _INIT_CAPABILITIES = (
     "CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
 )  # fmt: skip
-"""Of our init, in the eyes of gVisor's kernel only: to mount, and to become somebody else."""
+"""Our init has them for gVisor's kernel only: it mounts and changes its ids."""
 _NAMESPACES = ("pid", "network", "ipc", "uts", "mount")
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the inside needs to know. Sizes in bytes."""
+    """The orders for the init of a sandbox."""
 
     python: Interpreter
     packages: str
@@ -53,7 +54,7 @@ class Contents:
 
 
 def config(contents: Contents) -> bytes:
-    """config.json for the root at ROOTFS."""
+    """Returns the bundle's config.json for the root at ROOTFS."""
     spec: dict[str, Any] = {
         "ociVersion": "1.0.0",
         "process": {
@@ -77,7 +78,7 @@ def config(contents: Contents) -> bytes:
 
 
 def _shown_mounts() -> Iterator[dict[str, Any]]:
-    """Slaves of the keeper's mounts: what it hangs in later appears inside."""
+    # Slaves of the keeper's mounts: skills and blobs that it attaches later appear inside.
     for name, target in walls.SHOWN.items():
         options = ["ro", "rbind", "rslave", "nosuid", "nodev"]
         yield {"destination": target, "type": "bind", "source": f"{SHOW}/{name}", "options": options}
@@ -93,13 +94,13 @@ _TYPE = 0xF000
 
 
 def assembled_filters() -> list[str]:
-    """In the order in which they are installed, in hexadecimal. Behind the closing one no further one goes in."""
+    """Returns the filters in hexadecimal, in the order of their installation. The closing one forbids further ones."""
     made = (_no_devices(), seccomp.large_filter(), seccomp.closing_filter())
     return [bpf.assemble(program).hex() for program in made]
 
 
 def _no_devices() -> list[bpf.Instruction]:
-    """gVisor lets anybody make device files, and opens those that it knows, wherever they are (mknod(2))."""
+    """Refuses device files, which gVisor lets anybody make and opens anywhere (mknod(2))."""
     nr = numbers(kernel.ARCH)
     program = seccomp.head(kernel.ARCH)
     for name, mode in (("mknod", bpf.ARG1), ("mknodat", bpf.ARG2)):
@@ -117,7 +118,7 @@ _GROUNDS = "skillyard/sandbox/native/grounds"
 
 
 def install(directory: Path) -> None:
-    """Make ``directory`` afresh: readable by everybody, since each sandbox's gofer is somebody else."""
+    """Puts our modules into a fresh ``directory``, compiled. Each gofer has another user, so everybody can read it."""
     if directory.exists():
         shutil.rmtree(directory)
     for name, source in _modules():
@@ -156,10 +157,12 @@ _OOM_SCORE = "500"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``name`` shows in the host's list of processes. ``uid`` is the id, as the keeper counts them, that is 0 in the
-    jail; ``own_uid``: nobody else has it.
-    ``mount_on`` is an existing directory, covered in the jail's mount namespace only. ``code`` is what
-    :mod:`skillyard.sandbox.native.grounds.gvisor.bundle` made."""
+    """The plan of one jail.
+
+    ``name`` shows in the host's list of processes. ``uid`` is the keeper's id that becomes 0 in the jail; ``own_uid``
+    says that no other sandbox has it. ``mount_on`` is an existing directory, covered in the jail's mount namespace
+    only. ``code`` is the directory that :func:`install` made.
+    """
 
     name: str
     runsc: Runsc
@@ -174,8 +177,10 @@ class Plan:
 
 
 def start(plan: Plan, stdin: int, errors: int, groups: Sequence[int], into: int) -> tuple[int, int]:
-    """Clone and become runsc: pid and pidfd. ``groups`` are joined by writing (cgroup version 1), ``into`` by the
-    clone (version 2; -1 for none). Raises OSError; nothing is left then."""
+    """Starts runsc in its jail; returns its pid and pidfd. Raises OSError; nothing is left then.
+
+    ``groups`` are joined by writing (cgroup version 1), ``into`` by the clone (version 2; -1 for none).
+    """
     contents = plan.contents
     fds: list[int] = []
     try:
@@ -245,7 +250,7 @@ def _enter(plan: Plan, binds: list[root.Bind], groups: Sequence[int]) -> None:
 
 
 def _begin_root(plan: Plan) -> None:
-    """As long as we have the keeper's id: the way to the directory may be closed to any other."""
+    # Only the keeper's id may be able to reach the directory, so this comes before the change of ids.
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("jail", plan.mount_on, "tmpfs", _QUIET, "size=16m,mode=0755,uid=0,gid=0")
     os.chdir(plan.mount_on)
@@ -269,14 +274,14 @@ def _fill_root(plan: Plan, binds: list[root.Bind]) -> None:
 
 
 def _mount_shown(fd: int, path: str) -> None:
-    """The gofer's copy of a shared mount gets what is mounted below it later (mount_namespaces(7))."""
+    # A shared mount passes later mounts below it on to the gofer's copy (mount_namespaces(7)).
     os.mkdir(path, 0o755)
     kernel.move_mount(fd, path)
     kernel.mount("none", path, None, _MS_SHARED)
 
 
 def _outer(bind: root.Bind) -> bool:
-    """What is for runsc; gVisor brings devices of its own."""
+    # Devices are for runsc; gVisor has its own.
     return bind.target == _PROGRAM.lstrip("/") or bind.target.startswith("dev/")
 
 

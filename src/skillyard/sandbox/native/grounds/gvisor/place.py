@@ -1,4 +1,9 @@
-"""What a gVisor sandbox has: an id, a control group, what is shown in it, and a runsc that is heard and bounded."""
+"""The place of a gVisor sandbox: id, control group, mounts, and the memory of its sentry.
+
+Its programs are not processes of the host. All of their memory, and of the files they write, is in memory files of the
+sentry, whose st_blocks count what is really held. The sentry's own memory grows with the programs' work, and counts
+beyond an allowance.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _ALLOWANCE = 48 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Sentry:
-    """``files`` are the paths of its memory files, as /proc shows its descriptors."""
+    """The process that runs the programs; ``files`` are paths of its memory files."""
 
     pid: int
     files: tuple[str, ...]
@@ -43,7 +48,7 @@ class Sentry:
 
 
 def find_sentry(root: int) -> Sentry | None:
-    """The process below ``root`` that holds the memory of the programs."""
+    """Returns the process below ``root`` that holds the memory of the programs."""
     for pid in tree_of(root):
         files = tuple(_memory_files(pid))
         if files and _is_boot(pid):
@@ -52,7 +57,7 @@ def find_sentry(root: int) -> Sentry | None:
 
 
 class SentryMeter:
-    """Counts from :meth:`begin` on: what the sandbox held and used before it was lent is nobody's."""
+    """Counts from :meth:`begin` on: use before the sandbox was lent belongs to no run."""
 
     worker = 0
 
@@ -80,13 +85,12 @@ class SentryMeter:
         return max(0, self.sentry.guest_bytes() - self._guest_before) + max(0, own)
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
-        """gVisor counts as used what a program wanted to use of processors: the host knows better. The largest that one
-        process was, it knows best."""
+        # gVisor counts the processor time that programs wanted; only the host knows the time that they got.
         self.used.peak_rss = max(self.used.peak_rss, peak_rss)
         self.look()
 
     def look(self) -> None:
-        """Looks before the end: afterwards nobody can tell what the sentry and its stubs used."""
+        """Counts the use so far. After the end, no process is left to tell it."""
         if self._root >= 0:
             self.used.saw(self.held())
             self._seen_seconds = max(self._seen_seconds, _seconds(self._root) - self._seconds_before)
@@ -125,7 +129,7 @@ def _status_bytes(pid: int, key: str) -> int:
 
 
 def _seconds(root: int) -> float:
-    """Returns the processor time of a whole tree so far, with those of it that have ended."""
+    """Returns the processor time of a whole tree so far, ended processes included."""
     total = 0.0
     for pid in tree_of(root):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -137,8 +141,7 @@ BOOT_BOUND_S = 20.0
 _TEXT_KEPT = 4096
 _PIECES_A_TURN = 64
 _LOOKS = 2
-"""How often in a row memory is found over its limit before that counts: gVisor gives back freed memory a little
-later than it was freed."""
+"""Looks in a row that must find memory over its limit: gVisor gives freed memory back a little later."""
 
 
 class Starts(Protocol):
@@ -150,7 +153,7 @@ class Starts(Protocol):
 
 
 class GvisorPlace:
-    """``platform`` is what its runsc was started on; ``cpus`` what it is held to where no controller counts."""
+    """``platform`` is that of its runsc; ``cpus`` bound it where no controller counts."""
 
     stays = False
     lingers = True
@@ -191,7 +194,7 @@ class GvisorPlace:
         return self._host.ids.base + self._share.slot if self._host.ids.count > 1 else 0
 
     def started(self, sandbox: Sandbox, pid: int, pidfd: int, platform: str, groups: list[int]) -> None:
-        """runsc runs: its init waits for its descriptors on the control socket."""
+        """Sends init its descriptors, for which it waits on the control socket."""
         self.platform = platform
         sandbox.loop.watch(self._said, READ, lambda _: self._listen())
         packets.send(sandbox.control, {"stdio": True}, [sandbox.inside_channel.fileno(), sandbox.inside_output])
@@ -238,7 +241,7 @@ class GvisorPlace:
         self._host.give_back(self._share)
 
     def check_memory(self, sandbox: Sandbox) -> None:
-        """Memory and files come as one sum; how much of it is files is asked where it matters."""
+        """Ends a sandbox over its limit. Memory and files come as one sum; init is asked for the files when needed."""
         limit, held = self.shape.memory_mb * MIB, self.meter.held()
         if held > limit and not self._asked_files:
             self._asked_files = True
@@ -257,11 +260,11 @@ class GvisorPlace:
         sandbox.handed_over([-1, -1, -1, *groups])
 
     def _complaint(self) -> str:
-        """Returns the end of what runsc said."""
+        """Returns the last words of runsc."""
         return words.plain(self._text.decode("utf-8", "replace")) or "runsc ended without a word"
 
     def _listen(self) -> None:
-        """Takes all, so that nobody waits for us, and keeps the end of it."""
+        """Reads all errors, so that no writer waits for us, and keeps the last of them."""
         for _ in range(_PIECES_A_TURN):
             try:
                 data = os.read(self._said, 1 << 16)

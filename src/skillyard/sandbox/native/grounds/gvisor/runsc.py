@@ -1,4 +1,4 @@
-"""Which runsc there is, and how it is called."""
+"""The runsc program of this host: where it is, which version, and its command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, field
 
 PLATFORMS = ("systrap", "ptrace")
-"""In the order in which ``auto`` tries them. kvm needs a device that it may share with nobody, and is never tried."""
+"""The platforms in the order in which ``auto`` tries them. kvm needs a device for itself and is never tried."""
 
 MEND = (
     "install gVisor: apt install runsc (Debian 12 and later), or set gvisor.runsc to the program from gvisor.dev; "
@@ -20,7 +20,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def locate(named: str) -> str:
-    """The absolute path of runsc; empty when there is none that we may execute."""
+    """Returns the absolute path of runsc; empty when there is none that we may execute."""
     path = os.pathsep.join((os.environ.get("PATH", ""), _PATH))
     found = shutil.which(named or "runsc", path=path)
     return os.path.realpath(found) if found else ""
@@ -28,7 +28,7 @@ def locate(named: str) -> str:
 
 @dataclass(slots=True)
 class Runsc:
-    """A runsc, and the platform that it works with here: the first of ``platforms`` until one has worked."""
+    """A runsc and its platform: the first of ``platforms``; those that fail are removed."""
 
     path: str
     version: str
@@ -36,7 +36,7 @@ class Runsc:
     platforms: list[str]
     proven: bool = False
     failures: dict[str, str] = field(default_factory=dict)
-    """Platform → why it did not work."""
+    """The reasons why platforms did not work."""
 
     @property
     def platform(self) -> str:
@@ -46,17 +46,15 @@ class Runsc:
         self.proven = True
 
     def failed(self, platform: str, why: str) -> None:
-        """One that never worked makes room for the next."""
+        """Goes on to the next platform, unless one has worked before."""
         if not self.proven and platform == self.platform:
             self.failures[platform] = why
             if len(self.platforms) > 1:
                 del self.platforms[0]
 
     def arguments(self, program: str, state: str, bundle: str, name: str) -> list[str]:
-        """The command that runs a bundle's container, for the one id that the caller's user namespace maps.
-
-        Files go through the gofer, not straight from the sentry (``directfs``): the sentry then opens none.
-        """
+        """Returns the command that runs a container under the one id of our user namespace."""
+        # Without directfs the gofer opens all files, and the sentry none.
         wanted = {
             "root": state,
             "rootless": "true",
@@ -77,7 +75,7 @@ _NEEDED = frozenset({"root", "rootless", "ignore-cgroups", "network", "platform"
 
 
 def describe(path: str, platform: str) -> Runsc:
-    """Ask it about itself. Raises OSError saying what is wrong with it."""
+    """Asks runsc for its version and flags. Raises OSError with the reason why it cannot be used."""
     version = re.search(r"runsc version (?:release-)?(\S+)", _ask(path, "--version"))
     flags = frozenset(re.findall(r"^  -(\S+)", _ask(path, "flags"), re.MULTILINE))
     if version is None or not flags >= _NEEDED:
@@ -86,11 +84,10 @@ def describe(path: str, platform: str) -> Runsc:
 
 
 def _ask(path: str, question: str) -> str:
-    """``runsc flags`` writes to stderr."""
     try:
         done = subprocess.run(
             [path, question], capture_output=True, text=True, timeout=_BOUND_S, check=False, env={"PATH": _PATH}
         )
     except subprocess.TimeoutExpired:
         raise OSError(0, f"{path} {question} does not answer") from None
-    return done.stdout + done.stderr
+    return done.stdout + done.stderr  # where ``runsc flags`` writes

@@ -1,4 +1,4 @@
-"""The native ground: each sandbox is a clone of a zygote in namespaces of its own, counted by control groups."""
+"""The native ground: a sandbox is a zygote's clone in its own namespaces and control group."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from skillyard.sandbox.native.linux import kernel, namespaces
 
 _INODES_PER_MIB = 128
 _SPARE_PIDS = 8
-"""RLIMIT_NPROC above the controller's limit, so that the one that counts refusals refuses first."""
+"""RLIMIT_NPROC lies so far above the controller's limit, which counts refusals and so must refuse first."""
 _ZYGOTE_PIDS = 64
-"""Of one that runs packages' code, clones included until they are in groups of their own."""
+"""The processes of a zygote that runs packages' code, its clones included until they join groups of their own."""
 _STACK = 8 * MIB
-"""Bytes of a thread's stack. RLIMIT_DATA counts it whole, however little is touched. Where a controller counts touched
-memory, there is room for the stacks of all threads."""
+"""Bytes of a thread's stack, which RLIMIT_DATA counts whole. Where a controller counts the touched memory, the limit
+leaves room for the stacks of all threads."""
 _GROUP_HEADROOM = 24 * MIB
-"""What the two interpreters of a sandbox may hold before foreign code starts."""
+"""Bytes for the two interpreters of a sandbox before foreign code starts."""
 
 
 def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
@@ -44,7 +44,7 @@ def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
 
 
 def enter() -> None:
-    """Comes before the pid namespace: in there, nobody could name the server."""
+    """Runs before the pid namespace begins, in which the server has no pid."""
     hierarchies.make_room()
     namespaces.enter()
     memory.largest_buffer()
@@ -59,7 +59,7 @@ def settle() -> None:
 
 
 class NamespacesPlace:
-    """An id, a control group, and the walls that were ordered."""
+    """The place of one sandbox: its id, its control group, and the walls that were ordered."""
 
     stays = True
     lingers = False
@@ -98,8 +98,7 @@ class NamespacesPlace:
         return None
 
     def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
-        """A pid namespace is empty when its first process is gone, and its mounts go with it."""
-        then()
+        then()  # a pid namespace is empty when its first process is gone, and its mounts are gone, too
 
     def release(self) -> None:
         self._host.give_back(self._share)
@@ -159,8 +158,7 @@ class NamespacesGround:
         return self._host.empty()
 
     def end_strays(self, done: Callable[[], None]) -> None:
-        """Whatever is left ends with the keeper, the first process of a pid namespace."""
-        done()
+        done()  # they end with the keeper, the first process of their pid namespace
 
     def leave(self) -> None:
         self._host.leave()

@@ -2,6 +2,9 @@
 
 A socket belongs to the namespace where it was made, wherever its descriptor goes. The keeper is single-threaded and
 has a network namespace of its own, so it can enter another for a moment and come back.
+
+All addresses lead to the sandbox's own namespace (rtnetlink(7)): by a route of the type ``local`` for 0.0.0.0/0, each
+packet arrives at the sockets there, and getsockname(2) of an accepted one tells the address that was meant.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from skillyard.sandbox.native.keeper.request import Listen, Opened
 from skillyard.sandbox.native.linux import kernel
 
 SANDBOX_ADDRESS = "198.18.0.1"
-"""The sandbox's own beside 127.0.0.1, by which resolvers see that there is IPv4 (AI_ADDRCONFIG, RFC 3493 §6.1), and
-where connections come from, so that none can meet itself."""
+"""The sandbox's own address beside 127.0.0.1. Resolvers see by it that there is IPv4 (AI_ADDRCONFIG, RFC 3493 §6.1),
+and it is the source of connections, so that none can meet itself."""
 
 _LOOPBACK = 1
 """The index of ``lo`` in every network namespace."""
@@ -29,7 +32,7 @@ _TABLE_LOCAL, _PROTOCOL_STATIC, _SCOPE_UNIVERSE, _SCOPE_HOST, _TYPE_LOCAL = 255,
 _NETNS_COOKIE = 71
 _HEAD, _ADDRESS, _ROUTE = struct.Struct("=IHHII"), struct.Struct("=BBBBI"), struct.Struct("=BBBBBBBBI")
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EACCES})
-"""The kernel has none, or it is switched off for the device: IPv6 addresses then lead nowhere, which is no way out."""
+"""Errors where the kernel has no IPv6, or none on the device: its addresses then lead nowhere, as they may."""
 
 
 def _route(family: int) -> bytes:
@@ -62,21 +65,23 @@ _MESSAGES = b"".join(_message(kind, number, body) for number, (_, kind, body, _)
 
 
 def connect() -> socket.socket:
-    """To the network namespace that we are in."""
+    """Returns a routing socket of the network namespace that we are in."""
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
     netlink.bind((0, 0))
     return netlink
 
 
 def namespace(sock: socket.socket) -> int:
-    """Which network namespace it belongs to: a number that no other has (SO_NETNS_COOKIE, Linux 5.14)."""
+    """Returns the unique number of a socket's network namespace (SO_NETNS_COOKIE)."""
     cookie: int = struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, 8))[0]
     return cookie
 
 
 def lead_everything_here(netlink: socket.socket) -> None:
-    """In the namespace that ``netlink`` belongs to, which must be a sandbox's. What is there already stays.
-    Raises OSError naming the step."""
+    """Makes the routes in the namespace of ``netlink``, which must be a sandbox's.
+
+    Routes that are there already stay. Raises OSError naming the step.
+    """
     netlink.send(_MESSAGES)
     for number, code in _answers(netlink, len(_STEPS)):
         what, _, _, excused = _STEPS[number]
@@ -85,7 +90,7 @@ def lead_everything_here(netlink: socket.socket) -> None:
 
 
 def _answers(netlink: socket.socket, wanted: int) -> list[tuple[int, int]]:
-    """(which message, error number) of each: the kernel answered while we sent (netlink(7))."""
+    """Returns number and error of each message, which the kernel answered while we sent."""
     found: list[tuple[int, int]] = []
     while len(found) < wanted:
         data = netlink.recv(16384, socket.MSG_DONTWAIT)
@@ -103,7 +108,7 @@ _IP_PKTINFO, _IPV6_RECVPKTINFO, _IPV6_FREEBIND = 8, 49, 78
 
 
 class Home:
-    """The network namespace in which this is made, the keeper's own: to return to."""
+    """The keeper's own network namespace, in which this is made, to return to."""
 
     def __init__(self) -> None:
         self.fd = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -111,7 +116,7 @@ class Home:
             self.number = namespace(sock)
 
     def enter(self) -> None:
-        """A keeper that is lost in a sandbox's network must not go on: all it holds ends with it."""
+        """Returns to it. A keeper that is lost in a sandbox's network ends."""
         try:
             kernel.setns(self.fd, kernel.CLONE_NEWNET)
         except OSError as error:
@@ -119,8 +124,10 @@ class Home:
 
 
 def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
-    """In the network namespace of ``pidfd``'s process. Raises OSError naming the step, ProcessLookupError when it has
-    ended; nothing is open then."""
+    """Opens sockets in the network namespace of ``pidfd``'s process.
+
+    Raises OSError naming the step, ProcessLookupError when it has ended; nothing is open then.
+    """
     kernel.setns(pidfd, kernel.CLONE_NEWNET)
     try:
         with connect() as netlink:
@@ -179,7 +186,7 @@ def _listener(family: int, kind: int, port: int) -> socket.socket | None:
 
 @functools.cache
 def _family() -> int:
-    """IPv6, whose sockets take IPv4 too, unless this kernel has none."""
+    """Returns IPv6, whose sockets take IPv4, too, unless this kernel has none."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM | socket.SOCK_CLOEXEC).close()
     except OSError:

@@ -1,9 +1,9 @@
 """Hanging skills and blobs into a sandbox from outside.
 
-The mount namespace of a sandbox may be the work of packages that were imported ahead, with a process of theirs alive in
-it: nothing is made, changed or looked up in there but the places to hang something at. All that is hung is made here,
-read-only, and its descriptors say where the next goes. The keeper is single-threaded, so changing its own mount
-namespace for a moment changes nobody else's.
+Packages that were imported ahead may have shaped a sandbox's mount namespace and left a process in it. So nothing is
+made, changed or looked up in there but the places to attach something at. All mounts are made here, read-only, and
+descriptors of them say where the next goes. The keeper is single-threaded, so it can change its own mount namespace
+for a moment.
 """
 
 from __future__ import annotations

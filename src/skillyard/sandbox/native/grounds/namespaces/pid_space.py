@@ -1,7 +1,7 @@
-"""A pid namespace for one zygote that imports packages: what they start sees and signals nothing outside of it.
+"""A pid namespace for one zygote that imports packages, which holds all that they start.
 
-Its first process does nothing but be there: when it ends, so does all that is in there (pid_namespaces(7)), which is
-why it stays as long as sandboxes of the zygote do.
+Its first process does nothing. When it ends, all others in there end, too (pid_namespaces(7)), so it stays as long as
+sandboxes of the zygote do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PidSpace:
         _FIRST.add(self._first)
 
     def fork(self) -> int:
-        """As fork(2); the child, which is ours as ever, is in there. Raises OSError."""
+        """Forks a child of ours into the namespace. Raises OSError."""
         kernel.setns(self._space, kernel.CLONE_NEWPID)
         pid = os.fork()
         if pid:
@@ -55,7 +55,7 @@ class PidSpace:
         return pid
 
     def abandon(self) -> None:
-        """Nobody of ours came to be in there."""
+        """Ends the namespace, in which no process of ours was made."""
         kernel.pidfd_kill(self._pidfd)
         for fd in (self._pidfd, self._own, self._space):
             os.close(fd)
@@ -63,9 +63,11 @@ class PidSpace:
         _FIRST.discard(self._first)
 
     def has_strangers(self, zygote: int, known: Collection[int], beside: int = -1) -> bool:
-        """Returns whether processes in here are not ``known``. Looked at are children of the zygote, of the first
-        process, which gets the orphans, and of ours. With ``beside``, one in a namespace further in may be there that
-        shares none with that process. Raises OSError when they change meanwhile."""
+        """Returns whether it has processes that are not ``known``. Raises OSError when they change.
+
+        The look takes in the children of the zygote, of the first process, which gets the orphans, and of ours. With
+        ``beside``, a process in an inner namespace may be there that shares no namespace with that process.
+        """
         if len(threads(zygote)) != 1 or children(zygote) or children(self._first):
             return True
         own = os.stat(self._space)
@@ -91,8 +93,10 @@ class PidSpace:
         return not depth or beside < 0 or any(_same_space(pid, beside, name) for name in SPACES)
 
     def end(self, loop: Turns, ours: Callable[[], Collection[int]]) -> None:
-        """Kill all that is in there and reap it. What was cloned in there as a child of ours and never told of is
-        nobody's: neither it nor the namespace would ever go. ``ours`` are the children that somebody waits for."""
+        """Kills and reaps all processes in there. ``ours`` are the children that somebody waits for.
+
+        Nobody waits for a clone that is our child and was never told of; it would keep the namespace for ever.
+        """
         kernel.pidfd_kill(self._pidfd)
         loop.watch(self._pidfd, READ, lambda _: self._gone(loop))
 
@@ -125,7 +129,7 @@ def _is_dead(pid: int) -> bool:
 
 
 def _be_there() -> None:
-    """The first process: a copy of the keeper, which nobody may look into, without any of its descriptors."""
+    """Runs as the first process: an undumpable copy of the keeper without its descriptors."""
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Making the process that becomes a zygote: its user namespace, its root, then the interpreter by exec."""
+"""Makes the process that becomes a zygote: namespaces, root, then the interpreter by exec."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NAMESPACES = (
 )
 KEEPER_FD, _ERRORS_FD = 3, 2
 _DESCRIPTORS = 2048
-"""Of a zygote that imports packages."""
+"""The most of a zygote that imports packages."""
 _UNDER_WAY = 384
-"""Descriptors of one message, SCM_MAX_FD, and of those that the keeper itself sends meanwhile."""
+"""Descriptors of one message (SCM_MAX_FD) and of messages that the keeper sends meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,10 @@ class ZygotePlan:
     """Makes a group for a zygote that runs packages' code."""
 
     def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
-        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError.
+        """Starts a zygote that speaks on ``sock`` and writes errors to ``errors``. Raises OSError.
 
-        With ``modules``, packages' code will run in it: it sees no process but its own and those of its sandboxes."""
+        With ``modules``, packages' code will run in it, and it sees its own processes and its sandboxes' only.
+        """
         if not modules:
             pid, _ = _start(self, os.fork, [self.group] if self.group else [], sock, errors, ())
             return Started(pid)
@@ -71,7 +72,7 @@ class ZygotePlan:
 
 
 def environment(python: Interpreter) -> dict[str, str]:
-    """The whole environment of a sandbox, before what a run adds."""
+    """Returns the environment variables of a sandbox, to which a run adds its own."""
     places = [os.path.dirname(python.executable), "/usr/local/bin", "/usr/bin", "/bin"]
     return {
         "PATH": ":".join(dict.fromkeys(places)),
@@ -133,7 +134,7 @@ def _join(files: Sequence[str]) -> None:
 
 
 def _own_proc(binds: list[root.Bind]) -> list[root.Bind]:
-    """With the /proc of our own pid namespace in place of the keeper's."""
+    """Returns ``binds`` with the /proc of our own pid namespace in place of the keeper's."""
     namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
@@ -170,7 +171,7 @@ def _become(
 
 
 def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
-    """Makes the root with the zygote's id as owner. The keeper's rights are not those of a sandbox."""
+    """Makes the root, owned by the zygote's id."""
     base = plan.ids.base
     namespaces.unshare("mount namespace", kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -184,8 +185,10 @@ def _make_root(plan: ZygotePlan, binds: list[root.Bind]) -> None:
 
 
 def lessen_descriptors() -> None:
-    """Holds what packages are imported in below the keeper's limit, and above that of sandboxes: it is how many
-    descriptors may be in flight, which the kernel counts by user (unix(7), ETOOMANYREFS)."""
+    """Lowers the limit of descriptors for packages' code below the keeper's.
+
+    It bounds the descriptors in flight, which the kernel counts by user (unix(7), ETOOMANYREFS).
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # The last message may take its sender past its limit, and must not reach the keeper's.
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(max(hard - _UNDER_WAY, hard // 2), _DESCRIPTORS)
@@ -193,7 +196,7 @@ def lessen_descriptors() -> None:
 
 
 def keep_only(sock: socket.socket, errors: int) -> None:
-    """Of all our descriptors: the keeper's socket as KEEPER_FD, and where errors are written, as standard error."""
+    """Keeps the keeper's socket as KEEPER_FD and ``errors`` as standard error alone."""
     null = os.open("/dev/null", os.O_RDWR)
     high = [os.dup(fd) for fd in (null, errors, sock.fileno())]
     while any(fd <= KEEPER_FD for fd in high):

@@ -1,8 +1,7 @@
-"""The look from outside at the walls of a sandbox whose zygote has run packages' code. Such code may have spoiled the
-walls, or left a process where it can reach in.
+"""The look from outside at the walls of a sandbox whose zygote has run packages' code.
 
-Two things the kernel tells nobody: the Landlock domain of another process, and what its filters say beyond their
-number.
+Such code may have spoiled the walls, or left a process that can reach in. The kernel tells nobody the Landlock domain
+of another process, nor more about its filters than their number.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def lacking(
     proc_files: Sequence[str],
     proc_directories: Sequence[str],
 ) -> str:
-    """Which wall is missing, for namespaces and all; empty when none is. ``uid`` is who its processes must be."""
+    """Returns which wall is missing, or nothing. ``uid`` must be the user of all processes."""
     for _ in range(_LOOKS):
         try:
             if zygote.has_strangers(sandbox.pid):
@@ -94,7 +93,7 @@ def _process(pid: int, uid: int, build: walls.Build) -> str:
 
 
 def process_lacks(pid: int, empty: tuple[str, ...]) -> str:
-    """Of what every isolation has: no new privileges, a filter, and ``empty`` sets of capabilities."""
+    """Returns which wall of every isolation is missing; ``empty`` sets hold no capability."""
     found = status(pid)
     if found.get("NoNewPrivs") != "1":
         return "no_new_privs is missing"
@@ -125,7 +124,7 @@ def _grouped(group: Group | None, pids: set[int]) -> bool:
 
 
 def _space(pid: int, name: str) -> str:
-    """Returns the namespaces of a process. Raises OSError."""
+    """Returns a namespace of a process. Raises OSError."""
     return os.readlink(f"/proc/{pid}/ns/{name}")
 
 
