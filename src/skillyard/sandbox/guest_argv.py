@@ -46,7 +46,7 @@ def descriptor(number: int) -> str:
 
 
 def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: str) -> Argv:
-    """Returns the command that runs a request of :func:`~skillyard.domain.sandbox.spec.encode_request`.
+    """Returns the command that runs an encoded request.
 
     It ends with status 0 when the last frame was written, whether the code succeeded or not.
     """

@@ -1,6 +1,9 @@
-"""Control groups, version 2 or 1, as the host mounts them (cgroups(7)): one group a sandbox, used once.
+"""Control groups, version 2 or 1, as the host mounts them: one a sandbox, used once.
 
-Version 1 joins by a write of ``0`` to ``tasks`` from inside, which needs no global lock; version 2 is cloned into.
+A process joins a group of version 1 by a write of ``0`` to ``tasks``, which needs no global lock, and is cloned into
+one of version 2. A lock on the directory of a keeper's groups (flock(2)) ends with the keeper. The groups of a killed
+keeper are empty, since its processes ended with it: the next keeper beside it removes them. Directories are 0700, so
+that nobody else can hold a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ _LOCK_BOUND_S = 2.0
 
 
 def claim(path: str) -> int:
-    """Make the directory unless it is there, and own it as long as the descriptor is open. Raises OSError."""
+    """Makes a directory unless it is there, and owns it while the descriptor is open.
+
+    Raises OSError.
+    """
     deadline = time.monotonic() + _LOCK_BOUND_S
     while True:
         os.makedirs(path, 0o700, exist_ok=True)
@@ -36,7 +42,7 @@ def claim(path: str) -> int:
 
 
 def sweep_dead(bases: Iterable[str]) -> None:
-    """Remove the groups of keepers that are no more, directly below ``bases``; ours are locked, and stay."""
+    """Removes the groups of dead keepers directly below ``bases``; ours are locked."""
     for base in bases:
         with contextlib.suppress(OSError), os.scandir(base) as entries:
             for entry in entries:
@@ -50,7 +56,7 @@ def children(path: str) -> list[str]:
 
 
 def remove(paths: Iterable[str]) -> list[str]:
-    """Those that are left: a process may still be in them, be it one that is about to end."""
+    """Removes groups; returns those in which processes are left, perhaps ending ones."""
     return [path for path in paths if not _removed(path)]
 
 
@@ -84,7 +90,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is(fd: int, path: str) -> bool:
-    """Whether it was not swept away between our making and our locking it."""
+    """Returns whether no sweep removed it between our making and our locking it."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -112,14 +118,14 @@ def words(path: str) -> list[str]:
 
 
 def counter(text: str, key: str) -> int:
-    """The number behind ``key`` in lines of a key and a number."""
+    """Returns the number behind ``key`` in lines of a key and a number."""
     words = text.split()
     return next((int(words[i + 1]) for i in range(0, len(words) - 1, 2) if words[i] == key), 0)
 
 
 _PERIOD_US = 100_000
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
-"""File, what a fresh group has, the least."""
+"""By version: the file, the weight of a fresh group, and the least weight."""
 _UNBOUND: Mapping[int, Callable[[str], tuple[str, str]]] = {
     1: lambda path: (f"{path}/cpu.cfs_quota_us", "-1"),
     2: lambda path: (f"{path}/cpu.max", "max"),
@@ -146,13 +152,13 @@ class Group:
     _open: dict[str, int] = field(default_factory=dict)
 
     def join_descriptors(self) -> list[int]:
-        """Version 1: one ``tasks`` file a hierarchy. Version 2: the directory, for CLONE_INTO_CGROUP."""
+        """Opens one ``tasks`` file a hierarchy (version 1) or the directory to clone into."""
         if self.version == 2:
             return [os.open(self.directories[""], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         return [os.open(f"{path}/tasks", os.O_WRONLY | os.O_CLOEXEC) for path in _distinct(self.directories)]
 
     def join_files(self) -> list[str]:
-        """Where a process that is to be a member writes ``0``."""
+        """Returns the files to which a process writes ``0`` to become a member."""
         name = "cgroup.procs" if self.version == 2 else "tasks"
         return [f"{path}/{name}" for path in _distinct(self.directories)]
 
@@ -161,7 +167,7 @@ class Group:
         return [{int(word) for word in read(path).split()} for path in self.join_files()]
 
     def open_counters(self) -> None:
-        """Ahead of the run, so that reading them at its end costs little."""
+        """Opens them ahead of the run, so that reading them at its end costs little."""
         for name in _COUNTERS[self.version]:
             path = f"{self._path(name.partition('.')[0])}/{name}"
             with contextlib.suppress(FileNotFoundError):  # memory.peak is younger than the rest
@@ -174,7 +180,7 @@ class Group:
         return self._counter("pids.events", "max")
 
     def processes(self) -> int:
-        """Processes and threads that are in it now."""
+        """Returns the number of processes and threads that are in it now."""
         text = read(f"{self._path('pids')}/pids.current").strip()
         return int(text) if text.isdigit() else 0
 
@@ -183,8 +189,7 @@ class Group:
         return [int(word) for word in words(f"{next(iter(self.directories.values()))}/cgroup.procs")]
 
     def hurry(self) -> None:
-        """Let those that were told to end do so without a quota: what they still have to do is little, and others
-        wait for the locks that they hold."""
+        """Lets processes that were told to end do so without a quota: others wait for their locks."""
         with contextlib.suppress(OSError):
             if path := self._path("cpu"):
                 write(*_UNBOUND[self.version](path))
@@ -202,7 +207,7 @@ class Group:
         return counter(told, "total_rss") + int(sockets or 0)
 
     def weigh(self, level: int) -> bool:
-        """Weigh 2**-level of a fresh group's weight against the others; False where nobody counts processors."""
+        """Sets 2**-level of a fresh group's weight; returns whether a controller counts."""
         path = self._path("cpu")
         if path is None:
             return False
@@ -222,7 +227,7 @@ class Group:
         return "" if fd is None else os.pread(fd, 4096, 0).decode("ascii", "replace")
 
     def remove(self) -> bool:
-        """Whether it is gone; a group may stay busy for a moment after its last process."""
+        """Removes it; returns whether it is gone, since it may stay busy for a moment."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -244,7 +249,7 @@ class Group:
 
 @dataclass(slots=True)
 class Cgroups:
-    """Where this keeper makes its groups. ``missing`` says why a controller cannot be had."""
+    """The parents of this keeper's groups. ``missing`` has the reasons for missing controllers."""
 
     version: int = 0
     parents: dict[str, str] = field(default_factory=dict)
@@ -252,13 +257,13 @@ class Cgroups:
     claims: dict[str, int] = field(default_factory=dict)
     """Parents and the descriptors that own them."""
     cloner: int | None = None
-    """Whose processes are cloned into the groups (version 2), where that is not ourselves."""
+    """The user of the process that clones into the groups (version 2), where it has another than we."""
 
     def has(self, controller: str) -> bool:
         return controller in self.parents
 
     def make(self, name: str, limits: GroupLimits) -> Group:
-        """A fresh group with its limits set. On failure nothing is left."""
+        """Makes a group with its limits. On failure nothing is left."""
         if self.version == 2:
             directories = {"": f"{self.parents['memory']}/{name}"}
         else:
@@ -283,7 +288,7 @@ class Cgroups:
                 write(f"{path}/{name}", value.lstrip("?"))
 
     def stand_back(self) -> None:
-        """All sandboxes together weigh half of what one process of the server does, when both want to work."""
+        """Gives all sandboxes together half the weight of one process of the server."""
         path = self.parents.get("cpu")
         if path is not None:
             name, whole, _ = _WEIGHTS[self.version]
@@ -291,10 +296,10 @@ class Cgroups:
                 write(f"{path}/{name}", str(whole // 2))
 
     def let_clone(self, uid: int) -> str:
-        """Have a process of this user, once it is in the group whose ``cgroup.procs`` this gives, clone into ours.
+        """Lets a user clone into our groups from the group whose ``cgroup.procs`` it returns.
 
         Version 2 looks for the right to write at the new group and at the nearest one above it and the cloner's own
-        (cgroups(7), CLONE_INTO_CGROUP in clone(2)). Empty for version 1, where nobody is cloned into a group.
+        (cgroups(7), CLONE_INTO_CGROUP in clone(2)). The path is empty for version 1, which does not clone into groups.
         """
         if self.version != 2 or not self.parents:
             return ""
@@ -309,14 +314,16 @@ class Cgroups:
             os.chown(f"{path}/cgroup.procs", self.cloner, -1)
 
     def sweep(self) -> list[str]:
-        """Remove the groups that nobody is in: below our parents, and of dead keepers beside them. Those of the
-        former that are left, since a killed keeper's processes take a moment to end."""
+        """Removes groups without processes below our parents, and those of dead keepers beside them.
+
+        Returns groups below our parents that are left: the processes of a killed keeper take a moment to end.
+        """
         parents = _distinct(self.parents)
         sweep_dead(dict.fromkeys(map(os.path.dirname, parents)))
         return remove(path for parent in parents for path in children(parent))
 
     def close(self) -> None:
-        """Remove the parents; busy ones stay for the next keeper's sweep."""
+        """Removes the parents; busy ones stay for the next keeper's sweep."""
         for path in _distinct(self.parents):
             with contextlib.suppress(OSError):
                 os.rmdir(path)
@@ -324,7 +331,7 @@ class Cgroups:
             os.close(self.claims.popitem()[1])
 
     def claim(self, path: str) -> str:
-        """Make and own a parent. Raises OSError."""
+        """Makes and owns a parent. Raises OSError."""
         if path not in self.claims:
             self.claims[path] = claim(path)
         return path
@@ -336,11 +343,7 @@ def _limits_v1(limits: GroupLimits) -> Sequence[tuple[str, str, str]]:
         ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.memsw.limit_in_bytes", "?" + memory),
         ("memory", "memory.swappiness", "?0"),
-        (
-            "memory",
-            "memory.kmem.tcp.limit_in_bytes",
-            "?" + memory,
-        ),  # else nobody counts what is in TCP's and UDP's queues
+        ("memory", "memory.kmem.tcp.limit_in_bytes", "?" + memory),  # else nobody counts the queues of TCP and UDP
         ("pids", "pids.max", str(limits.pids)),
         ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
         ("cpu", "cpu.cfs_quota_us", str(int(limits.cpus * _PERIOD_US))),

@@ -1,11 +1,11 @@
-"""The hierarchies of control groups of this host, and where in them groups of ours can be made (cgroups(7)).
+"""The hierarchies of control groups of this host, and the places for our groups.
 
 A group of version 2 with processes in it hands no controllers down ("no internal processes"), and a service's processes
 begin in the very group that is delegated to it (systemd's Delegate=yes, a container's root with its own hierarchy). So
 the server and its keeper move into a leaf of it.
 
-Engines mount control groups read-only for a container's root, and the groups below the container's own are still its to
-make. In a cgroup namespace the kernel mounts a hierarchy from there on (cgroup_namespaces(7)).
+Engines mount control groups read-only for a container's root, which may still make groups below the container's own.
+In a cgroup namespace the kernel mounts a hierarchy from that group on (cgroup_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEEDED = ("memory", "pids", "cpu")
 
 
 def find(name: str) -> Cgroups:
-    """The hierarchies of this host in which we may make the group ``name`` for our sandboxes' groups."""
+    """Returns the hierarchies in which we may make the group ``name`` for our sandboxes."""
     mounts, unified = mounted()
     own = own_paths()
     if unified and "memory" in groups.words(f"{unified}/cgroup.controllers"):
@@ -46,10 +46,9 @@ def _parent(mount: str, own: str, name: str) -> str:
 
 
 def _find_v2(mount: str, own: str, name: str) -> Cgroups:
-    """The nearest group above ours that we may write and that hands down what we need.
+    """Takes the nearest group above ours that we may write and that hands controllers down.
 
-    A group with processes of its own cannot hand controllers down (the no-internal-process rule), so it is most
-    often an ancestor: the root for root, the user's delegated slice for an ordinary user.
+    It is most often an ancestor: the root group for root, the user's delegated slice for an ordinary user.
     """
     at = own
     why = "no group above ours may be written"
@@ -72,7 +71,7 @@ def _explained(error: OSError) -> str:
 
 
 def _claim_v2(base: str, name: str) -> Cgroups:
-    """With those controllers that ``base`` has; memory must be one of them."""
+    """Makes our group with the controllers of ``base``, which must have memory."""
     had = [each for each in NEEDED if each in groups.words(f"{base}/cgroup.controllers")]
     if "memory" not in had:
         raise OSError(0, "the memory controller is not handed down to it")
@@ -95,7 +94,7 @@ def _hand_down(path: str, controllers: Sequence[str]) -> None:
 
 
 def mounted() -> tuple[dict[str, str], str | None]:
-    """Version 1 mount points by controller, and the version 2 mount point (proc_pid_mountinfo(5))."""
+    """Returns the mount points of version 1 by controller, and that of version 2."""
     controllers: dict[str, str] = {}
     unified: str | None = None
     for target, kind, options in _own_mounts():
@@ -107,7 +106,7 @@ def mounted() -> tuple[dict[str, str], str | None]:
 
 
 def own_paths() -> Mapping[str, str]:
-    """Controller (``""`` for version 2) → our own group."""
+    """Returns our own group by controller, ``""`` for version 2."""
     own: dict[str, str] = {}
     with open("/proc/self/cgroup", encoding="utf-8") as file:
         for line in file:
@@ -122,9 +121,9 @@ _MARKS = ("user.delegate", "trusted.delegate")
 
 
 def make_room() -> None:
-    """Moves the process that starts a keeper, and its parent, the server, into a leaf of their group.
+    """Moves this process, which starts a keeper, and its parent, the server, into a leaf group.
 
-    Does nothing where there is no need, where others are in that group too, or where it is not ours.
+    It does nothing without need, and for a group that others are in or that is not ours.
     """
     _, unified = mounted()
     if unified is None or "memory" not in groups.words(f"{unified}/cgroup.controllers"):
@@ -176,7 +175,7 @@ def mount_own() -> None:
 
 
 def _cover(target: str, kind: str, controllers: str) -> None:
-    """The kernel refuses to mount a file system on itself: something else goes between."""
+    """Mounts a hierarchy over itself, with a tmpfs between, as the kernel demands."""
     try:
         kernel.mount("between", target, "tmpfs", _QUIET, "size=4k")
     except OSError:
@@ -192,7 +191,7 @@ def _cover(target: str, kind: str, controllers: str) -> None:
 
 
 def _own_mounts() -> Iterator[tuple[str, str, str]]:
-    """Where, the file system's name, and its controllers (version 1): of those hierarchies that limits need."""
+    """Yields mount point, file system and controllers (version 1) of the hierarchies for limits."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")

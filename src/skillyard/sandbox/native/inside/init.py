@@ -1,6 +1,6 @@
-"""pid 1 of a sandbox: it starts programs, reaps everything, tells how each ended, and ends everything when it ends.
+"""pid 1 of a sandbox: starts programs, reaps all processes, and ends them when it ends.
 
-It is never the process that runs foreign code, and it reads nothing that foreign code can write.
+It never runs foreign code, and it reads nothing that foreign code can write.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skillyard.sandbox.native.linux import kernel
 _exit = os._exit  # foreign code may replace what it finds in os
 BLOCKED = {signal.SIGCHLD, signal.SIGINT}
 LAST_WORDS_MS = 1000
-"""Seconds that a worker has to write its stack before it is killed."""
+"""The time that a worker has to write its stack before it is killed."""
 
 
 class Init:
@@ -43,7 +43,7 @@ class Init:
         os.close(output)
 
     def run(self) -> None:
-        """Serve until the keeper lets go."""
+        """Serves until the keeper lets go."""
         os.write(self._control_fd, READY)
         poll = select.poll()
         poll.register(self._control_fd, select.POLLIN)
@@ -58,7 +58,7 @@ class Init:
 
     @property
     def _control(self) -> socket.socket:
-        """Most sandboxes never need it: a socket object is made when it is."""
+        """Returns a socket object, made when it is needed: in most sandboxes it never is."""
         if self._opened is None:
             self._opened = socket.socket(fileno=self._control_fd)
         return self._opened
@@ -83,8 +83,7 @@ class Init:
         return True
 
     def _wind_up(self) -> None:
-        """Ends the programs and stays. The worker is asked for its stack first; its code can neither hinder that nor
-        has to allow it (faulthandler writes it within the signal, and goes on as the signal does)."""
+        """Ends the programs and stays. The worker is asked for its stack first, which its code cannot hinder."""
         if self._worker > 0:
             os.kill(self._worker, signal.SIGXCPU)
             poll = select.poll()
@@ -104,10 +103,10 @@ class Init:
         packets.send(self._control, {"idle_worker_gone": status, "cpu": cpu, "rss": rss})
 
     def heard(self, message: dict[str, Any]) -> None:
-        """What another backend's init understands besides."""
+        """Takes a message that only another backend's init understands."""
 
     def _lend(self, id: str, single: bool) -> None:
-        """The worker that waits is about to be given its one request, unless it ended with an earlier program."""
+        """Learns that the waiting worker gets a request, unless it ended with an earlier program."""
         self._single = single
         if self._worker < 0:
             packets.send(self._control, {"not_lent": id})
@@ -182,11 +181,11 @@ class Init:
         return pid
 
     def place(self, path: str) -> str:
-        """Where a path of the port is to be found in here."""
+        """Returns the place of a port's path in here."""
         return path
 
     def be_child(self, fds: tuple[int, ...]) -> None:
-        """Nothing of init's stays open, and signals are as a fresh process has them."""
+        """Closes init's descriptors, and sets signals as a fresh process has them."""
         _arrange(fds)
         os.setsid()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
@@ -194,8 +193,10 @@ class Init:
 
 
 def _say_done() -> None:
-    """Before this process is torn down, which takes longer than many a run. shutdown(2) reaches every copy of the
-    descriptor, so a child that was left behind cannot hold the channel open."""
+    """Says so before this process is torn down, which takes longer than many a run.
+
+    shutdown(2) reaches every copy of the descriptor, so a child that was left behind cannot hold the channel open.
+    """
     channel = socket.socket(fileno=CHANNEL_FD)
     try:
         channel.sendall(DONE)
@@ -205,7 +206,7 @@ def _say_done() -> None:
 
 
 def _arrange(fds: tuple[int, ...]) -> None:
-    """Make ``fds`` the descriptors 0, 1, 2 …, whatever they were, and close all others."""
+    """Makes ``fds`` the descriptors 0, 1, 2 and so on, and closes all others."""
     high = [os.dup(fd) if fd < len(fds) else fd for fd in fds]
     while any(fd < len(fds) for fd in high):
         high = [os.dup(fd) if fd < len(fds) else fd for fd in high]
@@ -226,7 +227,7 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def end_all_others(reaped: Callable[[int, int], None] = lambda pid, status: None) -> None:
-    """Ends every process of the sandbox but pid 1 itself, by kill(-1). ``reaped`` hears of each."""
+    """Ends all processes of the sandbox but pid 1 by kill(-1). ``reaped`` hears of each."""
     while True:
         try:
             os.kill(-1, signal.SIGKILL)
@@ -239,7 +240,7 @@ def end_all_others(reaped: Callable[[int, int], None] = lambda pid, status: None
 
 
 def _children_of(pid: int) -> list[int]:
-    """Children of every thread; proc_pid_task(5)."""
+    """Returns the children of every thread (proc_pid_task(5))."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -251,7 +252,7 @@ def _children_of(pid: int) -> list[int]:
 
 
 def _kill_tree(leader: int) -> None:
-    """Stop what is found before going deeper, so that nothing forks away while it is being killed."""
+    """Kills a tree. Each process is stopped before its children, so that none forks away."""
     seen: list[int] = []
     queue = [leader]
     while queue:

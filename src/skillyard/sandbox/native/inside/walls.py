@@ -1,7 +1,8 @@
 """The walls of one sandbox, built from inside by the process that becomes its init.
 
-The order is the point: whatever needs a privilege comes before the step that gives it up. Any step that fails ends
-the sandbox before foreign code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``.
+Each step comes before the one that gives up the privilege it needs. Any step that fails ends the sandbox before foreign
+code exists. ``namespaces(7)``, ``user_namespaces(7)``, ``mount_namespaces(7)``. The words that keeper and inside share
+are here, too.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ WRITABLE = {"workspace": WORKSPACE, "tmp": TMP, "shm": SHM}
 SHOWN = {"skills": SKILLS, "blobs": BLOBS}
 EMPTY = "/run/empty"
 TRUST = "/run/egress/ca.pem"
-"""An empty file in the shared root, over which a sandbox's own can be hung."""
+"""An empty file in the shared root, over which a sandbox's own can be mounted."""
 CODE_ROOT = "/opt/skillyard"
-"""Where the keeper puts the few modules of ours that run in here."""
+"""The directory of our modules that run in here."""
 
 RESERVED_PIDS = 300
 _OOM_SCORE = "500"
-"""When the host itself runs out of memory: before anything that is not foreign, whatever the server was given."""
+"""When the host runs out of memory, foreign code ends first, whatever the server was given."""
 
 SMALL_STACK = 4 << 20
 """Bytes of a thread's stack where RLIMIT_DATA bounds a process. A hundred fit into the default limits."""
@@ -60,16 +61,18 @@ MASKED_FILES = (
     "latency_stats", "slabinfo", "vmallocinfo", "kpagecount", "kpageflags", "kpagecgroup", "config.gz", "cmdline",
     "modules", "iomem", "ioports", "locks", "partitions", "diskstats", "swaps", "mdstat", "schedstat",
 )  # fmt: skip
-"""Parts of /proc that tell of the host or reach into it. Files shown as empty; see also MASKED_DIRECTORIES."""
+"""Files of /proc that tell of the host or reach into it; they show as empty. See also MASKED_DIRECTORIES."""
 
 MASKED_DIRECTORIES = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "sysvipc", "tty", "pressure")
-"""Shown as empty directories. ``sys`` stays readable and becomes read-only."""
+"""They show as empty. ``sys`` stays readable and becomes read-only."""
 
 
 class Build(NamedTuple):
-    """What the keeper decided for one sandbox. ``uid`` is its id in the zygote's user namespace, its own or, where
-    there is but one, the zygote's. ``stack_bytes`` is what a thread's stack takes unless it asks for another size;
-    0 for the usual."""
+    """The keeper's orders for one sandbox.
+
+    ``uid`` is its id in the zygote's user namespace: its own or, where there is but one, the zygote's. ``stack_bytes``
+    is the size of a thread's stack unless it asks for another; 0 for the usual.
+    """
 
     uid: int
     own_uid: bool
@@ -85,7 +88,7 @@ class Build(NamedTuple):
     proc_directories: tuple[str, ...]
 
     def encode(self) -> bytes:
-        """Words and commas: reading it back touches few pages of a fresh clone."""
+        """Returns words and commas, which touch few pages of a fresh clone when they are read."""
         return " ".join(
             ",".join(map(str, value)) if isinstance(value, tuple) else str(int(value)) for value in self
         ).encode()
@@ -111,7 +114,7 @@ class Build(NamedTuple):
 
 
 def build(spec: Build, cgroups: Sequence[int], closing: bytes) -> None:
-    """Turn this fresh clone (NAMESPACES) into the init of a sandbox. Raises OSError at the step that failed."""
+    """Turns this fresh clone (NAMESPACES) into a sandbox's init. Raises OSError naming the step."""
     _join(cgroups)
     kernel.unshare(kernel.CLONE_NEWCGROUP)
     _name()
@@ -141,8 +144,7 @@ def _join(cgroups: Sequence[int]) -> None:
 
 
 def _name() -> None:
-    """A container's filter may refuse this one call. The name is then the container's, and the probe, which looks,
-    says that the wall is missing."""
+    """Sets the host name. Where a container's filter refuses it, the probe finds the wall missing."""
     try:
         kernel.sethostname(HOSTNAME)
     except PermissionError:
@@ -156,7 +158,7 @@ def _loopback_up() -> None:
 
 
 def _mount_box(spec: Build) -> None:
-    """One tmpfs holds all that the sandbox can write, so that one limit counts it all."""
+    """Mounts one tmpfs for all that the sandbox can write, so that one limit counts it all."""
     options = f"size={spec.disk_bytes},nr_inodes={spec.inodes},mode=0755"
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("box", BOX, "tmpfs", flags, options)
@@ -184,8 +186,11 @@ def _mount_proc(spec: Build) -> None:
 
 
 def _pass_low_pids() -> None:
-    """Uses up the low pids, so that no process in here has the zygote's, 2. Libraries tell a fork by it (OpenSSL). The
-    kernel gives RESERVED_PIDS once, in order, and begins behind them when it comes round (kernel/pid.c)."""
+    """Uses up the low pids, so that no process in here has the zygote's, 2.
+
+    Libraries tell a fork by the pid (OpenSSL). The kernel gives RESERVED_PIDS once, in order, and begins behind them
+    when it comes round (kernel/pid.c).
+    """
     try:
         _write("/proc/sys/kernel/ns_last_pid", str(RESERVED_PIDS))
     except OSError:  # a kernel without CONFIG_CHECKPOINT_RESTORE
@@ -195,7 +200,7 @@ def _pass_low_pids() -> None:
 
 
 def _become_nobody(spec: Build) -> None:
-    """The host's id of this sandbox, then a user namespace of its own in which it is INSIDE_ID."""
+    """Takes the host's id of this sandbox, then a user namespace in which that is INSIDE_ID."""
     uid = spec.uid
     if spec.own_uid:
         os.setgroups([])
@@ -217,16 +222,20 @@ def _write(path: str, text: str) -> None:
 
 
 def core_limit() -> int:
-    """1 keeps the kernel from handing a crash to the host's core dump handler, which runs as root out there; 0 only
-    keeps it from writing a file (core(5)). Nobody may raise a limit that the server itself was given as 0."""
+    """Returns the limit of core dumps: 1, or 0 where the server itself has 0.
+
+    With 1 the kernel does not start the host's core dump handler, which runs as root; with 0 it does (core(5)).
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     return 1 if hard == resource.RLIM_INFINITY else min(1, hard)
 
 
 def lessen_stacks(size: int) -> None:
-    """Makes threads of programs that are started from here on have stacks of ``size``. The C library takes the limit
-    for it (pthread_create(3)), and RLIMIT_DATA counts them whole. The stack of this process and its forks keeps its
-    room: it is grown now, and the limit counts when a stack grows. Programs may raise the limit again."""
+    """Gives threads of programs that are started later stacks of ``size``.
+
+    The C library takes the limit for it (pthread_create(3)), and RLIMIT_DATA counts stacks whole. The stack of this
+    process and its forks is grown now, before the limit counts. Programs may raise the limit again.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     if soft != resource.RLIM_INFINITY and soft <= size:
         return
@@ -236,9 +245,11 @@ def lessen_stacks(size: int) -> None:
 
 
 def descriptors() -> int:
-    """Returns the limit of descriptors of a sandbox, in the keeper: at most half of those that it may have itself.
+    """Returns a sandbox's limit of descriptors: at most half of the keeper's, which calls this.
+
     Descriptors in flight count by user, and a sender is held to its own limit (unix(7), ETOOMANYREFS); so the messages
-    of sandboxes stop nobody else."""
+    of sandboxes stop nobody else.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1024 if hard == resource.RLIM_INFINITY else min(1024, hard // 2)
 
@@ -251,8 +262,10 @@ def _limit(spec: Build) -> None:
 
 
 def limits(spec: Build) -> tuple[tuple[int, int], ...]:
-    """Returns the limits of each process, soft and hard (setrlimit(2)). RLIMIT_NPROC counts per user namespace when it
-    is set inside one (Linux 5.14)."""
+    """Returns the limits of each process, soft and hard (setrlimit(2)).
+
+    RLIMIT_NPROC counts per user namespace when it is set inside one (Linux 5.14).
+    """
     return (
         (resource.RLIMIT_NPROC, spec.processes),
         (resource.RLIMIT_DATA, spec.data_bytes),

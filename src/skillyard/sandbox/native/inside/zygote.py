@@ -1,8 +1,8 @@
 """The warm interpreter that every sandbox of one environment is cloned from.
 
-It runs inside the sandbox root, has one thread, holds no secret and no tenant's data, and parses nothing but the
-keeper's own messages. What is worth preloading it imports behind the filter that its sandboxes have; that code can
-spoil this process and its clones, and the keeper believes neither.
+It runs inside the sandbox root, has one thread, holds no secret and no principal's data, and parses only the keeper's
+messages. It imports packages ahead behind the filter that its sandboxes have. Their code can spoil this process and its
+clones, and the keeper trusts neither.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ BecomeInit = Callable[[bytes, list[int]], None]
 
 _SCRATCH = "size=64m,nr_inodes=4096,mode=0755"
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Read by numerical libraries when they load: a thread of theirs would not survive the fork."""
+"""Numerical libraries read these when they load. Threads of theirs would not survive the fork."""
 
 
 def main(keeper: int, packages: str, preload: list[str], large: str, closing: str) -> None:
-    """Serve forks on the descriptor ``keeper`` until it closes. The filters come assembled, in hexadecimal."""
+    """Serves clones on the descriptor ``keeper`` until it closes; filters are in hexadecimal."""
     sock = socket.socket(fileno=keeper)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bytes.fromhex(large))
@@ -55,8 +55,7 @@ def main(keeper: int, packages: str, preload: list[str], large: str, closing: st
 
 @contextmanager
 def _scratch() -> Iterator[None]:
-    """Places to write where a sandbox has them: packages that look for some while they are imported find them. What
-    they wrote is not there afterwards."""
+    """Makes the writable places of a sandbox while packages are imported, and removes them."""
     places = tuple(walls.WRITABLE.values())
     for place in places:
         kernel.mount("scratch", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _SCRATCH)
@@ -68,7 +67,7 @@ def _scratch() -> Iterator[None]:
 
 
 def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
-    """The interpreter as its users know it: the site builtins and the environment's packages, nothing of ours."""
+    """Makes the interpreter a plain one: with site builtins and packages, without our path."""
     site.setquit()
     site.setcopyright()
     site.sethelper()
@@ -80,9 +79,9 @@ def be_plain(packages: str, code_root: str = walls.CODE_ROOT) -> None:
 
 
 def import_watched(sock: socket.socket, names: list[str]) -> None:
-    """Import what most runs import, each when the keeper has seen what became of us with the one before.
+    """Imports modules ahead, each after the keeper has looked at us with the one before.
 
-    What cannot be imported ends this process: half of a package may be there, so the next one begins without it.
+    A module that fails ends this process, in which half of a package may be left; the next one begins without it.
     """
     for name in names:
         failed = import_ahead([name])
@@ -95,7 +94,7 @@ def import_watched(sock: socket.socket, names: list[str]) -> None:
 
 
 def import_ahead(names: list[str]) -> dict[str, str]:
-    """Import these; those that cannot be, with the reason."""
+    """Imports modules; returns those that failed with the reason."""
     failed: dict[str, str] = {}
     os.environ.update(_ONE_THREAD)
     for name in names:
@@ -109,7 +108,7 @@ def import_ahead(names: list[str]) -> dict[str, str]:
 
 
 def freeze(preload: bool) -> None:
-    """Readies the guest for forks, and keeps the collector from touching pages that all of them share."""
+    """Readies the guest for forks, and keeps the collector away from pages that they share."""
     guest.prepare(preload)
     gc.collect()
     gc.freeze()
@@ -138,8 +137,10 @@ def serve(sock: socket.socket, clone: Clone, become_init: BecomeInit) -> None:
 
 
 def tell_cloned(sock: socket.socket, pid: int, pidfd: int) -> None:
-    """Tells the keeper, by the pid alone where the packages of another zygote have as many descriptors in flight as
-    our user may (unix(7), ETOOMANYREFS)."""
+    """Tells the keeper of a clone, by the pid alone where no descriptor can be sent.
+
+    The packages of another zygote may have as many in flight as our user may (unix(7), ETOOMANYREFS).
+    """
     try:
         packets.send(sock, {"pid": pid}, [pidfd])
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The process that owns every sandbox of one data directory: pid 1 of its own pid namespace, one thread.
+"""The keeper: the process of one thread that owns all sandboxes of a data directory.
 
-Its end is the end of all it holds; the server is only its client and may come back.
+All of them end with it. The server is its client and may come back.
 """

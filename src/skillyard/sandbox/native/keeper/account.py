@@ -1,4 +1,4 @@
-"""What a sandbox used and which of its limits it met: how the end of a program is told."""
+"""The account of a sandbox: its use, the limits that it met, and the endings of programs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from skillyard.sandbox.native.groups.groups import Group
 _PROCESS_CLOCK = 2
 """``~pid << 3 | 2`` is the clock of a process's processor time (clock_getcpuclockid(3))."""
 _CUTIME = 13
-"""Of /proc/PID/stat after the name: the time of children that were waited for (proc_pid_stat(5))."""
+"""The field of /proc/PID/stat after the name with the time of reaped children (proc_pid_stat(5))."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(slots=True)
 class Used:
-    """What was counted so far. ``peak_rss`` is of one process, ``peak_seen`` of the whole sandbox."""
+    """The use so far. ``peak_rss`` is of one process, ``peak_seen`` of the whole sandbox."""
 
     cpu_seconds: float | None = None
     peak_rss: int = 0
@@ -36,23 +36,23 @@ class Meter(Protocol):
 
     @property
     def worker(self) -> int:
-        """The process that waits for work; 0 where there is none on this host."""
+        """Returns the process that waits for work; 0 where the host has none."""
         ...
 
     def meet(self, init: int) -> None:
-        """The sandbox is ready; ``init`` is its first process."""
+        """Learns that the sandbox is ready; ``init`` is its first process."""
         ...
 
     def begin(self) -> None:
-        """The sandbox is lent."""
+        """Learns that the sandbox is lent."""
         ...
 
     def look(self) -> None:
-        """The sandbox is about to be ended: what it has used so far is told to nobody afterwards."""
+        """Counts the use of a sandbox that is about to be ended, which no process tells later."""
         ...
 
     def told(self, cpu_seconds: float, peak_rss: int) -> None:
-        """Takes what init knows of the children that it reaped (getrusage(2))."""
+        """Takes init's count of the children that it reaped (getrusage(2))."""
         ...
 
     def settle(self, pid: int) -> None:
@@ -75,10 +75,10 @@ class ProcessMeter:
             self.worker = int(file.read())
 
     def begin(self) -> None:
-        """What came before is little."""
+        """Does nothing: the use before is little."""
 
     def look(self) -> None:
-        """A pid namespace that is ended reaps its processes by itself, so the worker is looked at before."""
+        """Counts the worker, which nobody of ours reaps when the pid namespace is ended."""
         with contextlib.suppress(OSError, ValueError):
             self._seen_seconds = max(self._seen_seconds, cpu_seconds(self.worker))
 
@@ -87,7 +87,7 @@ class ProcessMeter:
         self.used.peak_rss = max(self.used.peak_rss, peak_rss)
 
     def settle(self, pid: int) -> None:
-        """What init and all that ended below it used, as its parent learns it (wait4(2))."""
+        """Takes the use of init and all that ended below it, which its parent learns (wait4(2))."""
         try:
             _, _, used = os.wait4(pid, 0)
         except ChildProcessError:
@@ -97,7 +97,10 @@ class ProcessMeter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns a process's time, with that of children that it waited for. Raises OSError, ValueError, IndexError."""
+    """Returns the time of a process and of children that it reaped.
+
+    Raises OSError, ValueError, IndexError.
+    """
     own = time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
@@ -105,7 +108,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Account:
-    """What one sandbox used, by its meter and its control group."""
+    """The account of one sandbox, by its meter and its control group."""
 
     def __init__(self, group: Group | None, memory_mb: int, meter: Meter) -> None:
         self._group = group
@@ -113,7 +116,7 @@ class Account:
         self.meter = meter
 
     def used(self) -> dict[str, Any]:
-        """Returns ``cpu_ms``, ``peak_memory_bytes`` and ``source``, which says who counted the memory."""
+        """Returns ``cpu_ms``, ``peak_memory_bytes`` and the ``source`` of the latter."""
         used = self.meter.used
         peak = self._group.peak_memory() if self._group is not None else None
         return {
@@ -123,7 +126,7 @@ class Account:
         }
 
     def hits(self) -> list[str]:
-        """Returns the limits for which the kernel refused or ended something."""
+        """Returns the limits at which the kernel refused or ended something."""
         found = []
         if self._group is not None and self._group.refused_forks():
             found.append("pids")
@@ -132,8 +135,10 @@ class Account:
         return found
 
     def ending(self, status: int) -> dict[str, Any]:
-        """Returns how a program ended whose wait status is ``status``. Where the kernel ended any of its processes for
-        want of memory, that is what ended it, whatever the others made of it."""
+        """Returns the ending of a program with a wait status.
+
+        It is ``memory`` where the kernel ended any of its processes for that, unless the program succeeded.
+        """
         if self.out_of_memory() and status:
             return self._memory()
         if not os.WIFSIGNALED(status):
@@ -142,7 +147,7 @@ class Account:
         return {"outcome": "signal", "signal": number, "reason": f"ended by signal {number}"}
 
     def unexplained(self, reason: str) -> dict[str, Any]:
-        """Returns how a program ended whose init ended first, without anybody having asked for it."""
+        """Returns the ending of a program whose init ended unasked before it."""
         return self._memory() if self.out_of_memory() else forced("lost", reason or "the sandbox ended")
 
     def out_of_memory(self) -> bool:
@@ -153,5 +158,5 @@ class Account:
 
 
 def forced(outcome: str, reason: str) -> dict[str, Any]:
-    """Returns the ending that somebody gave a program."""
+    """Returns an ending that did not come from the program itself."""
     return {"outcome": outcome, "reason": reason, **({"code": 0} if outcome == "exit" else {})}

@@ -34,7 +34,7 @@ class Connection:
         self._loop.watch(sock.fileno(), READ, self._ready)
 
     def send(self, header: Header, body: bytes = b"", sockets: Sequence[socket.socket] = ()) -> None:
-        """``sockets`` are closed here once they are sent, or will never be."""
+        """Sends a frame. ``sockets`` are closed here once they are sent, or never will be."""
         if not self.open:
             close_all(sockets)
             return
@@ -44,7 +44,7 @@ class Connection:
             self._flush()
 
     def check(self) -> None:
-        """Close it if the other end is gone, which an event may be yet to tell."""
+        """Closes it if the other end is gone, which no event may have told yet."""
         poll = select.poll()
         if self.open:
             poll.register(self._sock.fileno(), select.POLLRDHUP)

@@ -1,8 +1,8 @@
-"""What a keeper asks of the ground that its sandboxes stand on.
+"""The ground below a keeper, as a protocol.
 
-A keeper is written once. Namespaces, Landlock and gVisor differ in where a sandbox comes from, how it is watched and
-ended, and which traces it leaves. A :class:`Ground` answers that for the keeper, and the :class:`Place` that it gives
-each sandbox (``sandbox.py``) for that sandbox.
+A keeper is written once. Namespaces, Landlock and gVisor make, watch and end sandboxes in other ways and leave other
+traces. A :class:`Ground` does that for the keeper, and the :class:`Place` that it gives each sandbox (``sandbox.py``)
+for that sandbox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 
 @dataclass(frozen=True, slots=True)
 class Warmth:
-    """What a source that serves has: ``modules`` were imported ahead, ``faults`` say why others were not."""
+    """The state of a source: ``modules`` were imported ahead, and not those with ``faults``."""
 
     modules: tuple[str, ...] = ()
     faults: dict[str, str] = field(default_factory=dict)
@@ -28,26 +28,26 @@ class Warmth:
 
 
 class Source(Protocol):
-    """What sandboxes of one environment and group come from: a zygote, or whatever starts them one by one."""
+    """The source of sandboxes of one environment and group: a zygote, or a starter of each."""
 
     @property
     def idle(self) -> bool:
-        """Nobody waits for anything of it."""
+        """Returns whether nobody waits for anything of it."""
         ...
 
     @property
     def pids(self) -> Sequence[int]: ...
 
     def weigh(self) -> int:
-        """Returns the MiB that it holds; what holds more than it may is ended."""
+        """Returns the MiB that it holds. Processes that hold too much are ended."""
         ...
 
     def order(self, sandbox: Sandbox) -> None:
-        """Makes the sandbox's first process. One that cannot be made is reported to :attr:`Household.failed`."""
+        """Makes the sandbox's first process, or reports to :attr:`Household.failed`."""
         ...
 
     def warm(self, then: Callable[[Warmth], None]) -> None:
-        """Starts what serves before anybody asks, and calls ``then`` when it serves or has failed."""
+        """Starts it ahead of the first order; calls ``then`` when it serves or has failed."""
         ...
 
     def close(self) -> None: ...
@@ -55,9 +55,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Household:
-    """What a ground asks of its keeper. ``failed(sandbox, why)`` is called for each order that comes to nothing;
-    ``grew()`` when a source may hold more memory than before. ``lives(key)`` says whether a source is there, ``inits``
-    gives the sandboxes' first processes, and ``ours`` all children that somebody waits for."""
+    """The keeper of a ground.
+
+    ``failed(sandbox, why)`` is called for each order that fails, ``grew()`` when a source may hold more memory than
+    before. ``lives(key)`` says whether a source is there, ``inits`` gives the sandboxes' first processes, and ``ours``
+    all children that somebody waits for.
+    """
 
     failed: Callable[[Sandbox, str], None]
     grew: Callable[[], None]
@@ -69,11 +72,11 @@ class Household:
 class Ground(Protocol):
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the server is told of this host."""
+        """Returns the facts of this host for the server."""
         ...
 
     def begin(self, household: Household) -> None:
-        """Called once, before anything else is asked."""
+        """Meets the keeper, before anything else is asked."""
         ...
 
     def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
@@ -89,11 +92,11 @@ class Ground(Protocol):
         ...
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:
-        """Looks at what a sandbox holds, and ends it when that is more than it may. Called many times a second."""
+        """Ends a sandbox that holds more than it may. Called many times a second."""
         ...
 
     def outside(self, sandbox: Sandbox) -> Mapping[str, Any]:
-        """Returns what a sandbox is on the host, for tests and probes."""
+        """Returns how a sandbox looks from the host, for tests and probes."""
         ...
 
     def empty(self) -> bool:
@@ -101,20 +104,20 @@ class Ground(Protocol):
         ...
 
     def end_strays(self, done: Callable[[], None]) -> None:
-        """Ends what belongs to no sandbox any more, then calls ``done``. The last sandbox has ended."""
+        """Ends processes that are left after the last sandbox, then calls ``done``."""
         ...
 
     def leave(self) -> None:
-        """Removes what the ground has on the host. Nothing runs on it any more."""
+        """Removes all that the ground has on the host. Nothing runs on it any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a keeper comes to stand on a ground. Each of the calls raises OSError.
+    """The steps by which a keeper gets its ground. Each raises OSError.
 
-    ``enter`` comes before the process is forked that becomes the keeper, ``settle`` in there, and
-    ``make(loop, config)`` makes the ground.
+    ``enter`` comes before the fork of the keeper, ``settle`` comes in the keeper, and ``make(loop, config)`` makes the
+    ground.
     """
 
     enter: Callable[[], None]

@@ -1,7 +1,7 @@
 """A small event loop: descriptors, timers, one thread.
 
-An exception of one call ends no other: whoever registered the call through :meth:`Loop.guarded` hears of it, and what
-was registered without is told of and goes on.
+An exception of one call ends no other. It goes to the owner who registered the call through :meth:`Loop.guarded`;
+without an owner it is reported, and the call goes on.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Also lets go of what the call holds: it may be due in an hour."""
+        """Cancels the call and lets go of all that it holds: it may be due in an hour."""
         self.cancelled = True
         self.call = _nothing
         self.fault = _told_already
 
 
 def _nothing() -> None:
-    """What a cancelled timer does."""
+    """Does nothing, for a cancelled timer."""
 
 
 def _told_already(_: Exception) -> None:
@@ -54,7 +54,7 @@ def _told_already(_: Exception) -> None:
 
 
 class Loop:
-    """Calls back for ready descriptors and due timers. ``on_fault`` hears of each exception in one line."""
+    """Calls back for ready descriptors and due timers. ``on_fault`` gets exceptions as text."""
 
     def __init__(self) -> None:
         self.watches = Watches()
@@ -86,7 +86,7 @@ class Loop:
             traceback.print_exception(again)
 
     def watch(self, fd: int, events: int, callback: Callback, fault: Fault = _told_already) -> None:
-        """Call ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
+        """Calls ``callback(events)`` whenever ``fd`` is ready; a second call changes the first."""
         known = self._callbacks.get(fd)
         if known is not None:
             self.watches.modify(fd, events)
@@ -97,7 +97,7 @@ class Loop:
         self._callbacks[fd] = (self._registered, callback, fault)
 
     def forget(self, fd: int) -> None:
-        """Before the descriptor is closed."""
+        """Stops watching a descriptor, before it is closed."""
         if self._callbacks.pop(fd, None) is not None:
             self._strikes.pop(fd, None)
             self.watches.unregister(fd)
@@ -110,13 +110,13 @@ class Loop:
         return timer
 
     def _drop_cancelled(self) -> None:
-        """Most timers are deadlines of runs that end long before; without this, each would stay until it is due."""
+        """Drops cancelled timers: most are deadlines of runs that ended long before."""
         self._timers = [entry for entry in self._timers if not entry[2].cancelled]
         heapq.heapify(self._timers)
         self._crowded = max(_CROWDED, 2 * len(self._timers))
 
     def when_idle(self, call: Callable[[], None], fault: Fault = _told_already) -> None:
-        """Call once, as soon as nothing else is ready."""
+        """Calls once, as soon as nothing else is ready."""
         self._idle.append((call, fault))
 
     def run(self) -> None:
@@ -128,7 +128,7 @@ class Loop:
                 self._rest()
 
     def _dispatch(self, ready: list[tuple[int, int]]) -> None:
-        """A descriptor that was closed and opened again meanwhile has nothing to do with the event."""
+        # An event does not concern a descriptor that was closed and opened again meanwhile.
         newest = self._registered
         for fd, events in ready:
             known = self._callbacks.get(fd)

@@ -1,4 +1,4 @@
-"""How a keeper comes to be: exec'd by a server, it settles on a ground of its own and lets go of its starter."""
+"""The start of a keeper, which a server execs: it gets its ground and lets go of its starter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EVERY_S = 0.05
 
 
 def launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop]) -> None:
-    """Prints ``{"pid": …}`` or ``{"error": …}`` on standard output and exits; the keeper goes on in the background.
+    """Starts a keeper in the background; prints ``{"pid": …}`` or ``{"error": …}`` and exits.
 
     ``config`` has ``run_dir`` (which exists, 0700), the values of ``[native]``, and those of the ground.
     """
@@ -71,7 +71,7 @@ def _launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop])
 
 
 def _listen(run_dir: str) -> socket.socket:
-    """The path may be longer than a socket address: bind from inside the directory."""
+    """Binds from inside the directory, whose path may be longer than a socket address."""
     os.chdir(run_dir)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(SOCKET):
@@ -82,7 +82,7 @@ def _listen(run_dir: str) -> socket.socket:
 
 
 def _keep(make: Callable[[], Keeper], settle: Callable[[], None], run_dir: str, ready: int) -> None:
-    """The keeper from here on; never returns."""
+    """Runs as the keeper; never returns."""
     try:
         os.setsid()
         _detach(run_dir)
@@ -139,7 +139,7 @@ class Keeper:
             raise
 
     def _watch(self, tenant_pids: int) -> None:
-        """Looks at what sandboxes hold, many times a second."""
+        """Begins to look at sandboxes, many times a second."""
         objects = Objects()
         self._loop.watches.on_full = objects.hurry
         crowd = Crowd(tenant_pids or default_crowd(), tree_of)
@@ -199,8 +199,10 @@ class Keeper:
 
 
 def _not_a_server(sock: socket.socket) -> str:
-    """Returns why this peer cannot be our server, or nothing. A server has our user, and is outside of the pid
-    namespace that we are the first of: from there processes have no pid for us."""
+    """Returns why this peer cannot be our server, or nothing.
+
+    A server has our user, and comes from outside of the pid namespace whose first process we are: so we see no pid.
+    """
     pid, uid = peer(sock)
     if uid != os.geteuid():
         return f"a process of the user {uid} asked for a connection"
@@ -213,7 +215,7 @@ def _watch_often(
     check: Callable[[Sandbox], None],
     together: Callable[[Sequence[Sandbox]], None],
 ) -> None:
-    """Calls ``check`` for each sandbox many times a second while anything runs, and ``together`` for all of them."""
+    """Calls ``check`` for each running sandbox and ``together`` for all, many times a second."""
     looking = False
 
     def look() -> None:

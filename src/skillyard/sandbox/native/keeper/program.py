@@ -1,4 +1,4 @@
-"""One started program of a sandbox, as the keeper sees it: its pipes, its spools, its deadline, how it ended."""
+"""A started program of a sandbox: its pipes, its spools of output, its deadline, its ending."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def _nameless(directory: str) -> int:
 _PIECE = 256 * 1024
 _PIECES_A_TURN = 16
 _PIECES_AT_END = 64
-"""More than a pipe or a socket holds; a writer that is left behind may go on for ever."""
+"""More than a pipe or a socket holds. A writer that is left behind may go on for ever."""
 STDIN_BUFFER = 1 << 20
 UNREAD = 64 << 20
-"""Bytes of the channel that wait for the server; with more, the guest waits for the server in its turn."""
+"""Bytes of the channel that wait for the server. With more, the guest waits for the server, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Caps:
 
 
 class Program:
-    """``on_over`` is called when a cap is passed, with the reason."""
+    """Calls ``on_over`` with the reason when a cap is passed."""
 
     def __init__(
         self, loop: Turns, id: str, spool_dir: str, caps: Caps, on_over: Callable[[Program, str], None]
@@ -141,18 +141,18 @@ class Program:
         self._pending = bytearray()
         self._finish_input = False
         self.on_done: Callable[[Program], None] | None = None
-        """Called when a guest said that it came to its end in order."""
+        """Called when a guest says that it came to its end in order."""
         self.on_input_room: list[Callable[[], None]] = []
         self.started_at = time.monotonic()
         self.deadline: Timer | None = None
         self.request = b""
-        """A guest's, kept until it is known to have reached a worker."""
+        """The request of a guest, until it is known to have reached a worker."""
         self.forced: tuple[str, str] | None = None
-        """(outcome, reason) of whoever ended it before it ended by itself."""
+        """Outcome and reason, where it was ended before it ended by itself."""
         self.ending: dict[str, Any] | None = None
 
     def taken(self, stream: str, offset: int) -> None:
-        """The server has all of ``stream`` before ``offset``."""
+        """Learns that the server has all of ``stream`` before ``offset``."""
         if stream != "channel":
             return
         self._taken = max(self._taken, offset)
@@ -166,7 +166,7 @@ class Program:
         self._loop.watch(fd, READ, lambda _: self._drain(fd, stream, _PIECES_A_TURN))
 
     def talk(self, channel: socket.socket, request: bytes) -> None:
-        """Hand over a guest's whole request, then only listen."""
+        """Hands over a guest's whole request, then only listens."""
         channel.setblocking(False)
         self._channel = channel
         self._readers[channel.fileno()] = "channel"
@@ -180,7 +180,7 @@ class Program:
         self._loop.watch(fd, 0, self._push)
 
     def write_stdin(self, data: bytes) -> bool:
-        """False when nobody can read it any more."""
+        """Passes ``data`` on; returns False when nobody can read it any more."""
         if self._stdin < 0 or self._finish_input:
             return False
         self._pending += data
@@ -197,7 +197,7 @@ class Program:
         return len(self._pending) < STDIN_BUFFER
 
     def hang_up(self) -> None:
-        """Close what a worker that is gone left open, to be started once more."""
+        """Closes the streams of a worker that is gone, for another start."""
         for fd, stream in list(self._readers.items()):
             self._close_reader(fd, stream)
         for spool in self.spools.values():
@@ -205,7 +205,7 @@ class Program:
         self._pending.clear()
 
     def end_of_output(self) -> None:
-        """All writers are gone or no longer count: take what is there and close."""
+        """Takes the output that is there, and closes: writers are gone or no longer count."""
         for fd, stream in list(self._readers.items()):
             self._drain(fd, stream, _PIECES_AT_END)
             if fd in self._readers:
@@ -246,7 +246,7 @@ class Program:
         return self.spools["channel"].length - self._taken
 
     def _watch_channel(self) -> None:
-        """One that is paused is not watched at all: its end would be told again and again."""
+        """Watches the channel unless it is paused: its end would be told again and again."""
         if self._channel is not None and not self._paused:
             self._loop.watch(self._channel.fileno(), READ | (WRITE if self._pending else 0), self._channel_ready)
 
@@ -318,7 +318,7 @@ class Program:
 
 
 def open_pipes(*, stdin: bool) -> tuple[list[int], list[int]]:
-    """Opens a program's standard streams, without ``stdin`` from nothing. Returns our ends and the program's.
+    """Opens a program's standard streams. Returns our ends and the program's.
 
     Raises OSError; nothing is open then.
     """

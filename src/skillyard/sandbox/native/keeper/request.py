@@ -1,4 +1,4 @@
-"""What a server asks of the keeper for a sandbox: its shape, its lease, and what it shows and listens on."""
+"""A server's request for a sandbox: its shape, its lease, and its files and ports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_STREAMS = 260
 MOST_DATAGRAMS = 4
 
 Key = tuple[str, str]
-"""What all sandboxes of one zygote have in common: environment and group."""
+"""Environment and group, which all sandboxes of one zygote have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """TCP and UDP ports of every address of a sandbox. Raises ValueError for too many and for what is not a port."""
+    """TCP and UDP ports of every address. Raises ValueError for too many or invalid ones."""
 
     streams: tuple[int, ...]
     datagrams: tuple[int, ...]
@@ -34,7 +34,7 @@ class Listen:
 
 @dataclass(slots=True)
 class Opened:
-    """``taken`` ports are listened on already, by whoever got them earlier or by the sandbox's own programs."""
+    """Opened sockets. ``taken`` ports had a listener already, ours or the sandbox's own."""
 
     sockets: list[socket.socket] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """``target`` lies below one of walls.SHOWN, or is walls.TRUST; ``aliases`` beside it."""
+    """A source to show at ``target``, below walls.SHOWN or walls.TRUST; ``aliases`` beside it."""
 
     source: str
     target: str
@@ -54,7 +54,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What makes two sandboxes interchangeable before they are lent."""
+    """The properties by which two ready sandboxes are interchangeable."""
 
     environment: str
     group: str
@@ -63,7 +63,7 @@ class Shape:
     pids: int
     disk_mb: int
     listen: Listen | None = None
-    """What is listened on in its network ahead of time."""
+    """Ports with listeners ahead of time."""
 
     @property
     def key(self) -> Key:
@@ -72,8 +72,10 @@ class Shape:
 
 @dataclass(slots=True)
 class Lease:
-    """Who has it and for how long: ``owner`` is ``run`` or ``task``; ``timeout_ms`` for programs without their own;
-    ``tenant`` is whose share of the host it uses."""
+    """The lease of a sandbox: ``owner`` is ``run`` or ``task``, ``tenant`` the principal.
+
+    ``timeout_ms`` is for programs without their own.
+    """
 
     key: str
     owner: str
@@ -84,8 +86,10 @@ class Lease:
 
 
 def allowed(target: str, aliases: Sequence[str]) -> bool:
-    """Whether something may be shown there: each path is one plain name directly below /skills or /blobs, or it is the
-    file of certificates alone."""
+    """Returns whether something may be shown there.
+
+    Each path is a plain name directly below /skills or /blobs, or the file of certificates alone.
+    """
     return (target == walls.TRUST and not aliases) or all(map(_plain, (target, *aliases)))
 
 

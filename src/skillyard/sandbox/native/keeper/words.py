@@ -1,8 +1,8 @@
-"""The strict reader of an init's words to its keeper.
+"""The strict readers of messages from inits and zygotes to their keeper.
 
-Packages that were imported ahead have been in an init's memory, and before gVisor's stands a sentry, which foreign code
-may have got hold of: nothing that comes from there is believed to have a form. What is said is about the sandbox that
-says it, and about no other.
+Packages that were imported ahead run in a zygote and have been in an init's memory, and foreign code may have taken
+over the sentry before a gVisor init. So no message is trusted to have a form. A message of an init is about its own
+sandbox only. A process that a zygote names must be one that the kernel knows as the zygote's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skillyard.sandbox.native.linux import kernel
 
 TEXT_KEPT = 400
 MOST_BYTES = 16 * 1024
-"""Bytes of one message: so few that neither nesting nor numbers hurt the parser."""
+"""Bytes of one message. Neither nesting nor numbers hurt the parser within them."""
 _MOST = 1 << 62
 _MOST_STATUS = 0xFFFF
 
@@ -38,11 +38,11 @@ FORMS: tuple[Form, ...] = (
     {"weighed": int},
     {"end_tree": int},
 )
-"""The forms of messages, told apart by their first fields. The last two are gVisor's and landlock's."""
+"""The forms of an init's messages, told apart by the first fields. The last two are gVisor's and landlock's."""
 
 
 def hear_init(sock: socket.socket) -> dict[str, Any] | None:
-    """Returns the next message, None at the end; init has no descriptors to give.
+    """Returns an init's next message, None at the end. Descriptors are refused.
 
     Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
@@ -62,7 +62,7 @@ def read(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Returns the end of a text on one line and printable, as operators and records show it."""
+    """Returns the end of a text, printable and on one line, for operators and records."""
     letters = "".join(letter if letter.isprintable() else " " for letter in text[-4 * TEXT_KEPT :])
     return " ".join(letters.split())[-TEXT_KEPT:]
 
@@ -83,18 +83,18 @@ _MOST_TEXT = 500
 
 class Word(Enum):
     READY = auto()
-    """It serves clones."""
+    """The zygote serves clones."""
     IMPORTED = auto()
-    """The next of its modules is there; it waits to be told to go on."""
+    """Its next module is imported; it waits to be told to go on."""
     FAULT = auto()
-    """The next of its modules cannot be imported, and why; it ends."""
+    """Its next module cannot be imported, with the reason; it ends."""
     CLONED = auto()
     NOT_CLONED = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """``pid`` with CLONED, and ``pidfd`` unless it could send none; ``text`` with FAULT and NOT_CLONED."""
+    """A zygote's message: ``pid`` and perhaps ``pidfd`` with CLONED, ``text`` with faults."""
 
     word: Word
     text: str = ""
@@ -103,7 +103,7 @@ class Said:
 
 
 def hear_zygote(sock: socket.socket) -> Said | None:
-    """The next word; None at the end. Descriptors that belong to none are closed.
+    """Returns a zygote's next message, None at the end. Stray descriptors are closed.
 
     Raises BlockingIOError when there is none yet, OSError, and BadMessage.
     """
@@ -138,8 +138,11 @@ def _plain_zygote(text: str) -> str:
 
 
 def opened(told: int, group: int) -> int:
-    """Returns a pidfd of our child in the process group ``group`` that its zygote knows as ``told``: in its own pid
-    namespace or the one above (NSpid in proc_pid_status(5)). Raises BadMessage, OSError."""
+    """Opens our child in the process group ``group`` that its zygote knows as ``told``.
+
+    The zygote knows the pid in its own pid namespace or the one above (NSpid in proc_pid_status(5)). Raises
+    BadMessage, OSError.
+    """
     for pid in children(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             if str(told) in status(pid).get("NSpid", "").split()[-2:] and os.getpgid(pid) == group:
@@ -148,8 +151,10 @@ def opened(told: int, group: int) -> int:
 
 
 def vouched(pidfd: int, group: int) -> int:
-    """The pid that the kernel knows for ``pidfd``, of a process in the process group ``group``: nobody can put
-    another's process there. Raises BadMessage."""
+    """Returns the pid behind ``pidfd``, which must be in the process group ``group``.
+
+    Nobody can put another's process there. Raises BadMessage.
+    """
     pid = _pid_of(pidfd)
     try:
         if pid > 0 and os.getpgid(pid) == group:
@@ -160,6 +165,6 @@ def vouched(pidfd: int, group: int) -> int:
 
 
 def _pid_of(pidfd: int) -> int:
-    """-1 for what is no pidfd, or one of a process that was reaped (pidfd_open(2))."""
+    """Returns the pid of a pidfd; -1 for a reaped process or another descriptor."""
     with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii", errors="replace") as file:
         return next((int(line.split()[1]) for line in file if line.startswith("Pid:")), -1)

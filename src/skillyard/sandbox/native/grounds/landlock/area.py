@@ -1,8 +1,11 @@
-"""The directory of the host below which the sandboxes of one keeper have theirs.
+"""The directory of the host that holds a keeper's sandboxes, their interpreter and packages.
 
-Everybody may pass through it, since each sandbox is a user of its own, and nobody but us can list it. What lies in
-it: ``homes`` (a directory a sandbox), ``code`` (the modules of ours that run inside), ``python`` (an interpreter that
-others could not reach where it is), ``environments`` (packages, likewise).
+Everybody may pass through it, since each sandbox has a user of its own, and nobody but us can list it. It holds
+``homes`` (a directory a sandbox), ``code`` (our modules that run inside), ``python`` (an interpreter that others could
+not reach where it is), and ``environments`` (packages, likewise).
+
+No mount can show packages where the interpreter looks for them. So each environment has the layout of a virtual
+environment (``pyvenv.cfg``), and every ``python3`` in there finds its packages and none of the host's.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Area:
 
 
 def make(run_dir: str, *, own_uids: bool) -> Area:
-    """A fresh area; what a killed keeper left of its own is removed. Raises OSError naming what is in the way."""
+    """Makes a fresh area and removes that of a killed keeper. Raises OSError with the reason."""
     _sweep(run_dir)
     parent = _parent(run_dir) if own_uids else run_dir
     path = f"{parent}/skillyard-{secrets.token_hex(8)}"
@@ -63,7 +66,7 @@ def make(run_dir: str, *, own_uids: bool) -> Area:
 
 
 def discard(run_dir: str, area: Area) -> None:
-    """Remove the area, even if the run directory is gone; nothing runs in it any more."""
+    """Removes the area, even if the run directory is gone. Nothing runs in it any more."""
     _remove(area.path)
     _sweep(run_dir)
 
@@ -98,8 +101,10 @@ def _is_ours(parent: int, name: str) -> bool:
 
 
 def _parent(run_dir: str) -> str:
-    """Where a user that is nobody can go: on the file system of the data directory if there is such a place, since
-    what is shown can then be linked; where programs may be executed before all."""
+    """Returns a directory that every user can enter.
+
+    A file system that allows execution is best, then that of the data directory, on which files can be linked.
+    """
     ours = os.stat(run_dir).st_dev
     able = [path for path in _FOR_ALL if os.path.isdir(path) and os.access(path, os.W_OK) and for_everybody(path)]
     if not able:
@@ -112,7 +117,7 @@ def _noexec(path: str) -> bool:
 
 
 def for_everybody(path: str) -> bool:
-    """Whether any user may go to ``path`` and read it, or pass through it."""
+    """Returns whether any user may go to ``path`` and read it, or pass through it."""
     at = os.path.realpath(path)
     while at != "/":
         about = os.stat(at)
@@ -123,7 +128,7 @@ def for_everybody(path: str) -> bool:
 
 
 def make_home(root: str, uid: int) -> None:
-    """``uid`` 0: nobody has one of their own, and all is ours. Raises OSError."""
+    """Makes the directory of a sandbox with the user ``uid``; 0 stands for our own. Raises OSError."""
     os.mkdir(root, 0o710)
     os.mkdir(f"{root}/dev", 0o755)
     os.chmod(f"{root}/dev", 0o755)
@@ -139,7 +144,7 @@ def make_home(root: str, uid: int) -> None:
 
 
 def showing(root: str, source: str, target: str, aliases: tuple[str, ...]) -> Iterator[None]:
-    """Show ``source`` in a sandbox that nothing foreign runs in yet. Raises OSError."""
+    """Shows ``source`` in a sandbox in which nothing foreign runs yet. Raises OSError."""
     yield from placing(source, f"{root}{target}")
     for alias in aliases:
         os.symlink(os.path.basename(target), f"{root}{alias}")
@@ -170,7 +175,7 @@ _SITE = f"lib/python{_VERSION}/site-packages"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """``executable`` finds ``packages`` ("" for none); ``place`` is the directory of both."""
+    """An environment: ``executable`` finds ``packages`` ("" for none) below ``place``."""
 
     place: str
     executable: str
@@ -179,7 +184,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """``shown`` is the interpreter as sandboxes find it."""
+    """The interpreter, ``shown`` where sandboxes find it."""
 
     shown: Interpreter
     variables: Mapping[str, str]
@@ -191,7 +196,10 @@ class Python:
         return ":".join(dict.fromkeys(places))
 
     def show_packages(self, packages: str, area: Area) -> Shown:
-        """Called as who can read them, by one process at a time for each. Raises OSError."""
+        """Makes an environment of packages unless it is there. Raises OSError.
+
+        The caller can read them, and no other process makes the same environment meanwhile.
+        """
         place = f"{area.path}/environments/{hashlib.sha256(packages.encode()).hexdigest()}"
         if not os.path.isdir(place):
             fresh = f"{place}.{os.getpid()}"
@@ -217,7 +225,10 @@ class Python:
 
 
 def find(area: Area, *, everybody: bool) -> Python:
-    """The base interpreter behind this process, placed in the area when others cannot reach it. Raises OSError."""
+    """Returns the base interpreter of this process, copied into the area if need be.
+
+    Raises OSError.
+    """
     python = find_interpreter()
     if not everybody or for_everybody(python.executable):
         return Python(python, {}, everybody)

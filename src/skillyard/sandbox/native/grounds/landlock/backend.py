@@ -1,4 +1,4 @@
-"""The landlock backend: the native one's keeper and zygotes, behind the walls that a plain container leaves."""
+"""The landlock backend: the native keeper and zygotes behind the walls of a plain container."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _ABILITIES = {
 
 
 async def probe(backend: Prober) -> Probe:
-    """Never raises: what stands in the way is in the result."""
+    """Makes a sandbox that tries to get out. Never raises: the result has the reason."""
     if not kernel.SUPPORTED:
         return _nothing(f"the processor is {kernel.ARCH}; x86_64 and aarch64 are supported", {})
     facts: dict[str, Any] = {}
@@ -178,12 +178,14 @@ _PLACES = {"workspace": "/workspace", "blob_root": "/blobs"}
 
 
 _OWN_IDS = {"uid_base": 1_901_000_000, "uid_count": 16_384}
-"""Ids apart from the native backend's, and more: each sandbox takes two."""
+"""These ids are apart from the native backend's, and more, since each sandbox takes two."""
 
 
 class LandlockBackend(NativeBackend):
-    """Sandboxes of this host, below ``run_dir`` (made 0700; one backend at a time holds it) and, where each is a
-    user of its own, below a directory that every user can enter."""
+    """Makes sandboxes behind Landlock, filters and user ids, through a keeper below ``run_dir``.
+
+    Where each sandbox has a user of its own, they lie below a directory that every user can enter.
+    """
 
     name = "landlock"
     program = "skillyard.sandbox.native.grounds.landlock.ground"
@@ -199,7 +201,7 @@ class LandlockBackend(NativeBackend):
         return await probe(self)
 
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
-        """Where packages are imported ahead, programs see nothing of /proc: so only what the operator names is."""
+        """Imports ahead only the packages that the operator names: programs then see no /proc."""
         return None if spec.environment.preload else await super().prepare(spec)
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> LandlockSandbox:
@@ -207,7 +209,6 @@ class LandlockBackend(NativeBackend):
 
 
 def _make(place: Place) -> LandlockBackend:
-    """Its keeper stands beside the native one; its user ids are apart from those."""
     backend = LandlockBackend(place.run_dir / "landlock", place.settings.native)
     backend.usual_pids = place.settings.limits.pids
     return backend
@@ -225,4 +226,3 @@ _WITHOUT = frozenset(
     }
 )
 KIND = Kind(Nature(rank=3, without=_WITHOUT, network=False), _make)
-"""The walls that are left where namespaces are closed."""

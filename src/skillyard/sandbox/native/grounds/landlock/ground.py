@@ -1,4 +1,4 @@
-"""The landlock ground: no namespace can be made, so each sandbox has a directory and, where there are any, two ids."""
+"""The landlock ground: a sandbox has a directory and, where there are any, two user ids."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ from skillyard.sandbox.native.keeper.zygotes.zygote import Zygote
 from skillyard.sandbox.native.linux import kernel, landlock
 
 _SLACK = 512
-"""By how many more processes and threads the server's user may grow while a sandbox lives, where that is also the
-sandboxes' user."""
+"""Processes and threads by which the server's user may grow meanwhile, where that is also the sandboxes' user."""
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _LOOKED_AT = 4
 _BLOCK = 512
-"""Ids of one zygote: one is its own, each sandbox takes two."""
+"""Ids of one zygote: one is its own, and each sandbox takes two."""
 _NO_IDS = "all user ids for sandboxes are in use"
 
 
@@ -49,7 +48,7 @@ def main(config: dict[str, Any], make_loop: Callable[[], Loop] = Loop) -> None:
 
 
 def settle() -> None:
-    """Has whatever an init leaves that was killed come to us. Nobody of our own user may look into us."""
+    """Becomes the parent of orphans that a killed init leaves, and closed to our own user."""
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     os.umask(0o022)
@@ -69,13 +68,13 @@ class Pairs:
 
     @property
     def whole(self) -> bool:
-        """No sandbox has any of them."""
+        """Returns whether no sandbox has any of them."""
         return len(self.free) == (_BLOCK - 1) // 2
 
 
 class LandlockGround:
     def __init__(self, loop: Loop, config: dict[str, Any]) -> None:
-        """Raises OSError saying what stands in the way."""
+        """Raises OSError with the reason."""
         self._loop = loop
         self._run_dir: str = config["run_dir"]
         self._ids, self._id_lock = host.choose_ids(config["uid_base"], config["uid_count"])
@@ -217,7 +216,7 @@ class LandlockGround:
         return self._pairs[key]
 
     def _free_a_block(self) -> None:
-        """Frees that of a zygote that was closed and has no sandbox left, when there is no other."""
+        """Frees the block of a closed zygote without sandboxes, when no other is free."""
         if self._free_blocks:
             return
         unused = (key for key, pairs in self._pairs.items() if pairs.whole and not self._household.lives(key))
@@ -232,4 +231,4 @@ def _lacks(sandbox: Sandbox, _: ZygoteProcess) -> str:
 
 
 def _no_group(group: Group) -> None:
-    """Zygotes here have no control group."""
+    """Does nothing: zygotes have no control group here."""

@@ -1,4 +1,4 @@
-"""What a landlock sandbox has: a directory and two ids. No namespace ends with its init, so init ends its tree."""
+"""The place of a landlock sandbox: a directory and two ids. Its init ends its processes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from skillyard.sandbox.native.keeper.watch.processes import children
 from skillyard.sandbox.native.linux import kernel
 
 GRACE_S = 2.0
-"""How long init may take to end its tree before it is ended itself, and the rest by us: at once by its user's id."""
+"""Seconds for init to end its tree. Then we end init, and by their user's id all others at once."""
 PATIENCE_S = 30.0
-"""The same where it has no such id: nobody ends its tree as fast as init does when it gets its turn."""
+"""The same without such an id: nobody else ends the tree as fast as init, once it gets its turn."""
 
 
 class Owner(Protocol):
-    """What a place asks of its ground."""
+    """The ground of a place."""
 
     def end_left(self, place: LandlockPlace, then: Callable[[], None]) -> None:
-        """Ends what an init left that was itself ended."""
+        """Ends the processes of an init that was itself ended."""
         ...
 
     def remove(self, place: LandlockPlace, then: Callable[[], None]) -> None:
@@ -42,8 +42,7 @@ class Owner(Protocol):
 
 
 class LandlockPlace:
-    """``root`` is the directory. ``uid`` and ``warden`` are the ids of its programs and its init, 0 where they have
-    none."""
+    """``root`` is its directory; ``uid`` of programs and ``warden`` of init are 0 for none."""
 
     stays = True
     lingers = False
@@ -71,7 +70,7 @@ class LandlockPlace:
         work(self._loop, self._showing(shows), shown)
 
     def end(self, sandbox: Sandbox) -> None:
-        """Lets go of init, which then ends all that runs."""
+        """Lets go of init, which then ends all processes."""
         if self._ending_asked:
             return
         self._ending_asked = True
@@ -92,7 +91,7 @@ class LandlockPlace:
         return None
 
     def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
-        """Removes the directory; before that, ends what init left, unless it says that it left nothing."""
+        """Removes the directory, after the processes that init left, unless it left none."""
         gone = os.waitid(os.P_PIDFD, sandbox.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if gone is not None and gone.si_code == os.CLD_EXITED and gone.si_status == DONE_STATUS:
             self._owner.remove(self, then)
@@ -113,9 +112,9 @@ def _force(sandbox: Sandbox) -> None:
 
 
 def _end_tree(init: int, leader: int) -> None:
-    """Stops what is found before going deeper, so that nothing forks away while it is being killed.
+    """Kills a program's processes. Each is stopped before its children, so that none forks away.
 
-    Only what lies below our own init is signalled: pids come from its trusted message, and from the kernel.
+    The leader's pid comes from init's message and must be a child of init; all other pids come from the kernel.
     """
     seen: list[int] = []
     queue = [leader] if leader in children(init) else []

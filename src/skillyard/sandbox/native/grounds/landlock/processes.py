@@ -1,4 +1,8 @@
-"""What an init left that was itself killed: it comes to the keeper, which ends it."""
+"""The processes of the keeper's user: their number, and the end of a killed init's.
+
+RLIMIT_NPROC counts a user's processes and threads on the whole host, in other containers, too, and no file tells their
+number (getrlimit(2)). So it is found by trying: a fork is refused when they are more than the limit.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,18 @@ from skillyard.sandbox.native.linux import kernel
 _FRESH_S = 2.0
 _STEP = 256
 _MOST = 1 << 22
-"""More than a kernel has pids for."""
+"""More than the pids of any kernel."""
 
 
 class ProcessCount:
-    """Asked again and again: the last answer is where the next search begins."""
+    """Counts our user's processes and threads. Each search begins at the last answer."""
 
     def __init__(self) -> None:
         self._count = _STEP
         self._at = float("-inf")
 
     def count(self) -> int:
-        """As of at most two seconds ago."""
+        """Returns their number, at most two seconds old."""
         now = time.monotonic()
         if now - self._at > _FRESH_S:
             self._count = _search(self._count)
@@ -49,7 +53,7 @@ def _search(guess: int) -> int:
 
 
 def _bounds(guess: int, ceiling: int, hard: int) -> tuple[int, int]:
-    """A limit with which a fork is refused, and one with which it is not."""
+    """Returns a limit with which a fork is refused, and one with which it is not."""
     step = _STEP
     if _may_fork(guess, hard):
         low, high = guess, guess
@@ -79,7 +83,10 @@ _FAILED_AGAIN_S = 0.1
 
 
 class Leftovers:
-    """``inits`` gives the pids of the sandboxes that the keeper knows."""
+    """Ends processes whose init was killed, which come to the keeper.
+
+    ``inits`` gives the pids of the sandboxes that the keeper knows.
+    """
 
     def __init__(self, loop: Loop, inits: Callable[[], Collection[int]]) -> None:
         self._loop = loop
@@ -87,12 +94,11 @@ class Leftovers:
         self._zygotes: dict[int, int] = {}
 
     def meet_zygote(self, pid: int) -> None:
-        """It stays, and what it cloned: they are in its process group, which no program of a sandbox can join."""
+        """Spares a zygote and its clones. No program of a sandbox can join their process group."""
         self._zygotes[pid] = kernel.pidfd_open(pid)
 
     def end(self, uid: int, warden: int, done: Callable[[], None]) -> None:
-        """End all processes of ``uid`` (0: of nobody) and every child of ours that does not belong to us, then call
-        ``done``."""
+        """Ends foreign children of ours, and all of ``uid`` unless it is 0; then calls ``done``."""
         if uid:
             _end_user(uid, warden)
 
@@ -137,7 +143,7 @@ def _group(pid: int) -> int:
 
 
 def _end_user(uid: int, warden: int) -> None:
-    """As its init would have: kill(-1) from a process that acts as ``uid`` and cannot be signalled by it."""
+    """Ends a user's processes as init does: kill(-1) from one that they cannot signal."""
     pid = os.fork()
     if pid == 0:
         try:

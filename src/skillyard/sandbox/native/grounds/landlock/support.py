@@ -1,4 +1,4 @@
-"""Whether this host can hold sandboxes by Landlock, and what to change where it cannot."""
+"""Finds whether this host can hold sandboxes by Landlock, and the remedy where it cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAME_USER_MEND = "a kernel of Linux 6.12 or newer, or run the server as root: ea
 
 
 def check() -> None:
-    """Raises OSError saying what stands in the way."""
+    """Raises OSError with the reason where there is no Landlock."""
     try:
         kernel.call("landlock_create_ruleset", kernel.NR_LANDLOCK_CREATE_RULESET, None, 0, 1)
     except OSError as error:
@@ -35,7 +35,7 @@ def check() -> None:
 
 
 def check_identity(*, own_ids: bool, version: int) -> None:
-    """Raises OSError when foreign code would be root, or a user that nothing keeps from the server's processes."""
+    """Raises OSError if foreign code would be root, or a user that can signal the server."""
     if own_ids:
         return
     if os.geteuid() == 0:
@@ -45,7 +45,7 @@ def check_identity(*, own_ids: bool, version: int) -> None:
 
 
 def mend(why: str) -> str:
-    """What to change where sandboxes cannot be made for this reason."""
+    """Returns the remedy for this reason; empty when there is none."""
     if why.find("cannot keep their signals") >= 0:
         return SAME_USER_MEND
     return next((text for reason, text in MENDS.items() if reason in why), "")

@@ -1,4 +1,4 @@
-"""Trees of files, worked on a little at a time: the keeper has one thread. Generators; each step is short."""
+"""Trees of files, worked on by generators of short steps, since the keeper has one thread."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def removal(parent: int, name: str) -> Iterator[None]:
-    """Remove what ``name`` below the directory ``parent`` is, whatever hostile code made of it: no depth and no mode
-    is an obstacle, links are not followed. Nothing may run any more that could change it."""
+    """Removes the tree ``name`` below the directory ``parent``, which hostile code made.
+
+    It may have any depth and any modes. Links are not followed. No process may still change it.
+    """
     if _drop(parent, name):
         return
     fd = _opened(parent, name)
@@ -50,7 +52,7 @@ def _above(fd: int) -> int:
 
 
 def _drop(parent: int, name: str) -> bool:
-    """Whether it is gone; a directory with something in it is not."""
+    """Removes a file or an empty directory; returns whether it is gone."""
     try:
         os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
@@ -66,7 +68,7 @@ def _drop(parent: int, name: str) -> bool:
 
 
 def _opened(parent: int, name: str) -> int:
-    """Its owner may have shut it."""
+    """Opens a directory, also one that its owner has shut."""
     try:
         fd = os.open(name, _FLAGS, dir_fd=parent)
     except PermissionError:
@@ -78,10 +80,11 @@ def _opened(parent: int, name: str) -> int:
 
 
 def placing(source: str, target: str, skip: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Show ``source`` at ``target``, which is not there yet: hard links where the kernel makes them, else copies.
-    What is placed can be read by everybody, directories are entered by everybody, and it is ours.
+    """Shows ``source`` at ``target``, by hard links where the kernel makes them, else by copies.
 
-    Raises OSError naming the path."""
+    ``target`` is not there yet. Everybody can read its files and enter its directories, which are ours. Raises OSError
+    naming the path.
+    """
     about = os.stat(source)
     if not stat.S_ISDIR(about.st_mode):
         yield from _place_file(source, target, about)
@@ -123,8 +126,10 @@ def _place_file(source: str, target: str, about: os.stat_result) -> Iterator[Non
 
 
 class Sum:
-    """What a tree holds: ``bytes`` on the disk and ``names``. ``torn`` when something was listed and then not there:
-    it was removed, or moved about and missed."""
+    """The size of a tree: ``bytes`` on the disk and ``names``.
+
+    ``torn`` says that something was listed and then not there: it was removed, or moved about and missed.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -133,8 +138,11 @@ class Sum:
 
 
 def measuring(path: str, into: Sum) -> Iterator[None]:
-    """Add up a tree that hostile code changes meanwhile: no link is followed, no depth is too deep, and a directory
-    that its owner has shut is opened again. A file with several names counts once for each."""
+    """Adds up a tree that hostile code changes meanwhile.
+
+    It may have any depth. Links are not followed, and a directory that its owner has shut is opened again. A file with
+    several names counts once for each.
+    """
     walk = _Walk(path, into)
     try:
         yield from walk.steps()
@@ -143,8 +151,7 @@ def measuring(path: str, into: Sum) -> Iterator[None]:
 
 
 class _Walk:
-    """Down and up again with one descriptor: a path may be longer than the kernel takes, a tree deeper than there
-    are descriptors."""
+    """Walks with one descriptor: paths may be too long, and trees deeper than our descriptors."""
 
     def __init__(self, path: str, into: Sum) -> None:
         self._fd = os.open(path, _FLAGS)
@@ -221,8 +228,7 @@ SLICE_S = 0.003
 
 
 def work(loop: Turns, steps: Iterator[None], done: Callable[[OSError | None], None]) -> None:
-    """Go through ``steps``, the first of them at once, and let others have their turn; then call ``done`` with what
-    went wrong."""
+    """Goes through ``steps`` in short turns, the first at once; then calls ``done``."""
 
     def turn() -> None:
         until = time.monotonic() + SLICE_S

@@ -1,5 +1,7 @@
-"""What no namespace and no cgroup limits here: memory, processes and files of each sandbox are looked at often, and
-the one that takes more is ended. Between two looks it may take more by what it can in that time."""
+"""The watch on memory, processes and files of landlock sandboxes, which no cgroup limits.
+
+Each sandbox is looked at often, and ended if it holds more than it may. It can pass its limit between two looks only.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,22 @@ from skillyard.sandbox.native.linux import kernel
 INODES_PER_MIB = 128
 LEAST_INODES = 4096
 _TORN_IN_A_ROW = 2
-"""Counts that missed something, after which the next is made while nothing moves."""
+"""After this many counts that missed something, the sandbox is stopped for the next."""
 _HOLD_S = 0.005
-"""Until what was stopped stands still on its processor too."""
+"""Seconds until stopped processes stand still on their processors, too."""
 _REST = 8
-"""After a count of files, this many times its own time passes until the next."""
+"""The next count of files waits this many times as long as the last one took."""
 _MAPPINGS_EVERY = 10
 _HIDDEN_IN_A_ROW = 20
-"""Looks. A child of init hides too, until it is confined."""
+"""Looks that may find a hiding process: a child of init hides, too, until it is confined."""
 
 
 @dataclass(slots=True)
 class Held:
-    """What processes hold open: ``removed``, files that have no name any more (inode: bytes); ``sockets``; whether
-    one of them ``hides`` it, which a process may that cannot be traced (PR_SET_DUMPABLE(2const))."""
+    """The open files of processes: ``removed`` ones without a name (inode: bytes) and ``sockets``.
+
+    ``hides`` says that one process does not show them, as an undumpable one may (PR_SET_DUMPABLE(2const)).
+    """
 
     removed: dict[int, int] = field(default_factory=dict)
     sockets: set[int] = field(default_factory=set)
@@ -45,7 +49,7 @@ class Held:
 
 
 def held_by(places: Iterable[str], device: int) -> Held:
-    """Of files, those on ``device``."""
+    """Returns the open sockets of processes, and their removed files on ``device``."""
     found = Held()
     for place in places:
         try:
@@ -67,7 +71,7 @@ def _add(found: Held, about: os.stat_result, device: int) -> None:
 
 
 def removed_mappings(place: str, homes: str) -> set[int]:
-    """Inodes of files below ``homes`` that a process has mapped and that have no name any more."""
+    """Returns the inodes of mapped files below ``homes`` that have no name any more."""
     found: set[int] = set()
     for line in read(f"{place}/maps").split("\n"):  # names hold every other character that str.splitlines takes
         words = line.split(maxsplit=5)
@@ -78,7 +82,7 @@ def removed_mappings(place: str, homes: str) -> set[int]:
 
 @contextmanager
 def eyes_of(uid: int) -> Iterator[None]:
-    """Look as ``uid``: a container's root may not look into others' processes (ptrace(2), access mode checking)."""
+    """Looks as ``uid``: a container's root may not look into others' processes (ptrace(2))."""
     if not uid:
         yield
         return
@@ -90,7 +94,7 @@ def eyes_of(uid: int) -> Iterator[None]:
 
 
 class DiskWatch:
-    """Of one sandbox: counts its files, a little at a time."""
+    """Counts the files of one sandbox, a little at a time."""
 
     def __init__(self, loop: Loop, sandbox: Sandbox, root: str) -> None:
         self._loop = loop
@@ -105,7 +109,7 @@ class DiskWatch:
         self._hiding = 0
 
     def see(self, places: Sequence[str], held: Held) -> None:
-        """What its processes hold that no count of names finds. With the eyes of the sandbox's user."""
+        """Takes the open files of its processes, which no count of names finds."""
         self._nameless = self._removed(places, held.removed)
         self._hiding = self._hiding + 1 if held.hides else 0
         if self._hiding > _HIDDEN_IN_A_ROW:
@@ -153,8 +157,7 @@ class DiskWatch:
             sandbox.end_for("disk", f"more files than go with a disk limit of {sandbox.shape.disk_mb} MiB")
 
     def _removed(self, places: Sequence[str], held: dict[int, int]) -> int:
-        """Bytes of files that were removed and are still held. What is only mapped tells no size: it counts as the
-        largest that a file may be."""
+        """Returns bytes of removed files that are held. A mapped one tells no size and counts as the largest."""
         self._turns += 1
         if self._turns % _MAPPINGS_EVERY == 0:
             largest = self._sandbox.shape.disk_mb * MIB
@@ -165,7 +168,7 @@ class DiskWatch:
 
 
 class Watch:
-    """``processes`` says whether it counts those too: where no limit of the kernel does."""
+    """Watches all sandboxes; their ``processes``, too, where the kernel has no limit for them."""
 
     def __init__(self, loop: Loop, *, processes: bool) -> None:
         self._loop = loop
@@ -209,11 +212,11 @@ class Watch:
 
 
 _ROUNDS = 64
-"""What goes on forking for longer than that is ended by other means."""
+"""A sandbox that goes on forking for more rounds is ended by other means."""
 
 
 def stop(init: int, most: int) -> set[int]:
-    """All below ``init``, until nobody is new there; those that were not stopped before. SIGSTOP cannot be ignored."""
+    """Stops all processes below ``init``; returns those that were not stopped before."""
     seen: set[int] = set()
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
@@ -236,5 +239,5 @@ def go_on(init: int, most: int, stopped: set[int]) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """By a signal (the state in proc_pid_stat(5))."""
+    """Returns whether a signal stopped it (the state in proc_pid_stat(5))."""
     return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]

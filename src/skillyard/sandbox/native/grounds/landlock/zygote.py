@@ -1,4 +1,8 @@
-"""Starts a landlock zygote: an id of its own, Landlock and a filter, then the interpreter by exec."""
+"""Starts a landlock zygote: its own id, Landlock and filters, then the interpreter by exec.
+
+The filters close system calls that no namespace makes harmless here (seccomp(2)). They come on top of the native
+backend's filters; of several, the kernel heeds the strictest.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ START = (
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Ids of one zygote and its sandboxes: its own is the first of them; count 0 where there are none to give."""
+    """Ids of one zygote, which is the first, and its sandboxes; 0 where there are none."""
 
     first: int = 0
     count: int = 0
@@ -50,10 +54,10 @@ class ZygotePlan:
     landlock: int
     own_ids: bool
     on_start: Callable[[int], None]
-    """Learns the pid of each zygote."""
+    """Called with the pid of each zygote."""
 
     def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
-        """Fork and exec a zygote that speaks on ``sock`` and complains on ``errors``. Raises OSError."""
+        """Starts a zygote that speaks on ``sock`` and writes errors to ``errors``. Raises OSError."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -96,13 +100,13 @@ def _become(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[s
 
 
 def _raise_oom_score() -> None:
-    """When the host runs out of memory: before anything that is not foreign."""
+    """Makes foreign code end first when the host runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(_OOM_SCORE)
 
 
 def _be_somebody(uid: int) -> None:
-    """A user of its own, who may become another of its block and hold nothing else (capabilities(7))."""
+    """Takes an id of its own, and keeps only the right to take others (capabilities(7))."""
     may_lock = bool(namespaces.capabilities() >> _CAP_SETPCAP & 1)
     os.setgroups([])
     kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
@@ -137,25 +141,25 @@ _PROC = (
     "cpuinfo", "meminfo", "stat", "uptime", "loadavg", "version", "filesystems", "sys/kernel/osrelease",
     "sys/kernel/pid_max", "sys/kernel/random/uuid", "sys/kernel/cap_last_cap", "sys/vm/overcommit_memory",
 )  # fmt: skip
-"""Figures of the machine that libraries ask for. Of processes there is nothing but what a program is itself."""
+"""Figures of the machine that libraries ask for. Programs see no process but themselves."""
 
 _SYS = (
     "/sys/devices/system/cpu", "/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us",
 )  # fmt: skip
-"""Landlock hides no name: what is seen to be there, libraries open without expecting a refusal."""
+"""Landlock hides no name, and libraries do not expect a refusal when they open files that are there."""
 
 _UNCOUNTED_DEVICES = frozenset({"zero"})
-"""Shared mappings of it are memory that no process shows as its own."""
+"""No process shows shared mappings of these as its own memory."""
 
 
 def coarse_rules(python: Interpreter, further: Iterable[str]) -> list[Rule]:
-    """For each program: few rules, since they are made anew for each. ``further`` are our own directories."""
+    """Returns few rules, which each program makes anew; ``further`` are our directories."""
     return [*(Rule(path) for path in (*_directories(python), *further)), *_small()]
 
 
 def exact_rules(python: Interpreter, further: Iterable[str]) -> list[Rule]:
-    """For the zygote, once: the same without the packages of the host's own interpreters."""
+    """Returns the same for the zygote, without the packages of the host's interpreters."""
     directories = [path for top in _directories(python) for path in _without(top, python.masked)]
     return [*(Rule(path) for path in (*directories, *further)), *_small()]
 
@@ -175,7 +179,7 @@ def _small() -> Iterator[Rule]:
 
 
 def _without(top: str, masked: Iterable[str]) -> Iterator[str]:
-    """Directories and files that together are ``top`` without what is ``masked``."""
+    """Yields directories and files that together are ``top`` without the ``masked`` ones."""
     inner = [path for path in masked if path == top or path.startswith(f"{top}/")]
     if not inner:
         yield top
@@ -186,31 +190,30 @@ def _without(top: str, masked: Iterable[str]) -> Iterator[str]:
 
 
 _SOCKETS = ("connect", "bind", "listen", "accept", "accept4")
-"""A datagram socket of a pair could be connected to any socket of the host: so none of these, and no such pair."""
+"""Closed, as are pairs of datagram sockets, since one could be connected to any socket of the host."""
 
 _PAIR_TYPES = (1, 5)
-"""SOCK_STREAM and SOCK_SEQPACKET: connected once and for all (unix(7))."""
+"""SOCK_STREAM and SOCK_SEQPACKET, which stay connected as they are (unix(7))."""
 _TYPE_MASK = 0xF
 
 _MESSAGES = ("sendmsg", "sendmmsg")
-"""They hand descriptors to others: a file that was removed and is held by a message nobody counts."""
+"""They pass descriptors on, and nobody counts a removed file that only a message holds."""
 
 _ABOUT_OTHERS = {"prlimit64": ARG0, "sched_setscheduler": ARG0, "sched_setparam": ARG0}
-"""Calls that name a process, and where: only oneself, 0. Neither Landlock nor a shared uid stands before them."""
+"""Calls that name a process, and the argument, which may only be 0, oneself. Landlock does not stop them."""
 
 _ABOUT_MANY = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
-"""Likewise, behind what is meant: a process or a group (PRIO_PROCESS, IOPRIO_WHO_PGRP and so on), never a user, who
-may be the server's."""
+"""The same calls for processes and groups, with the kinds that may be named. A user may not: it may be the server's."""
 
 _MODES_AND_TIMES = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
 )  # fmt: skip
-"""Landlock does not know them: the owner of a file may do them wherever it lies. Where the sandbox is the same user as
-the server they change nothing, and say that all is well, as on a file system that has no modes: what copies files
-would fail otherwise. A file keeps the mode that it was made with. With a user of its own it owns nothing else."""
+"""Landlock lets the owner of a file do these wherever it lies. Where the sandbox's user is the server's, they change
+nothing and report success, as on a file system without modes, because programs that copy files would fail otherwise. A
+user of its own owns no other files."""
 _OWNERS = ("chown", "fchown", "lchown", "fchownat")
 _DONE = 0
-"""Answered in place of an error's number: success."""
+"""Success, in place of an error's number."""
 
 _IDENTITIES = ("setuid", "setgid", "setreuid", "setregid", "setfsuid", "setfsgid")
 _SETRES = ("setresuid", "setresgid")
@@ -223,15 +226,17 @@ _KEPT = frozenset(
         "sched_setaffinity",
     }
 )
-"""What builds these walls."""
+"""Calls that build these walls."""
 
 _TRUNCATES = 3
 """The Landlock version that knows truncation."""
 
 
 def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.ARCH) -> bytes:
-    """From before the zygote's first instruction on. ``ids`` are first and count of those it may give; None where
-    there are none, and all are one user."""
+    """Returns the filter of a zygote from its first instruction on.
+
+    ``ids`` are first and count of those that it may give; None where all sandboxes are one user.
+    """
     nr = numbers(arch)
     closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS, "fallocate"]
     if ids is None:
@@ -254,7 +259,7 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
 
 
 def closing_filter(arch: str = kernel.ARCH) -> bytes:
-    """For each program, before its first foreign instruction: the native closing filter, and no messages."""
+    """Returns the filter of each program: the native closing one, without messages."""
     native = seccomp.closing_filter(arch, memory_counted=False)
     return bpf.assemble([*native[:-1], *_closed(numbers(arch), _MESSAGES), ALLOW])
 
@@ -270,7 +275,7 @@ def _pair() -> list[Instruction]:
 
 
 def _identities(nr: Mapping[str, int], first: int, count: int) -> list[Instruction]:
-    """Only ids of the block, all three of them named: no other id can be had, whatever capability is held."""
+    """Allows only calls that name three ids of the block, whatever capability is held."""
     within = [step for argument in (ARG0, ARG1, ARG2) for step in _within(argument, first, count)]
     program: list[Instruction] = []
     for name in _SETRES:

@@ -164,7 +164,7 @@ def mounts_lacking(text: str, zygote: str, build: walls.Build, files: Sequence[s
 
 
 def _box_lacks(text: str, known: frozenset[str], build: walls.Build) -> str:
-    """Returns the fault of its writable mounts: one tmpfs of the ordered size must hold them all."""
+    """Returns a fault unless one tmpfs of the ordered size holds all writable mounts."""
     lines = [line.split(" ") for line in text.split("\n") if line]
     own = {(words[2], words[-1]) for words in lines if words[2] not in known and words[-3] == "tmpfs"}
     size = f"size={build.disk_bytes >> 10}k,nr_inodes={build.inodes},"

@@ -1,12 +1,12 @@
-"""The walls of one sandbox without namespaces, built from inside in three steps, each giving up more.
+"""The walls of a sandbox without namespaces, built from inside in three steps.
 
-1. The zygote, before it imports anything: a filter of system calls, Landlock over all that any sandbox may reach
-   (:func:`confine_zygote`). Where ids can be given it may still become one of its own block, and nobody else: its
-   filter reads the arguments.
-2. Init: the ids of this sandbox, limits, no capability left, and a Landlock scope, beyond which it can signal nobody.
-3. Each program, before its first foreign instruction (:func:`confine_program`): the sandbox's user, a Landlock domain
-   with its own directory alone to write, TCP closed and a scope of its own, so that it cannot reach its init; the
-   closing filter.
+1. The zygote, before it imports anything, gets a filter of system calls, and Landlock over all that any sandbox may
+   reach (:func:`confine_zygote`). Where ids can be given, it may still take those of its own block: the filter reads
+   the arguments.
+2. Init gets the ids of this sandbox, limits, no capability, and a Landlock scope that holds its signals.
+3. Each program, before its first foreign instruction (:func:`confine_program`), gets the sandbox's user, a Landlock
+   domain in which it can write to its own directory alone, without TCP, a scope of its own, so that it cannot reach its
+   init, and the closing filter.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from skillyard.sandbox.native.inside.walls import SMALL_STACK, lessen_stacks
 from skillyard.sandbox.native.linux import kernel, landlock
 
 _NICE = 10
-"""Where only the keeper stands against a fork bomb, it comes before it."""
+"""The keeper must get processors before a fork bomb where nothing else stops that."""
 
 SCOPES = 6
 """The Landlock version that can confine signals."""
 
 OWN_PROC = ("status", "stat", "statm", "maps", "smaps", "smaps_rollup", "cmdline", "comm", "environ", "limits", "io",
             "auxv", "oom_score", "fd", "fdinfo")  # fmt: skip
-"""What a program may read of itself below /proc/self: not what tells of mounts, groups, sockets or others."""
+"""A program may read these of its own below /proc/self. Others tell of mounts, groups, sockets or processes."""
 
 
 class Rule(NamedTuple):
-    """What lies below ``path`` may be read and executed; written too for a device."""
+    """A path below which all may be read and executed, and for a device written."""
 
     path: str
     device: bool = False
@@ -45,9 +45,12 @@ class Rule(NamedTuple):
 
 
 class Build(NamedTuple):
-    """What the keeper decided for one sandbox. ``uid`` is the user of its programs and ``warden`` that of its init;
-    both 0 where all are the server's own user. ``processes`` is RLIMIT_NPROC, which counts by user: of the sandbox's
-    own user, or all that the server's has, and some more than its limit, as a bound for what the keeper watches."""
+    """The keeper's orders for one sandbox.
+
+    ``uid`` is the user of its programs and ``warden`` that of its init; both are 0 where all are the server's user.
+    ``processes`` is RLIMIT_NPROC, which counts by user. For the server's user it is all that this user has, the
+    sandbox's limit and some more: an outer bound of the limit that the keeper watches.
+    """
 
     root: str
     uid: int
@@ -66,7 +69,7 @@ class Build(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """What every sandbox of a zygote may reach, as opened descriptors: a path may lie where its user cannot go."""
+    """The paths that all sandboxes of a zygote may reach, opened: their users may not get there."""
 
     version: int
     rules: list[tuple[int, int]]
@@ -74,13 +77,13 @@ class Reach(NamedTuple):
 
 
 def open_reach(version: int, rules: Sequence[Rule], *, own_proc: bool) -> Reach:
-    """Raises OSError for what is not there."""
+    """Opens the paths of ``rules``. Raises OSError for a missing one."""
     opened = [(os.open(rule.path, os.O_PATH | os.O_CLOEXEC), rule.rights) for rule in rules]
     return Reach(version, opened, own_proc)
 
 
 def confine_zygote(version: int, rules: Sequence[Rule], homes: str, *, own_proc: bool) -> None:
-    """The outer domain: what no sandbox of this zygote can pass, and no package that it imports."""
+    """Enters the outer domain of all sandboxes of this zygote and the packages it imports."""
     ruleset = landlock.create(version, tcp=False)
     writable = landlock.writable(version)
     places = [(rule.path, rule.rights) for rule in rules] + [(homes, writable)]
@@ -96,7 +99,7 @@ def confine_zygote(version: int, rules: Sequence[Rule], homes: str, *, own_proc:
 
 
 def build(spec: Build, version: int) -> None:
-    """Turn this fresh clone into the init of a sandbox. Raises OSError at the step that failed."""
+    """Turns this fresh clone into the init of a sandbox. Raises OSError at the step that failed."""
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     _limit(spec)
@@ -112,21 +115,23 @@ def build(spec: Build, version: int) -> None:
 
 
 def _become_warden(spec: Build) -> None:
-    """Acts as the sandbox's user and is another one: kill(-1) from here ends exactly that user's processes, and none
-    of them can signal back (kill(2): the receiver's real and saved ids count, not its effective one)."""
+    """Acts as the sandbox's user, and has other real and saved ids.
+
+    So kill(-1) ends exactly that user's processes, and none of them can signal back (kill(2)).
+    """
     os.setresgid(spec.uid, spec.uid, spec.uid)
     os.setresuid(spec.warden, spec.uid, spec.warden)
 
 
 def _reaches_nobody() -> None:
-    """It will signal all that it can: so that must not be the keeper."""
+    """Raises OSError if init, which will signal all processes that it can, reaches the keeper."""
     with suppress(PermissionError):
         os.kill(os.getppid(), 0)
         raise OSError(0, "the walls do not keep its signals in")
 
 
 def confine_program(spec: Build, reach: Reach) -> None:
-    """In the process that foreign code is about to have. Raises OSError."""
+    """Confines the process in which foreign code is about to run. Raises OSError."""
     if spec.uid:
         os.setresuid(spec.uid, spec.uid, spec.uid)
     else:

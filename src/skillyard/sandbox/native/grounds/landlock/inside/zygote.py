@@ -1,4 +1,8 @@
-"""The warm interpreter of the landlock backend: as the native one, and confined before it imports anything."""
+"""The warm interpreter of the landlock backend, confined before its imports, and its inits.
+
+Without a pid namespace, an init is the subreaper of its tree: all that is left behind comes to it. Its ids and its
+Landlock scope hold its signals to that tree, so kill(-1) ends all of it when the keeper lets go.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ DONE_STATUS = 0
 
 
 class Init(init.Init):
+    """The native init, which confines each program as it is forked."""
+
     def __init__(
         self, spec: walls.Build, reach: walls.Reach, closing: bytes, control: int, channel: int, output: int
     ) -> None:
@@ -38,7 +44,7 @@ class Init(init.Init):
         return places.real(self._spec.root, path)
 
     def kill_tree(self, leader: int) -> None:
-        """/proc is closed to us: the keeper looks."""
+        # /proc is closed to us, so the keeper looks.
         packets.send(self._control, {"end_tree": leader})
 
     def be_child(self, fds: tuple[int, ...]) -> None:
@@ -50,8 +56,11 @@ class Init(init.Init):
 
 
 def main(keeper: int, settings: dict[str, Any]) -> None:
-    """Serve forks on the descriptor ``keeper`` until it closes. ``settings``: ``code`` and ``packages`` (directories),
-    ``preload``, ``landlock`` (version), ``rules``, ``own_proc``, ``closing`` (a filter in hexadecimal)."""
+    """Serves clones on the descriptor ``keeper`` until it closes.
+
+    ``settings`` has ``code`` and ``packages`` (directories), ``preload``, ``landlock`` (version), ``rules``,
+    ``own_proc`` and ``closing`` (a filter in hexadecimal).
+    """
     sock = socket.socket(fileno=keeper)
     rules = [walls.Rule(*rule) for rule in settings["rules"]]
     reach = walls.open_reach(settings["landlock"], rules, own_proc=settings["own_proc"])
