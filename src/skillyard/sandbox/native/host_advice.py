@@ -1,4 +1,7 @@
-"""From what surrounds us to one line that an operator can follow: why no sandbox can be made, and what would let it."""
+"""Advice for operators: why this host makes no sandboxes, and how to change that.
+
+The walls are tried in a process of its own, since no try can be taken back. user_namespaces(7), proc(5), seccomp(2).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SWITCHES = {
 
 _ENGINE_FILES = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""linux/nsfs.h: what the kernel starts with."""
+"""The pid namespace with which the kernel starts (linux/nsfs.h)."""
 PROC = "mount /proc"
 """The step that a covered /proc refuses."""
 _LANDLOCK_ABI = {True: 1, False: 6}
@@ -36,20 +39,22 @@ FILTER = "seccomp"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """``refused``: the steps of building walls that were refused, each with the error's name; those after a step that
-    everything rests on were not tried."""
+    """The surroundings of the server. ``refused`` are steps of building walls, with errors.
+
+    Steps after one on which all others rest were not tried.
+    """
 
     refused: dict[str, str]
     engine: str = ""
-    """What made the container around us: docker, podman, kubernetes, ``container`` for another, empty for none."""
+    """The maker of our container: docker, podman, kubernetes, ``container`` for another, empty for none."""
     filtered: bool = False
-    """A filter of system calls was laid on us from outside."""
+    """We have a filter of system calls from outside."""
     confined: str = ""
     """The AppArmor profile that is enforced on us."""
     switches: tuple[str, ...] = ()
-    """Of SWITCHES, those that are closed."""
+    """The SWITCHES that are closed."""
     masked: bool = False
-    """Something lies over parts of /proc: then nobody may mount a fresh one in a user namespace."""
+    """Parts of /proc are covered, so that nobody may mount a fresh one in a user namespace."""
     modules: tuple[str, ...] = ()
     """The kernel's security modules; empty where that cannot be read."""
     chrooted: bool = False
@@ -60,7 +65,7 @@ class Surroundings:
 
 
 def look_here() -> Surroundings:
-    """Leaves the caller in namespaces of its own: for a process that ends afterwards."""
+    """Looks at the host. Leaves the caller, which should end, in namespaces of its own."""
     status = _status()
     found = {
         "engine": _engine(),
@@ -77,12 +82,12 @@ def look_here() -> Surroundings:
 
 
 def main() -> None:
-    """Print what was found as JSON on standard output."""
+    """Prints the surroundings as JSON on standard output."""
     print(json.dumps(asdict(look_here())))  # noqa: T201
 
 
 def read(text: bytes) -> Surroundings | None:
-    """What :func:`main` printed."""
+    """Reads the output of :func:`main`; returns None for any other text."""
     try:
         fields: dict[str, Any] = json.loads(text)
     except ValueError:
@@ -117,7 +122,7 @@ def _try_all() -> dict[str, str]:
 
 
 def _clone3() -> None:
-    """With nothing to do: who is asked at all says that the argument is invalid."""
+    """Calls clone3(2) without arguments, which the kernel finds invalid, and a filter refuses."""
     try:
         kernel.call("clone3", kernel.NR_CLONE3, None, ctypes.c_size_t(0))
     except OSError as error:
@@ -134,7 +139,7 @@ def _set_own_namespace() -> None:
 
 
 def _install_filter() -> None:
-    """One that allows everything."""
+    """Installs a filter that allows everything."""
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.install_filter(bpf.assemble([bpf.ALLOW]))
 
@@ -154,7 +159,7 @@ def _move_a_mount() -> None:
 
 
 def _in_pid_namespace() -> dict[str, str]:
-    """It begins with a child, and a /proc shows the namespace of who mounts it."""
+    """Tries the steps for which a child in the new pid namespace is needed."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -214,7 +219,7 @@ def _mount_points() -> list[str]:
 
 
 def _engine() -> str:
-    """The files alone are no proof: images of virtual machines are made from containers."""
+    """Returns the maker of our container. Files alone prove nothing: VM images have them, too."""
     if os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE and "/etc/hosts" not in _mount_points():
         return ""
     for path, engine in _ENGINE_FILES.items():
@@ -226,7 +231,7 @@ def _engine() -> str:
 
 
 def _confined() -> str:
-    """``docker-default (enforce)`` under AppArmor; other modules have other forms."""
+    """Returns our enforced AppArmor profile, as in ``docker-default (enforce)``."""
     name, _, mode = _read("/proc/self/attr/current").decode("utf-8", "replace").strip("\0\n ").rpartition(" ")
     return name if mode == "(enforce)" else ""
 
@@ -244,12 +249,12 @@ def _read(path: str) -> bytes:
 
 
 PROFILE = "deploy/docker-seccomp.json"
-"""In skillyard's source tree: a container's filter of system calls, with what the walls need."""
+"""A container's filter of system calls that lets the walls be built, in skillyard's source tree."""
 
 _BOUND_S = 10.0
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from skillyard.sandbox.native.host_advice import main; main()"
 _NOT_THE_FILTER = {PROC, NAME}
-"""The first has a cause of its own, and without the second sandboxes can be."""
+"""The first has a cause of its own, and sandboxes can do without the second."""
 _IDS = "SETUID", "SETGID", "SETFCAP"
 _POD = (
     "in a pod: hostUsers: false, and in the container's securityContext procMount: Unmasked and a seccompProfile of "
@@ -282,7 +287,7 @@ _SHORT = {
 
 
 async def look() -> Surroundings | None:
-    """What is there, found by a process of its own; None when even that cannot be started."""
+    """Returns the surroundings as a process of its own finds them; None when it cannot."""
     package_root = str(Path(__file__).resolve().parents[3])
     executable = getattr(sys, "_base_executable", "") or sys.executable
     try:
@@ -307,8 +312,7 @@ async def look() -> Surroundings | None:
 
 
 def mend(found: Surroundings | None, why: str) -> str:
-    """What to change, all of it in one line; ``why`` is what was said when it failed. Empty when nothing that we know
-    of stands in the way."""
+    """Returns the whole remedy in one line; ``why`` is the error. Empty where none is known."""
     parts: list[str] = []
     if found is not None:
         parts = [*_of_the_host(found), *(_of_the_container(found) if found.engine else _of_the_service(found))]
@@ -316,7 +320,7 @@ def mend(found: Surroundings | None, why: str) -> str:
 
 
 def filter_mend(found: Surroundings) -> str:
-    """How to get a call that a filter keeps from us."""
+    """Returns the remedy for a call that a filter keeps from us."""
     return f"{_start(found)} --security-opt seccomp={PROFILE}" if found.engine else _UNIT_FILTER
 
 

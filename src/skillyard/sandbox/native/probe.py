@@ -1,4 +1,4 @@
-"""What this host lets the native backend enforce: one sandbox is made and looked at from inside."""
+"""The probe of the native backend: one sandbox is made and looked at from inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 300
 
 
 async def look_inside(sandbox: Sandbox, code: str, *words: str, bound_ms: int) -> dict[str, Any]:
-    """What ``code`` prints, run with ``words`` as its arguments. Raises SkillyardError when it is not a JSON object."""
+    """Returns the JSON object that ``code`` prints in a sandbox. Raises SkillyardError."""
     program = Argv(("python3", "-I", "-S", "-c", code, *words))
     process = await sandbox.start(program, id="look", timeout_ms=bound_ms)
     text = b"".join([piece async for piece in process.output(Stream.STDOUT)])
@@ -77,7 +77,7 @@ class Attempt:
     sockets: list[socket.socket] = field(default_factory=list)
 
     def found(self) -> Protection:
-        """What the gate would have seen, once the program in the sandbox has ended."""
+        """Returns whether a connection arrived, once the program in the sandbox has ended."""
         if self.why:
             return missing_egress(self.why)
         meant = [_meant(sock) for sock in self.sockets if sock.type == socket.SOCK_STREAM]

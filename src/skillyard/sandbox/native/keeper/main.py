@@ -1,4 +1,4 @@
-"""The start of a keeper, which a server execs: it gets its ground and lets go of its starter."""
+"""The start of a keeper, which a server execs: it gets its ground and its loop, and serves."""
 
 from __future__ import annotations
 

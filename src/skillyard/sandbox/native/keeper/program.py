@@ -17,7 +17,7 @@ IN_MEMORY = 64 * 1024
 
 
 _NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""What file systems and kernels without O_TMPFILE answer (open(2))."""
+"""The errors of file systems and kernels without O_TMPFILE (open(2))."""
 
 
 def clear(directory: str) -> None:
@@ -27,7 +27,7 @@ def clear(directory: str) -> None:
 
 
 class Spool:
-    """``held_back`` bytes at the end are not read before the end is known: they may be taken away.
+    """A log; ``held_back`` bytes at its end are not read before the end is known.
 
     Its file lies in ``directory`` and has no name, so nothing stays behind whatever happens to the keeper.
     """

@@ -28,7 +28,7 @@ _STAYS_AFTER = ("", "timeout", "output")
 
 
 class Place(Protocol):
-    """What one sandbox has on its keeper's ground."""
+    """The place of one sandbox on its keeper's ground."""
 
     @property
     def group(self) -> Group | None: ...
@@ -38,21 +38,21 @@ class Place(Protocol):
 
     @property
     def order(self) -> bytes:
-        """What a zygote is told to make of its clone."""
+        """Returns the order by which a zygote makes its clone a sandbox."""
         ...
 
     @property
     def stays(self) -> bool:
-        """Whether the sandbox can outlive the one program that it was made for."""
+        """Returns whether the sandbox can outlive the one program that it was made for."""
         ...
 
     @property
     def lingers(self) -> bool:
-        """Whether its first process takes its time to end after it told of the program's end."""
+        """Returns whether its first process lives on after it told of the program's end."""
         ...
 
     def ready(self, sandbox: Sandbox) -> None:
-        """All its walls stand, and its worker waits."""
+        """Learns that all its walls stand, and its worker waits."""
         ...
 
     def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
@@ -60,28 +60,28 @@ class Place(Protocol):
         ...
 
     def end(self, sandbox: Sandbox) -> None:
-        """Ends all its processes; :meth:`Sandbox.kill` asks for it once and again."""
+        """Ends all its processes. It may be called again."""
         ...
 
     def told(self, sandbox: Sandbox, message: dict[str, Any]) -> bool:
-        """Takes a word of its init that only this ground knows. Returns whether it is one."""
+        """Takes a message of init for this ground alone; returns whether it is one."""
         ...
 
     def ending(self, status: int) -> dict[str, Any] | None:
-        """Returns how a program with this wait status ended, where that means something on this ground alone."""
+        """Returns the ending for a wait status that has a meaning on this ground alone."""
         ...
 
     def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
-        """Its first process has ended: removes what is left, and calls ``then``, perhaps later."""
+        """Removes traces after the end of its first process; calls ``then``, perhaps later."""
         ...
 
     def release(self) -> None:
-        """Frees what it holds. No process of it is left."""
+        """Frees all that it holds. No process of it is left."""
         ...
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 class Sandbox:
@@ -115,10 +115,10 @@ class Sandbox:
         self.on_dead: Callable[[Sandbox, str], None]
         self.on_left: Callable[[], None] = _nothing
         self.lacks: Callable[[], str] = str
-        """Which of its walls is missing, where that is to be asked."""
+        """Returns the missing wall, if any, where that is to be checked."""
         self.on_program_end: Callable[[Sandbox, Program], None]
         self.broken = ""
-        """Why it cannot be used, where that is known."""
+        """The reason why it cannot be used, where that is known."""
         self._faulty = False
         self._staying = False
         self._said_ready = False
@@ -137,12 +137,12 @@ class Sandbox:
             raise
 
     def descriptors(self) -> list[int]:
-        """What its init gets: control, the worker's channel, the worker's output, the group's."""
+        """Returns init's descriptors: control, the worker's channel and output, the group's."""
         groups = self.group.join_descriptors() if self.group is not None else []
         return [self.inside_control.fileno(), self.inside_channel.fileno(), self.inside_output, *groups]
 
     def handed_over(self, fds: list[int]) -> None:
-        """The zygote has its copies: ours of the inner ends are closed."""
+        """Closes our copies of the inner ends, once the zygote has its own."""
         for fd in fds[3:]:
             os.close(fd)
         self.inside_control.close()
@@ -165,7 +165,7 @@ class Sandbox:
         self._safely(self._consider_ready)
 
     def fault(self, error: Exception) -> None:
-        """Ends the sandbox, and nothing else, after a call of ours about it failed."""
+        """Ends the sandbox, and nothing else, after a call of ours for it failed."""
         self._faulty = True
         self.broken = self.broken or f"the keeper had a fault with it: {type(error).__name__}"
         try:
@@ -219,7 +219,7 @@ class Sandbox:
             self._start_guest(program, request)
 
     def kill_program(self, program: Program, outcome: str, reason: str) -> None:
-        """End its whole tree; if init does not manage, the sandbox ends."""
+        """Ends a program's whole tree; if init does not manage, the sandbox ends."""
         if program.ending is not None or program.forced is not None:
             return
         program.forced = (outcome, reason)
@@ -241,8 +241,10 @@ class Sandbox:
         return self.place.stays and program.id == self._given and (program.forced or _BY_ITSELF)[0] in _STAYS_AFTER
 
     def waits(self) -> bool:
-        """Whether its worker waits to be used. One that was killed has let go of its channel, long before the kernel
-        is done with it and we are told."""
+        """Returns whether its worker waits to be used.
+
+        A killed worker closes its channel long before the kernel is done with it and we hear of its end.
+        """
         if self.dead or self._channel is None:
             return False
         try:
@@ -257,7 +259,7 @@ class Sandbox:
         return any(program.ending is None for program in self.programs.values())
 
     def end_for(self, outcome: str, reason: str) -> None:
-        """End the whole sandbox, with what runs in it, for one reason."""
+        """Ends the whole sandbox and its programs for one reason."""
         self.forced = (outcome, reason)
         for program in self.programs.values():
             if program.ending is None and program.forced is None:
@@ -312,13 +314,13 @@ class Sandbox:
         program.talk(ours, request)
 
     def _done(self, program: Program) -> None:
-        """All is said: end the sandbox now, while the worker and its pages are still being taken down."""
+        """Ends the sandbox of a guest that is done, while its worker is still taken down."""
         if program.ending is None and program.forced is None:
             program.forced = ("exit", "")
             self.kill()
 
     def _idle_worker_gone(self, status: int) -> None:
-        """Init does not know what a single sandbox's worker was given; with it, the sandbox is over."""
+        """Ends a single sandbox with its worker. Its init does not know the worker's program."""
         if self.lease is None:
             self.broken = "the waiting worker ended"
             self.kill()
@@ -333,14 +335,14 @@ class Sandbox:
             self._forget_worker()
 
     def _forget_worker(self) -> None:
-        """It ended with the last program that ran; the next guest is forked when it is asked for."""
+        """Lets go of a worker that ended. The next guest is forked when it is asked for."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
             os.close(self._output)
 
     def _start_again(self, program: Program) -> None:
-        """The worker was ended while this was on its way to it."""
+        """Starts a guest again whose worker ended before it got the request."""
         request, program.request = program.request, b""
         program.hang_up()
         try:
@@ -352,7 +354,7 @@ class Sandbox:
         self.kill_program(program, "output", reason)
 
     def _hear(self) -> None:
-        """Hears a few words of init, and none after one that breaks the rules."""
+        """Takes a few messages of init, and none after one that breaks the rules."""
         for _ in range(_WORDS_A_TURN):
             try:
                 said = words.hear_init(self.control)
@@ -373,7 +375,7 @@ class Sandbox:
                 return
 
     def _consider_ready(self) -> None:
-        """Its own word and the zygote's come in any order; without the second there is nothing to kill it by."""
+        """Makes it ready once init said so and the zygote told the pid, by which it can be killed."""
         if self._said_ready and self.pidfd >= 0:
             if why := self.lacks():
                 self.broken = why
@@ -385,7 +387,7 @@ class Sandbox:
             self.on_ready(self)
 
     def _told(self, message: dict[str, Any]) -> None:
-        """Takes one word. Raises BadMessage for a word that init cannot say now."""
+        """Takes a message. Raises BadMessage for one that init cannot send now."""
         if "ready" in message:
             if self._said_ready:  # it would be lent twice
                 raise BadMessage("it was ready before")
@@ -445,7 +447,7 @@ class Sandbox:
         self.on_program_end(self, program)
 
     def _init_gone(self) -> None:
-        """Its first process has ended, which the pidfd tells."""
+        """Learns from the pidfd that its first process has ended."""
         self.loop.forget(self.pidfd)
         try:
             self.place.gone(self, self._bury)
@@ -455,7 +457,7 @@ class Sandbox:
                 self._bury()
 
     def _bury(self) -> None:
-        """Tells everybody of the end. A step that fails does not keep the others from being made."""
+        """Tells everybody of the end. A failing step does not stop the others."""
         for step in (self._hear, lambda: self.account.meter.settle(self.pid), self.on_left):
             self._safely(step)
         self.dead = True
@@ -482,7 +484,7 @@ class Sandbox:
         }
 
     def release(self) -> None:
-        """Close what is still open. Its processes are gone."""
+        """Closes its descriptors. Its processes are gone."""
         for program in self.programs.values():
             self._safely(program.drop)
         self.loop.forget(self.control.fileno())

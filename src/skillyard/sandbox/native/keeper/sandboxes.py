@@ -1,4 +1,4 @@
-"""All sandboxes of a keeper: made on demand or ahead, lent, ended, and every trace of them removed."""
+"""All sandboxes of a keeper: made on demand or ahead, lent, ended, and removed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sandboxes:
     def __init__(
         self, loop: Loop, ground: Ground, spool_dir: str, ready: int, zygotes_mb: int, zygotes_idle_s: float
     ) -> None:
-        """``ready`` sandboxes of each shape in use are made ahead; see :class:`Zygotes` for the last two."""
+        """Makes ``ready`` sandboxes of each shape ahead; :class:`Zygotes` takes the last two."""
         self._loop = loop
         self._refiller = loop.guarded(self._refill_failed)
         self._ground = ground

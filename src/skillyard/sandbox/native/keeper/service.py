@@ -1,4 +1,4 @@
-"""What the server can ask of the keeper: one method a question, answers and events on its connection."""
+"""The service of a keeper for its server: a method a question, and events on its connection."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Service:
         sandbox.give_time(program, header["timeout_ms"])
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:
-        """Answered when something worth it is there: much, the end, little for a while, or nothing for long."""
+        """Answers once there is much, the end, little for a while, or nothing for long."""
         sandbox, program = self._program(header)
         spool = program.spools[header["stream"]]
         offset, most = header["offset"], min(header["most"], MOST_READ)

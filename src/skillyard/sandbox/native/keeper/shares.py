@@ -79,7 +79,7 @@ def default_crowd() -> int:
 
 
 class Crowd:
-    """Ends fork bombs, and bounds the processes and threads of one principal's sandboxes to ``together``.
+    """Ends fork bombs, and bounds the processes of one principal's sandboxes to ``together``.
 
     ``members`` gives the processes of a sandbox where no controller counts them.
     """

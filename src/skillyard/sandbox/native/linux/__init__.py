@@ -1,1 +1,1 @@
-"""System calls, filters of system calls and Landlock, through ctypes and the standard library."""
+"""System calls, their filters, and Landlock, through ctypes and the standard library."""

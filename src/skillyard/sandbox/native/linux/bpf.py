@@ -1,4 +1,4 @@
-"""Pieces of a seccomp filter: classic BPF over ``struct seccomp_data`` (seccomp(2), linux/filter.h)."""
+"""Pieces of a seccomp filter: classic BPF over ``struct seccomp_data`` (linux/filter.h)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Instruction = tuple[int, int, int, int]
 
 NR, ARCH = 0, 4
 ARG0, ARG1, ARG2, ARG3 = 16, 24, 32, 40
-"""Where the lower half of each argument lies. The kernel takes flags, options and families as 32 bits."""
+"""Offsets of the lower half of each argument. The kernel takes flags, options and families as 32 bits."""
 
 LOAD, AND, JEQ, JGE, JSET, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 
@@ -28,7 +28,7 @@ def refuse(number: int = errno.EPERM) -> Instruction:
 
 
 def when(number: int, body: Sequence[Instruction]) -> list[Instruction]:
-    """``body`` decides about the call ``number``; it must end in a return."""
+    """Lets ``body``, which must end in a return, decide about the call ``number``."""
     return [(JEQ, 0, len(body), number), *body]
 
 
@@ -45,12 +45,12 @@ def none_of(argument: int, values: Iterable[int]) -> list[Instruction]:
 
 
 def without(argument: int, flags: int, otherwise: Instruction) -> list[Instruction]:
-    """Any value that has none of ``flags``."""
+    """Allows any value that has none of ``flags``."""
     return [(LOAD, 0, 0, argument), (JSET, 0, 1, flags), otherwise, ALLOW]
 
 
 def unless_null(argument: int, body: Sequence[Instruction]) -> list[Instruction]:
-    """``body`` decides when a pointer is given, of which both halves count; else it goes on behind it."""
+    """Lets ``body`` decide when a pointer is given, of which both halves count."""
     return [
         (LOAD, 0, 0, argument),
         (JEQ, 0, 2, 0),
@@ -66,7 +66,7 @@ def search(values: Iterable[int]) -> list[Instruction]:
 
 
 def ranges(values: Iterable[int]) -> list[tuple[int, int]]:
-    """Sorted, half-open ranges that cover exactly ``values``."""
+    """Returns sorted, half-open ranges that cover exactly ``values``."""
     out: list[tuple[int, int]] = []
     for value in sorted(set(values)):
         if out and out[-1][1] == value:
@@ -89,5 +89,5 @@ def _search(bounds: Sequence[int], inside: bool) -> list[Instruction]:
 
 
 def assemble(program: Sequence[Instruction]) -> bytes:
-    """An array of ``struct sock_filter``."""
+    """Returns an array of ``struct sock_filter``."""
     return b"".join(struct.pack("HBBI", *instruction) for instruction in program)

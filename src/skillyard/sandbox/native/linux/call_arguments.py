@@ -1,4 +1,4 @@
-"""System calls that foreign code may make with some arguments only: the rules, in words and as filter code.
+"""Rules for the arguments of system calls of foreign code, in words and as filter code.
 
 One table, so that the filters (:mod:`skillyard.sandbox.native.linux.seccomp`) and ``docs/system-calls.md``
 cannot differ.
@@ -93,7 +93,7 @@ _PER_QUERY_PERSONALITY = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``says`` which arguments of ``calls`` pass, and how the others are answered; ``body`` decides it."""
+    """A rule for ``calls``: ``says`` tells the arguments that pass; ``body`` decides it."""
 
     calls: tuple[str, ...]
     says: str
@@ -130,7 +130,7 @@ def _socket() -> list[Instruction]:
 
 
 def _but_options(level: int, names: Iterable[int]) -> list[Instruction]:
-    """setsockopt(2) and getsockopt(2) but for these options of ``level``; falls through for other levels."""
+    """Refuses these options of ``level``, and falls through for other levels."""
     body = bpf.none_of(ARG2, names)
     return [(LOAD, 0, 0, ARG1), (JEQ, 0, len(body), level), *body]
 

@@ -41,7 +41,7 @@ def enter(uid: int, read: tuple[str, ...] = (), *, tcp: bool = True) -> dict[str
 
 
 def _leave_root(uid: int) -> list[str]:
-    """Become ``uid``, or nobody where no such id is mapped, and lock every capability away on the way."""
+    """Becomes ``uid``, or nobody where that is not mapped, without any capability."""
     for wanted in (uid, _NOBODY):
         try:
             os.setgroups([])

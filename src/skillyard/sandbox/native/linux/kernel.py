@@ -231,7 +231,7 @@ def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
 
 
 def drop_capabilities() -> None:
-    """Empty every capability set of this thread, the bounding set too, and lock it so (capabilities(7))."""
+    """Empties every capability set of this thread for good, the bounding set, too."""
     last = 63
     for cap in range(64):
         if _libc.prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0:
@@ -245,7 +245,7 @@ def drop_capabilities() -> None:
 
 
 def drop_all_held() -> None:
-    """Empty the effective, permitted, inheritable and ambient sets of this thread (capabilities(7))."""
+    """Empties the effective, permitted, inheritable and ambient sets of this thread."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     hold_only()
 
@@ -259,7 +259,7 @@ def hold_only(*capabilities: int) -> None:
 
 
 def keep_capabilities() -> None:
-    """Make this thread's capabilities survive an exec as a user that is not 0: ambient ones do (capabilities(7))."""
+    """Makes all capabilities ambient, so that they survive an exec by a user that is not 0."""
     count = next(cap for cap in range(64) if _libc.prctl(PR_CAPBSET_READ, cap, 0, 0, 0) < 0)
     hold_only(*range(count))
     for cap in range(count):
@@ -286,11 +286,11 @@ class _CloneArgs(ctypes.Structure):
 
 
 def clone(flags: int, *, cgroup: int = -1) -> tuple[int, int]:
-    """clone3(2) like fork: (0, -1) in the child, (pid, pidfd) in the parent; SIGCHLD when the child ends.
-    With CLONE_PARENT it is a sibling: our parent hears of its end and learns what it used.
+    """Calls clone3(2) like fork: returns (0, -1) in the child, (pid, pidfd) in the parent.
 
-    The interpreter's and libc's own fork handlers do not run and libc's cached thread id is stale: only for a
-    child that runs no foreign code, from a process that has a single thread.
+    With CLONE_PARENT the child is a sibling: our parent hears of its end and learns its use. The fork handlers of the
+    interpreter and of libc do not run, and libc's cached thread id is stale: the caller must have one thread, and the
+    child must run no foreign code.
     """
     pidfd = ctypes.c_int(-1)
     exit_signal = 0 if flags & CLONE_PARENT else 17
@@ -305,7 +305,7 @@ def clone(flags: int, *, cgroup: int = -1) -> tuple[int, int]:
 
 
 def clone_sibling() -> tuple[int, int]:
-    """:func:`clone` with CLONE_PARENT and no namespace, by clone(2): what a container's filter leaves."""
+    """Clones a sibling without namespaces by clone(2), which a container's filter allows."""
     pidfd = ctypes.c_int(-1)
     flags = ctypes.c_ulong(CLONE_PARENT | CLONE_PIDFD)
     nothing = ctypes.c_void_p(None)
@@ -328,7 +328,8 @@ def pidfd_kill(fd: int, signal: int = 9) -> bool:
 
 
 def close_from(first: int) -> None:
-    """Up to the largest number that a descriptor can have, and not beyond: older gVisors refuse that."""
+    """Closes all descriptors from ``first`` on."""
+    # The range ends at the largest descriptor: older gVisors refuse one that goes beyond.
     call("close_range", NR_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0x7FFFFFFF), ctypes.c_uint(0))
 
 
@@ -349,7 +350,7 @@ def grow_stack(size: int) -> None:
 
 
 def set_file_ids(uid: int, gid: int) -> None:
-    """Whose the files are that this thread makes (setfsuid(2)); from root and back to root it keeps its rights."""
+    """Sets the owner of files that this thread makes (setfsuid(2)); root keeps its rights."""
     _libc.setfsgid(ctypes.c_int(gid))
     _libc.setfsuid(ctypes.c_int(uid))
 

@@ -1,4 +1,4 @@
-"""Landlock: a second file system wall, which holds even where a mount or a mode bit is wrong (landlock(7))."""
+"""Landlock: a second wall for files, which holds where a mount or a mode is wrong."""
 
 from __future__ import annotations
 
@@ -62,18 +62,20 @@ def restrict(version: int, rules: Sequence[tuple[str, int]]) -> None:
 
 
 def create(version: int, *, tcp: bool = True) -> int:
-    """A ruleset that allows nothing with files yet; ``tcp`` false closes TCP ports too where the version can.
-    A scope, where the version has it, keeps signals and abstract sockets from leaving the domain."""
+    """Makes a ruleset that allows nothing with files yet; without ``tcp``, no TCP ports, either.
+
+    TCP and a scope, which keeps signals and abstract sockets in the domain, need a version that has them.
+    """
     net = 0 if tcp else NET_BIND_TCP | NET_CONNECT_TCP
     attr = struct.pack("QQQ", handled(version), net, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL)
     return _create(attr[: 24 if version >= 6 else 16 if version >= 4 else 8])
 
 
 def scope() -> None:
-    """Only confine signals and abstract sockets (version 6): what this thread makes, and what that makes in
-    domains of its own, can be signalled from here, and nothing else.
+    """Confines signals and abstract sockets alone to this thread and its descendants.
 
-    A domain that says nothing of REFER forbids it, whatever the others allow: so it is allowed here, everywhere."""
+    Needs version 6. A domain that does not name REFER forbids it, whatever the others allow: so it is allowed here.
+    """
     ruleset = _create(struct.pack("QQQ", REFER, 0, SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL))
     root = os.open("/", os.O_PATH | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""The keeper's own namespaces, in a user namespace of its own unless it may mount without (user_namespaces(7))."""
+"""The keeper's namespaces, in a user namespace of its own unless it may mount without one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from skillyard.sandbox.native.linux import kernel
 
 _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
 _MAPPERS = (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)
-"""What it takes to give every id of ours to a new user namespace, our 0 among them."""
+"""The capabilities to map all our ids into a new user namespace, our 0 among them."""
 
 
 def enter() -> None:
-    """New mount and pid namespaces; the latter begins with the next child. Raises OSError naming the step.
+    """Enters new mount and pid namespaces; the latter begins with the next child.
 
     A container's root often lacks CAP_SYS_ADMIN. Where it may map ids, its sandboxes have ids of their own all the
-    same; else it is what an ordinary user is, who has one id to give.
+    same; else it has one id to give, as an ordinary user has. Raises OSError naming the step.
     """
     held = capabilities() if os.geteuid() == 0 else 0
     if not _has(held, _CAP_SYS_ADMIN):
@@ -28,25 +28,27 @@ def enter() -> None:
 
 
 def leave_network() -> None:
-    """After :func:`enter`: the keeper speaks on sockets of the file system only, and from a sandbox's network it can
-    come back only to one that its own user namespace owns (setns(2)). Raises OSError naming the step."""
+    """Enters a new network namespace, after :func:`enter`. Raises OSError naming the step.
+
+    From a sandbox's network the keeper can come back only to one that its own user namespace owns (setns(2)).
+    """
     unshare("network namespace", kernel.CLONE_NEWNET)
 
 
 def may_enter() -> bool:
-    """Whether :func:`enter` can be: root must be able to map itself, the one id that it has to give."""
+    """Returns whether :func:`enter` is possible: root must be able to map itself."""
     held = capabilities()
     return os.geteuid() != 0 or _has(held, _CAP_SYS_ADMIN) or _has(held, _CAP_SETFCAP)
 
 
 def capabilities() -> int:
-    """Our effective capabilities, a bit each (proc_pid_status(5))."""
+    """Returns our effective capabilities, a bit each (proc_pid_status(5))."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff")), 0)
 
 
 def may_map_ids() -> bool:
-    """Whether another namespace's ids may be more than our own."""
+    """Returns whether we may map more ids than our own."""
     held = capabilities()
     return _has(held, _CAP_SETUID) and _has(held, _CAP_SETGID)
 
@@ -72,7 +74,7 @@ def _enter_with_one_id() -> None:
 
 
 def _enter_with_all_ids() -> None:
-    """A child stays behind to write the maps: only who is outside may map more than one id."""
+    """Lets a child write the maps: only a process outside may map more than one id."""
     maps = {name: _same(name) for name in ("gid_map", "uid_map")}
     ours = os.getpid()
     entered_r, entered_w = os.pipe2(os.O_CLOEXEC)
@@ -101,13 +103,13 @@ def _enter_with_all_ids() -> None:
 
 
 def _same(name: str) -> str:
-    """Every id that our namespace knows, as itself."""
+    """Returns a map of all our namespace's ids to themselves."""
     with open(f"/proc/self/{name}", encoding="ascii") as file:
         return "".join(f"{first} {first} {count}\n" for first, _, count in map(str.split, file))
 
 
 def write(path: str, text: str) -> None:
-    """In one call, as the kernel wants its maps. Raises OSError."""
+    """Writes a file in one call, as the kernel wants its maps. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())

@@ -1,8 +1,8 @@
 """The filters that hold foreign code to the system calls it may make (seccomp(2)).
 
-Default-deny. Two filters: the large one goes into the zygote once and is inherited; the small closing one goes into
-each sandbox when its walls are built, and takes away what building them needed. What they let through, and why, stands
-in :mod:`skillyard.sandbox.native.linux.system_calls` and :mod:`skillyard.sandbox.native.linux.call_arguments`.
+They deny by default. The large filter goes into the zygote once and is inherited; the small closing one goes into each
+sandbox when its walls are built, and takes away the calls that built them. The lists of calls are here, those of
+arguments in :mod:`skillyard.sandbox.native.linux.call_arguments`; ``docs/system-calls.md`` is made of both.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ BUILDING: Mapping[str, str] = {
     "landlock_restrict_self": "the Landlock wall",
     "sched_setaffinity": "fixes the processors where no controller counts them",
 }
-"""What the zygote needs until a sandbox's walls stand, and for what; the closing filter takes it away."""
+"""Calls that the zygote needs until a sandbox's walls stand, and why. The closing filter takes them away."""
 
 _WATCHES = (
     "inotify(7) watches inodes: of a bound directory it tells what the host and every other sandbox open there, and "

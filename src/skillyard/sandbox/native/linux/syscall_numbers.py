@@ -1,4 +1,4 @@
-"""System call numbers, from the kernel's own headers (asm/unistd_64.h, asm-generic/unistd.h).
+"""System call numbers, from the kernel's headers (asm/unistd_64.h, asm-generic/unistd.h).
 
 A name has the number after the one before it; a number in the text says where that is not so.
 """

@@ -54,7 +54,7 @@ class Seen:
     at: float = field(default_factory=time.monotonic)
     worked_s: float = 0.0
     listed_s: float = 0.0
-    """What it had worked when locks were last listed."""
+    """Its processor time when locks were last listed."""
 
     def due(self, now: float, worked_s: float) -> bool:
         since = worked_s - self.worked_s
@@ -120,7 +120,7 @@ def _too_much(seen: Iterable[Seen], memory_bytes: int) -> str:
 
 
 def _list_locks(seen: Mapping[str, Seen]) -> None:
-    """Counts the record locks of each process anew: a lock is listed with the process that took it."""
+    """Counts the record locks of each process anew, which are listed with their taker."""
     with contextlib.suppress(OSError), open("/proc/locks", "rb") as file:
         holders = Counter(_LOCK.findall(file.read(_LISTED)))
         for place, one in seen.items():

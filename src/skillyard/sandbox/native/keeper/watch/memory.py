@@ -1,9 +1,11 @@
 """The memory of one sandbox: a look at it, and the end of the one that passes its limit.
 
-A memory controller bounds memory and files together, since it charges a tmpfs to those who fill it: what is looked
-for then is memory alone above its own limit, with what the network holds and no controller charges. Without one this
-watch is all there is for a tree of processes; between two looks a sandbox may pass its limit by what it can touch in
-that time. Each process is also held by RLIMIT_DATA.
+A memory controller bounds memory and files together, since it charges a tmpfs to its writers. The watch then looks for
+memory alone above its own limit, with that of the network, which no controller charges. Without a controller only the
+watch bounds a tree of processes, beside RLIMIT_DATA for each; a sandbox may pass its limit between two looks.
+
+How full a socket is, only its owner can ask: each counts as the most that it may hold (socket(7)). A pipe holds a page
+or two once its user has many (pipe(7), pipe-user-pages-soft).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def check(sandbox: Sandbox, objects: Objects) -> None:
 
 
 def _of_tree(sandbox: Sandbox, places: Sequence[str], limit: int) -> int:
-    """What its processes hold, or what the kernel holds for them, whichever is more: each is bounded by the limit."""
+    """Returns the memory of its processes, or that of the kernel for them if it is more."""
     used = sum(map(resident, places))
     if used > limit:
         used = sum(map(proportional, places))
@@ -141,7 +143,7 @@ def largest_window() -> int:
 
 
 def of_process(place: str) -> int:
-    """Page tables, and descriptors by the size of their table (VmPTE and FDSize in proc_pid_status(5))."""
+    """Returns bytes for page tables and descriptors (VmPTE and FDSize in proc_pid_status(5))."""
     found = 0
     for line in read(f"{place}/status").split("\n"):  # a process's name may hold what str.splitlines takes for an end
         if line.startswith("VmPTE:"):

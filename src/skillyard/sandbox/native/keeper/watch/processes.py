@@ -1,4 +1,4 @@
-"""Facts about other processes, as /proc tells them (proc_pid_stat(5), proc_pid_task(5), proc_pid_statm(5))."""
+"""Facts about other processes, as /proc tells them (proc_pid_task(5), proc_pid_statm(5))."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def resident(place: str) -> int:
 
 
 def proportional(place: str) -> int:
-    """Returns bytes of memory, of what is shared a part (proc_pid_smaps(5)); all of it for a process that hides."""
+    """Returns bytes of memory, shared pages in part; all of it for a process that hides."""
     for line in read(f"{place}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

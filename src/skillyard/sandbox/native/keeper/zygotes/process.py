@@ -1,4 +1,4 @@
-"""One process that is, or becomes, a zygote: its imports are watched, its words are checked, and it ends with us."""
+"""A process that is or becomes a zygote. The keeper watches it and checks its words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Upkeep:
 
     @property
     def most_mb(self) -> int:
-        """What one may hold while it imports: more than afterwards, since what is read is parsed."""
+        """Returns the MiB that one may hold while it imports, which takes more than afterwards."""
         return 2 * self.preload_mb + 64
 
 
@@ -88,9 +88,11 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """``ready``, ``cloned`` (with a word CLONED or NOT_CLONED) and ``ended``, which comes once, of a process that
-    serves no more; ``ours`` gives the keeper's children that somebody waits for, ``bury`` takes a group that nobody
-    is in."""
+    """The owner of a process. ``cloned`` comes with a word CLONED or NOT_CLONED.
+
+    ``ended`` comes once, for a process that serves no more. ``ours`` gives the keeper's children that somebody waits
+    for, and ``bury`` takes a group without processes.
+    """
 
     ready: Callable[[ZygoteProcess], None]
     cloned: Callable[[ZygoteProcess, Said], None]
@@ -100,7 +102,7 @@ class Hooks:
 
 
 class ZygoteProcess:
-    """``modules`` are imported in order; :attr:`fault` says why the one at ``fault_at`` cannot be, once it ended."""
+    """Imports ``modules`` in order; :attr:`fault` says why the next one failed, once it ended."""
 
     def __init__(self, loop: Loop, plan: Plan, modules: Sequence[str], upkeep: Upkeep, hooks: Hooks) -> None:
         """Raises OSError."""
@@ -157,13 +159,13 @@ class ZygoteProcess:
         return self.runs >= self._upkeep.runs or time.monotonic() - self.born > self._upkeep.seconds
 
     def complaint(self) -> str:
-        """The last line that names something: of a traceback the one that says what was wrong."""
+        """Returns the last line that names something: in a traceback, the error."""
         lines = self._text.decode("utf-8", "replace").strip().splitlines()
         naming = [line for line in lines if not line.startswith((" ", "Current thread")) and ": " in line]
         return next(reversed(naming or lines), "")[-500:]
 
     def measured_mb(self) -> int:
-        """What it holds at the moment."""
+        """Returns the MiB that it holds at the moment."""
         self.memory_mb = resident(f"/proc/{self.pid}") // MIB
         return self.memory_mb
 
@@ -178,12 +180,12 @@ class ZygoteProcess:
         return self._space.has_strangers(self.pid, known, beside if self.asked else -1)
 
     def disown(self, why: str) -> None:
-        """It serves no more: something shows that its packages spoiled it."""
+        """Ends a process that its packages spoiled."""
         self.lied = True
         self._fail(why)
 
     def left(self, pid: int) -> None:
-        """A sandbox that it cloned has ended."""
+        """Learns that a sandbox that it cloned has ended."""
         self._living.discard(pid)
         if not self._open:
             self._end_space()
@@ -209,7 +211,7 @@ class ZygoteProcess:
 
     @property
     def _shares_pids(self) -> bool:
-        """Whether a process of its sandboxes could get its pid, by which libraries that it has loaded tell a fork."""
+        """Returns whether its sandboxes could get its pid, by which libraries tell a fork."""
         return bool(self.modules) and self._space is None
 
     def _reap(self) -> None:
@@ -252,7 +254,7 @@ class ZygoteProcess:
         self._fail("it ended")
 
     def _take(self, said: Said) -> None:
-        """Raises BadMessage for what cannot be said now."""
+        """Takes a word. Raises BadMessage for one out of turn."""
         if said.word in (Word.CLONED, Word.NOT_CLONED):
             self._answered(said)
         elif self.ready:
@@ -296,7 +298,7 @@ class ZygoteProcess:
         self._hooks.ready(self)
 
     def _consider(self) -> None:
-        """A module is imported: whether it may stay, before the next one is."""
+        """Decides whether an imported module may stay, before the next one."""
         if why := self._objection():
             self._fail(why)
             return
@@ -323,7 +325,7 @@ class ZygoteProcess:
         self._late = self._loop.after(self._upkeep.import_s, lambda: self._fail(late))
 
     def _look(self) -> None:
-        """While it imports, in case nobody counts its memory."""
+        """Watches its memory while it imports, which perhaps no controller counts."""
         if not self._open or self.ready:
             return
         if resident(f"/proc/{self.pid}") // MIB > self._upkeep.most_mb:
@@ -351,7 +353,7 @@ _PARENT, _GROUP = 1, 2
 
 
 def end_orphans(loop: Turns, zygote: int, known: Collection[int]) -> None:
-    """Kill and reap what a zygote that has ended left in its process group, but for the pids that are ``known``."""
+    """Kills and reaps processes in the group of an ended zygote, but for ``known`` pids."""
     for pid in _orphans(zygote):
         if pid not in known:
             pidfd = kernel.pidfd_open(pid)
@@ -367,7 +369,7 @@ def _reap_orphan(loop: Turns, pid: int, pidfd: int) -> None:
 
 
 def _orphans(group: int) -> Iterator[int]:
-    """Ours in this process group. A child keeps its pid until we reap it."""
+    """Yields our children in this process group. A child keeps its pid until we reap it."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:

@@ -1,4 +1,7 @@
-"""The warm interpreters of a keeper: one an environment and group, replaced before it grows old."""
+"""The warm interpreters of a keeper: one an environment and group, replaced when it is old.
+
+They are closed when all together hold too much, or when they are not used.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class Zygote:
         return [process.pid for process in self._processes()]
 
     def weigh(self) -> int:
-        """MiB of all its processes. One whose packages took more since it was ready is ended."""
+        """Returns the MiB of all its processes, and ends one whose packages took too much."""
         for process in self._processes():
             if process.modules and process.ready and process.measured_mb() > self._upkeep.most_mb:
                 process.disown(f"its packages hold {process.memory_mb} MiB")
@@ -69,7 +72,7 @@ class Zygote:
             self._hand_out()
 
     def warm(self, then: Callable[[Warmth], None]) -> None:
-        """Start the interpreter before anybody asks, and call ``then`` when it serves or has failed."""
+        """Starts the interpreter ahead; calls ``then`` when it serves or has failed."""
         current = self._ensure()
         if current is None:
             then(Warmth(faults=dict(self._faults), error=self._why))
@@ -98,7 +101,7 @@ class Zygote:
         return self._current
 
     def _start(self) -> ZygoteProcess | None:
-        """Without what could not be imported before; without any module where such a process cannot be made."""
+        """Starts a process without modules that failed before; if it must be, without any."""
         modules = [name for name in self._plan.modules if name not in self._faults]
         try:
             return ZygoteProcess(self._loop, self._plan, modules, self._upkeep, self._hooks)
@@ -110,7 +113,7 @@ class Zygote:
         return self._start()
 
     def _hand_out(self) -> None:
-        """No more at once than a socket takes; none to a process whose successor stands ready."""
+        """Asks for as many clones as a socket takes, unless a successor is ready."""
         while self._waiting and len(self._asked) < _ASKED_AT_ONCE:
             current = self._current
             if current is None or not current.ready or (current.replaced_by and current.replaced_by.ready):
@@ -162,7 +165,7 @@ class Zygote:
             process.disown("its sandboxes end before they are made")
 
     def _lacks(self, sandbox: Sandbox, process: ZygoteProcess) -> str:
-        """What packages' code did to the zygote, it may have done to what builds walls: then no other is made of it."""
+        """Returns the missing wall. The packages' code may then have spoiled all walls: it clones no more."""
         why = self._lacking(sandbox, process)
         if why:
             process.disown(f"its sandboxes have not all walls: {why}")
@@ -179,7 +182,7 @@ class Zygote:
             then(warmth)
 
     def _promote(self, process: ZygoteProcess) -> None:
-        """A fresh process serves from now on; the one it replaces ends, its sandboxes go on without it."""
+        """Makes a fresh process serve, and ends the one before; its sandboxes go on."""
         if self._current is not None and self._current.replaced_by is process:
             if self._asked:
                 self._loop.after(0.01, lambda: self._promote(process))
@@ -203,7 +206,7 @@ class Zygote:
         self._give_up(self._why_of(process))
 
     def _blame(self, process: ZygoteProcess) -> None:
-        """The module that was being imported; all of them when the process was spoiled and nobody knows by which."""
+        """Blames the module that was being imported, or all of a process that was spoiled."""
         if not process.ready and process.imported < len(process.modules):
             self._faults[process.modules[process.imported]] = self._why_of(process)
         elif process.lied or not process.ready:
@@ -218,7 +221,7 @@ class Zygote:
             self._household.failed(sandbox, why)
 
     def _why_of(self, process: ZygoteProcess) -> str:
-        """Its own last words, where it had any: but for what it was ended for."""
+        """Returns why a process ended: our reason, or its own last words."""
         ended = process.fault in ("", "it ended")
         return (process.complaint() or "the zygote ended") if ended else process.fault
 
@@ -230,10 +233,10 @@ _LOOK_S = 10.0
 
 
 class Zygotes:
-    """All together hold at most ``total_mb`` MiB when nothing is at work, and none stays for ``idle_s`` unused.
+    """Bounds all sources to ``total_mb`` MiB when nothing is at work, and to ``idle_s`` unused.
 
-    ``make(key)`` makes the source that is not there; ``stays(key)`` says that it is never closed; ``closed(key)`` hears
-    of one that was.
+    ``make(key)`` makes a missing source, ``stays(key)`` says that it is never closed, and ``closed(key)`` hears of one
+    that was.
     """
 
     def __init__(
@@ -276,7 +279,7 @@ class Zygotes:
         return {pid for source in self._sources.values() for pid in source.pids}
 
     def trim_soon(self) -> None:
-        """One of them may hold more than before."""
+        """Checks the bound soon, since one of them may hold more than before."""
         if not self._trimming:
             self._trimming = True
             self._loop.when_idle(self._trim)
@@ -286,7 +289,7 @@ class Zygotes:
             source.close()
 
     def _trim(self) -> None:
-        """Those that were needed longest ago go first."""
+        """Closes sources over the bound, those that were needed longest ago first."""
         self._trimming = False
         held = {key: source.weigh() for key, source in self._sources.items()}
         for key in list(held):
