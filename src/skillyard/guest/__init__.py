@@ -1,4 +1,4 @@
-"""The program inside a sandbox: the standard library only, nothing of ours outside this package is imported.
+"""The program inside a sandbox. It imports the standard library and this package alone.
 
 The protocol is store-and-forward, so that it works over a socket, a pipe or a file: the whole request first,
 append-only frames back, no answer from the host while code runs.

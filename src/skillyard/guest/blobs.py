@@ -1,4 +1,4 @@
-"""``runtime.blobs``: large data in and out of a run without passing through its arguments and its result.
+"""``runtime.blobs``: large data in and out of a run, beside its arguments and its result.
 
 Reading is from the files that are mounted below ``/blobs``. Writing sends frames on the channel; the host stores
 them under ids that it can foretell, so nothing has to be answered. The channel gives nothing back, so a run reads what
@@ -47,7 +47,7 @@ class OwnBlobs:
         self._paths: dict[str, str | None] = {}
 
     def path(self, blob_id: str) -> str | None:
-        """None for what is no complete blob of this run, or was not kept."""
+        """Returns the copy of a complete blob of this run; None where there is none."""
         return self._paths.get(blob_id)
 
     def wrote(self, blob_id: str) -> bool:
@@ -251,7 +251,7 @@ class BlobWriter(io.BufferedIOBase):
         self._copy = own.begin(blob_id)
 
     def __del__(self) -> None:
-        """Nothing, where a file would close itself: that may happen at any time, and so in the middle of a frame."""
+        """Does not close the file, as others do: it could happen in the middle of a frame."""
 
     def writable(self) -> bool:
         return True
@@ -296,7 +296,7 @@ class BlobWriter(io.BufferedIOBase):
         self._blobs._end(self._number, self._size)
 
     def abandon(self) -> None:
-        """Give it up: there will be no such blob."""
+        """Gives the blob up."""
         if self.closed:
             return
         super().close()

@@ -153,7 +153,7 @@ def _of_function(function: FunctionType) -> Iterator[Parameter]:
 
 
 class SourceLoader(SourceFileLoader):
-    """Gives the source of a module whose file was never written, for ``inspect`` and ``linecache``."""
+    """Gives ``inspect`` and ``linecache`` the source of a module that has no file."""
 
     def __init__(self, fullname: str, path: str, source: str) -> None:
         super().__init__(fullname, path)

@@ -12,11 +12,11 @@ class EntrypointNotFound(LookupError):
 
 
 class OutputNotSerializable(TypeError):
-    """What the function returned cannot be written as JSON."""
+    """The function returned a value that JSON cannot hold."""
 
 
 class OutputTooLarge(ValueError):
-    """What the function returned is larger than the host takes."""
+    """The function returned a value that is larger than the host takes."""
 
 
 class SandboxError(RuntimeError):

@@ -1,4 +1,4 @@
-"""The payload of the frame that reports an exception, and the last stack of a run whose time was up.
+"""The payload of the frame that reports an exception, and the last stack after a timeout.
 
 The traceback shows the code of the run: our own frames and those of the import system are left out, and frames of
 the standard library and of packages are counted, not shown (skills-protocol §4, row 12). The interpreter writes the
@@ -185,7 +185,7 @@ def _chain(report: TracebackException) -> Iterator[TracebackException]:
 
 
 def _without_libraries(stack: Iterable[FrameSummary], libraries: tuple[str, ...]) -> list[FrameSummary]:
-    """Each run of library frames becomes one line that names the innermost; nothing before the first own frame."""
+    """Makes each run of library frames one line that names the innermost, and drops the first."""
     kept: list[FrameSummary] = []
     skipped: list[FrameSummary] = []
     for frame in stack:

@@ -1,4 +1,4 @@
-"""Files of a sandbox, from inside: what ``Sandbox.read``, ``write`` and ``entries`` are made of.
+"""The files program of a sandbox, which serves ``Sandbox.read``, ``write`` and ``entries``.
 
 ::
 
@@ -84,7 +84,7 @@ def read(path: str, offset: str = "0", length: str = "-") -> None:
 
 
 def write(path: str, mode: str = "644") -> None:
-    """Parents are made. What was there stays until the new file is complete, and stays when it cannot be."""
+    """Writes a file and makes its parents. An older file stays until the new one is complete."""
     permissions = int(mode, 8)
     directory, name = os.path.split(path)
     if not name:

@@ -17,8 +17,8 @@ _getpid, _write = os.getpid, os.write  # foreign code may replace what it finds 
 class Channel:
     """Writes whole frames, from any thread of the one process that the run started in.
 
-    A signal handler of foreign code may raise while a frame is being written. What the kernel has not taken yet is
-    then still in the buffer, which is as large as a frame, and the next frame goes behind it.
+    A signal handler of foreign code may raise while a frame is being written. The rest of the frame is then still in
+    the buffer, which is as large as a frame, and the next frame goes behind it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``from skills.a.b.c import anything`` (skills-protocol §10): a finder for the package ``skills``.
+"""The finder for ``from skills.a.b.c import anything`` (skills-protocol §10).
 
 ``skills`` and the names between are synthetic packages. The last part *is* the entrypoint's module, loaded under
 the skill's name with the directory of the entrypoint as its ``__path__``, so that the files beside it are its
@@ -58,7 +58,7 @@ class Skill:
         self._globals: dict[str, Any] | None = None
 
     def builtins(self) -> dict[str, Any]:
-        """What the skill's modules have as ``__builtins__``: the ordinary ones with our ``__import__``."""
+        """Returns the ``__builtins__`` of the skill's modules, with our ``__import__``."""
         if self._globals is None:
             files, directories = _siblings(self.path)
             own = _importer(self, builtins.__import__, files, directories)
@@ -67,7 +67,7 @@ class Skill:
 
 
 def _siblings(path: list[str]) -> tuple[set[str], set[str]]:
-    """Top-level names below ``path``: modules and packages, and directories without an ``__init__.py``."""
+    """Returns modules and packages below ``path``, and directories without ``__init__.py``."""
     files: set[str] = set()
     directories: set[str] = set()
     for entry in _scan(path):
@@ -80,7 +80,7 @@ def _siblings(path: list[str]) -> tuple[set[str], set[str]]:
 
 
 def top_level_names(path: list[str]) -> set[str]:
-    """What can be imported from the directories of ``path``."""
+    """Returns the names that can be imported from the directories of ``path``."""
     files, directories = _siblings(path)
     return files | directories
 

@@ -100,7 +100,7 @@ def _read_all(fd: int) -> bytes:
 
 
 class _Guest:
-    """What needs neither request nor channel is done when it is made, which a warm interpreter does once."""
+    """A guest. A warm interpreter makes it once, ahead of request and channel."""
 
     def __init__(self) -> None:
         self._channel = Channel()
@@ -120,8 +120,11 @@ class _Guest:
         process.be_plain(self._hidden)
 
     def rehearse(self) -> None:
-        """A small run of our own while the request is awaited: it copies the memory pages of the warm interpreter
-        that the real one will touch, each of which costs microseconds. The real one replaces what it leaves."""
+        """Makes a small run of our own while the request is awaited.
+
+        It copies the memory pages of the warm interpreter that the real run will touch, each of which costs
+        microseconds. The real run replaces all that it leaves.
+        """
         request = json.loads(_REHEARSAL)
         self._blobs._mount(request)
         SkillFinder(request["skills"])

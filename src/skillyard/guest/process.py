@@ -1,4 +1,4 @@
-"""The state of the process as foreign code should find it: that of a plain interpreter that was just started."""
+"""The state of the process for foreign code: that of a plain interpreter just started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 
 def open_stdio() -> None:
-    """stdout by lines and stderr at once, so that they keep their order in one pipe; both in UTF-8."""
+    """Opens stdout by lines and stderr unbuffered, in UTF-8: they keep their order in one pipe."""
     out = io.BufferedWriter(_raw(1, "wb", "<stdout>"))
     sys.stdin = sys.__stdin__ = _text(io.BufferedReader(_raw(0, "rb", "<stdin>")), "r")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = _text(out, "w", line_buffering=True)  # type: ignore[misc]
@@ -50,7 +50,7 @@ def _text(buffer: Any, mode: str, **options: bool) -> io.TextIOWrapper:
 
 
 def flush_stdio() -> None:
-    """Whatever foreign code made of the streams: what cannot be flushed is lost, and the result is not."""
+    """Flushes the streams. A stream that foreign code broke loses its text, and not the result."""
     for name in ("stdout", "__stdout__", "stderr"):
         try:
             stream = getattr(sys, name, None)
@@ -74,7 +74,7 @@ def size_threads() -> None:
 
 
 def our_modules() -> list[str]:
-    """What foreign code shall not find; worth keeping, as the search touches every name that was imported."""
+    """Returns the modules to hide from foreign code. The search touches every imported name."""
     return [name for name in sys.modules if name.partition(".")[0] == _OUR_PACKAGE]
 
 

@@ -1,4 +1,4 @@
-"""Each run has random numbers of its own, whatever the warm interpreter that it was forked from drew and kept.
+"""Random numbers of its own for each run, which is forked from a warm interpreter.
 
 Libraries tell a fork by their pid, and no process of a sandbox can have that of its warm interpreter. Beside that every
 generator that modules keep is seeded anew: Python's, numpy's, and that of each copy of OpenSSL.

@@ -1,10 +1,9 @@
 """Conversion of the entrypoint's value to JSON for the host (skills-protocol §4, row 6).
 
-What has one obvious form in JSON is converted, within other values and as the key of an object too: ``datetime``,
+Values with one obvious form in JSON are converted, within other values and as the key of an object, too: ``datetime``,
 ``date`` and ``time`` (ISO 8601), ``UUID`` and paths (text), members of an ``Enum`` (their value), dataclasses, named
-tuples and models with ``model_dump`` (objects), numbers and texts of numpy, and its arrays up to MAX_ARRAY values.
-Everything else is refused with its place and with what to write instead: whether a set is sorted, or bytes are text, is
-for the code to say.
+tuples and models with ``model_dump`` (objects), numbers and texts of numpy, and its arrays up to MAX_ARRAY values. All
+others are refused with their place and a remedy: the code must say whether a set is sorted, or bytes are text.
 """
 
 from __future__ import annotations
