@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,7 +142,6 @@ _SPACES = {
 }
 _IDS_MEND = {False: "run the server as root", True: "let the server keep CAP_SETUID and CAP_SETGID"}
 _BOUND_MS = 15_000
-_CONTROLLERS = {"memory": "memory", "pids": "pids", "cpus": "cpu"}
 
 
 async def probe(backend: Prober) -> Probe:
@@ -158,23 +159,25 @@ async def probe(backend: Prober) -> Probe:
         protections["landlock"] = _no_landlock(await look())
     if seen["name"] != HOSTNAME:
         protections["uts_namespace"] = _no_name(await look())
-    return Probe("native", True, protections, _texts(facts), {"egress": egress})
+    return Probe("native", True, protections, texts_of(facts), {"egress": egress})
+
+
+@asynccontextmanager
+async def sandbox_to_look_at(backend: Prober, mounts: tuple[Mount, ...] = ()) -> AsyncIterator[NativeSandbox]:
+    """Makes a small sandbox to look at, and destroys it. Raises SkillyardError."""
+    spec = SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), mounts=mounts)
+    sandbox = await backend.create_unchecked(spec, f"probe-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        yield sandbox
+    finally:
+        await backend.destroy(sandbox.handle)
 
 
 async def _look(backend: Prober) -> tuple[dict[str, Any], Protection]:
-    key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
-    shown = Mount(Path(__file__).resolve().parent, "/skills/probe")
-    sandbox = await backend.create_unchecked(
-        SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), mounts=(shown,)), key
-    )
-    tried = await attempt(backend, sandbox.handle)
-    try:
-        seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
-        egress = tried.found()
-    finally:
-        await backend.destroy(sandbox.handle)
-        tried.close()
-    return seen, egress
+    async with sandbox_to_look_at(backend, (Mount(Path(__file__).resolve().parent, "/skills/probe"),)) as sandbox:
+        with closing(await attempt(backend, sandbox.handle)) as tried:
+            seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
+            return seen, tried.found()
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -189,19 +192,22 @@ def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]
     stands["no_capabilities"] = all(int(status[name], 16) == 0 for name in status if name.startswith("Cap"))
     stands["no_new_privs"] = status["NoNewPrivs"] == "1"
     stands["seccomp"] = status["Seccomp"] == "2"
-    walls = {wall: _by_kernel(wall, held) for wall, held in stands.items()}
+    walls = {wall: by_kernel(wall.replace("_", " "), held) for wall, held in stands.items()}
     walls["landlock"] = _landlock(facts)
-    walls["own_uid"] = (
-        Protection(Level.KERNEL, by="a user id of its own for each sandbox")
-        if facts["own_uid"]
-        else Protection(Level.MISSING, why="only our own user id can be given", mend=_IDS_MEND[os.geteuid() == 0])
-    )
+    walls["own_uid"] = own_uid(facts, "a user id of its own for each sandbox", _IDS_MEND[os.geteuid() == 0])
     return {wall: walls[wall] for wall in WALLS}
 
 
-def _by_kernel(wall: str, held: bool) -> Protection:
+def own_uid(facts: dict[str, Any], by: str, mend: str = _IDS_MEND[False]) -> Protection:
+    if facts["own_uid"]:
+        return Protection(Level.KERNEL, by=by)
+    return Protection(Level.MISSING, why="only our own user id can be given", mend=mend)
+
+
+def by_kernel(by: str, held: bool) -> Protection:
+    """Returns the protection of a wall that did or did not stand in a test sandbox."""
     if held:
-        return Protection(Level.KERNEL, by=wall.replace("_", " "))
+        return Protection(Level.KERNEL, by=by)
     return Protection(Level.MISSING, why="it was not in force in a test sandbox")
 
 
@@ -228,7 +234,6 @@ def _no_name(found: Surroundings | None) -> Protection:
 
 
 def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
-    version = facts["cgroup_version"]
     found = {
         "memory": Protection(Level.SUPERVISED, by="the keeper's watch and RLIMIT_DATA"),
         "cpus": Protection(Level.SUPERVISED, by="processor affinity that cannot be changed back"),
@@ -237,9 +242,17 @@ def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
         "timeout": Protection(Level.KERNEL, by="SIGKILL to the sandbox's pid namespace"),
         "output": Protection(Level.SUPERVISED, by="the keeper counts and ends the program"),
     }
-    for limit, controller in _CONTROLLERS.items():
+    return counted(found, facts, {"memory": "memory", "pids": "pids", "cpus": "cpu"})
+
+
+def counted(
+    found: dict[str, Protection], facts: dict[str, Any], controllers: dict[str, str], where: str = ""
+) -> dict[str, Protection]:
+    """Returns all limits, those by the kernel whose control group has the controller."""
+    for limit, controller in controllers.items():
         if controller in facts["cgroups"]:
-            found[limit] = Protection(Level.KERNEL, by=f"cgroup v{version} {controller}")
+            by = f"cgroup v{facts['cgroup_version']} {controller}{where}"
+            found[limit] = Protection(Level.KERNEL, by=by)
         elif found[limit].level is Level.SUPERVISED:
             why = facts["cgroups_missing"].get(controller, "")
             mend = "run the server as root, or in a delegated cgroup (systemd-run --user -p Delegate=yes)"
@@ -247,7 +260,10 @@ def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
     return {limit: found[limit] for limit in LIMITS}
 
 
-def _texts(facts: dict[str, Any]) -> dict[str, str]:
+def texts_of(facts: dict[str, Any]) -> dict[str, str]:
+    """Returns the facts of a keeper for operators; nothing where there are none."""
+    if not facts:
+        return {}
     return {
         "kernel": str(facts["kernel"]),
         "python": str(facts["python"]),
@@ -264,5 +280,5 @@ async def _explained(why: str, facts: dict[str, Any]) -> Probe:
 
 def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=mend)
-    texts = {**(_texts(facts) if facts else {}), "why": why, **({"mend": mend} if mend else {})}
+    texts = {**texts_of(facts), "why": why, **({"mend": mend} if mend else {})}
     return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, {"egress": missing})

@@ -10,11 +10,18 @@ from skillyard.config.backends import GvisorSettings, NativeSettings
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import Prepared, SandboxSpec
-from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.gvisor import runsc
 from skillyard.sandbox.native.grounds.gvisor.runsc import MEND
-from skillyard.sandbox.native.probe import Prober, look_inside
+from skillyard.sandbox.native.probe import (
+    Prober,
+    by_kernel,
+    counted,
+    look_inside,
+    own_uid,
+    sandbox_to_look_at,
+    texts_of,
+)
 from skillyard.sandbox.registry import Kind, Place
 
 
@@ -46,7 +53,6 @@ _ABILITIES = {
         mend="use the isolation 'native' for runs that need a network",
     )
 }
-_CONTROLLERS = {"memory": "memory", "cpus": "cpu"}
 _SPACES = {
     "user_namespace": ("user", "gVisor's users; the sentry in a user namespace with one id"),
     "mount_namespace": ("mnt", "gVisor's file tree over a gofer; both behind a root that holds an allow-list"),
@@ -81,14 +87,9 @@ def absent(why: str, texts: dict[str, str], *, mend: str) -> Probe:
 
 
 async def _look(backend: OutsideProber) -> tuple[dict[str, Any], dict[str, Any]]:
-    key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
-    sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
-    try:
+    async with sandbox_to_look_at(backend) as sandbox:
         outside = await backend.outside(sandbox.handle)
-        inside = await look_inside(sandbox, _LOOK, bound_ms=_BOUND_MS)
-    finally:
-        await backend.destroy(sandbox.handle)
-    return inside, outside
+        return await look_inside(sandbox, _LOOK, bound_ms=_BOUND_MS), outside
 
 
 def _walls(inside: dict[str, Any], outside: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -100,7 +101,7 @@ def _walls(inside: dict[str, Any], outside: dict[str, Any], facts: dict[str, Any
     filtered = sentry.get("Seccomp") == "2"
     found = {wall: _held(apart[wall], by) for wall, (_, by) in _SPACES.items()}
     if inside["interfaces"] != ["lo"]:
-        found["net_namespace"] = _fallen("other interfaces than loopback are there")
+        found["net_namespace"] = Protection(Level.MISSING, why="other interfaces than loopback are there")
     caps = [name for name in status if name.startswith("Cap")]
     no_caps = bool(caps) and all(int(status[name], 16) == 0 for name in caps)
     found |= {
@@ -124,23 +125,16 @@ def _walls(inside: dict[str, Any], outside: dict[str, Any], facts: dict[str, Any
             filtered and apart["mount_namespace"],
             "in its place: the sentry opens no file of the host, its gofer only what hangs in its root",
         ),
-        "own_uid": Protection(Level.KERNEL, by="a user id of its own for each sandbox's runsc")
-        if facts["own_uid"]
-        else Protection(Level.MISSING, why="only our own user id can be given", mend="run the server as root"),
+        "own_uid": own_uid(facts, "a user id of its own for each sandbox's runsc"),
     }
     return {wall: found[wall] for wall in WALLS}
 
 
 def _held(stands: bool, by: str) -> Protection:
-    return Protection(Level.KERNEL, by=by) if stands else _fallen("it was not in force in a test sandbox")
-
-
-def _fallen(why: str) -> Protection:
-    return Protection(Level.MISSING, why=why)
+    return by_kernel(by, stands)
 
 
 def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
-    version = facts["cgroup_version"]
     found = {
         "memory": Protection(Level.SUPERVISED, by="the keeper's watch on the memory that the sentry holds"),
         "cpus": Protection(Level.SUPERVISED, by="processor affinity of the sentry, which foreign code cannot change"),
@@ -149,27 +143,15 @@ def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
         "timeout": Protection(Level.KERNEL, by="SIGKILL to the pid namespace of runsc"),
         "output": Protection(Level.SUPERVISED, by="the keeper counts and ends the program"),
     }
-    for limit, controller in _CONTROLLERS.items():
-        if controller in facts["cgroups"]:
-            found[limit] = Protection(Level.KERNEL, by=f"cgroup v{version} {controller} round the sentry")
-        else:
-            why = facts["cgroups_missing"].get(controller, "")
-            mend = "run the server as root, or in a delegated cgroup (systemd-run --user -p Delegate=yes)"
-            found[limit] = Protection(Level.SUPERVISED, by=found[limit].by, why=why, mend=mend)
-    return {limit: found[limit] for limit in LIMITS}
+    return counted(found, facts, {"memory": "memory", "cpus": "cpu"}, " round the sentry")
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
     if not facts:
         return {}
-    return {
-        "runsc": str(facts["runsc"]),
-        "runsc_version": str(facts["runsc_version"]),
-        "kernel": str(facts["kernel"]),
-        "python": str(facts["python"]),
-        "cgroups": f"v{facts['cgroup_version']}: {', '.join(facts['cgroups']) or 'none'}",
-        "uids": f"{facts['uids'][1]} from {facts['uids'][0]}" if facts["own_uid"] else "the server's own",
-    }
+    texts = {"runsc": str(facts["runsc"]), "runsc_version": str(facts["runsc_version"]), **texts_of(facts)}
+    del texts["landlock_abi"]
+    return texts
 
 
 def _mend(why: str) -> str:

@@ -12,13 +12,19 @@ from typing import Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
-from skillyard.domain.work.limits import Limits
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock import support
 from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.linux import kernel
-from skillyard.sandbox.native.probe import Prober, look_inside
+from skillyard.sandbox.native.probe import (
+    Prober,
+    by_kernel,
+    look_inside,
+    own_uid,
+    sandbox_to_look_at,
+    texts_of,
+)
 from skillyard.sandbox.native.sandbox import NativeSandbox
 from skillyard.sandbox.registry import Kind, Place
 
@@ -76,15 +82,11 @@ async def probe(backend: Prober) -> Probe:
 
 
 async def _look(backend: Prober) -> dict[str, Any]:
-    key = f"probe-{os.getpid()}-{os.urandom(4).hex()}"
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, tempfile.NamedTemporaryFile() as canary:
         Path(canary.name).chmod(0o644)
         words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
-        sandbox = await backend.create_unchecked(SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16)), key)
-        try:
+        async with sandbox_to_look_at(backend) as sandbox:
             return await look_inside(sandbox, _LOOK, *words, bound_ms=_BOUND_MS)
-        finally:
-            await backend.destroy(sandbox.handle)
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -98,17 +100,9 @@ def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]
     }
     walls = {name: Protection(Level.MISSING, why=why, mend=_MEND) for name, why in _NONE.items()}
     for name, stood in stands.items():
-        walls[name] = (
-            Protection(Level.KERNEL, by=name.replace("_", " "))
-            if stood
-            else Protection(Level.MISSING, why="it was not in force in a test sandbox")
-        )
+        walls[name] = by_kernel(name.replace("_", " "), stood)
     walls["landlock"] = Protection(Level.KERNEL, by=_landlock(int(facts["landlock"])))
-    walls["own_uid"] = (
-        Protection(Level.KERNEL, by="a user id of its own for each sandbox, and another for its init")
-        if facts["own_uid"]
-        else Protection(Level.MISSING, why="only our own user id can be given", mend="run the server as root")
-    )
+    walls["own_uid"] = own_uid(facts, "a user id of its own for each sandbox, and another for its init")
     return {wall: walls[wall] for wall in WALLS}
 
 
@@ -135,19 +129,17 @@ def _limits(facts: dict[str, Any]) -> dict[str, Protection]:
 
 
 def _texts(facts: dict[str, Any]) -> dict[str, str]:
-    return {
-        "kernel": str(facts["kernel"]),
-        "python": str(facts["python"]),
-        "landlock_abi": str(facts["landlock"]),
-        "uids": f"{facts['uids'][1]} from {facts['uids'][0]}" if facts["own_uid"] else "the server's own",
-        "sandboxes": str(facts["homes"]),
-        "executable": "yes" if facts["executable"] else "no: what is written in a sandbox cannot be executed",
-    }
+    if not facts:
+        return {}
+    executable = "yes" if facts["executable"] else "no: what is written in a sandbox cannot be executed"
+    texts = {**texts_of(facts), "sandboxes": str(facts["homes"]), "executable": executable}
+    del texts["cgroups"]
+    return texts
 
 
 def _nothing(why: str, facts: dict[str, Any]) -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
-    texts = {**(_texts(facts) if facts else {}), "why": why}
+    texts = {**_texts(facts), "why": why}
     return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, _ABILITIES)
 
 

@@ -188,9 +188,9 @@ class NamespacesGround:
         return self._host.group(f"z{os.urandom(5).hex()}-{self._groups_made}", limits)
 
     def _lacks(self, sandbox: Sandbox, process: ZygoteProcess) -> str:
-        place, host = sandbox.place, self._host
+        place = sandbox.place
         assert isinstance(place, NamespacesPlace)
-        return zygote_check.lacking(sandbox, place.build, process, place.uid, host.proc_files, host.proc_directories)
+        return zygote_check.lacking(sandbox, place.build, process, place.uid)
 
 
 START = Start(enter, settle, NamespacesGround)

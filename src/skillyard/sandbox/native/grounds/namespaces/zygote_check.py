@@ -28,33 +28,19 @@ _FILTERS = 2
 _LOOKS = 3
 
 
-def lacking(
-    sandbox: Sandbox,
-    build: walls.Build,
-    zygote: ZygoteProcess,
-    uid: int,
-    proc_files: Sequence[str],
-    proc_directories: Sequence[str],
-) -> str:
+def lacking(sandbox: Sandbox, build: walls.Build, zygote: ZygoteProcess, uid: int) -> str:
     """Returns which wall is missing, or nothing. ``uid`` must be the user of all processes."""
     for _ in range(_LOOKS):
         try:
             if zygote.has_strangers(sandbox.pid):
                 return "its zygote runs other processes"
-            return _lacking(sandbox, build, zygote, uid, proc_files, proc_directories)
+            return _lacking(sandbox, build, zygote, uid)
         except OSError:
             continue
     return "its processes change while they are looked at"
 
 
-def _lacking(
-    sandbox: Sandbox,
-    build: walls.Build,
-    zygote: ZygoteProcess,
-    uid: int,
-    proc_files: Sequence[str],
-    proc_directories: Sequence[str],
-) -> str:
+def _lacking(sandbox: Sandbox, build: walls.Build, zygote: ZygoteProcess, uid: int) -> str:
     """Returns what is missing; its processes must be its init and the waiting worker alone. Raises OSError."""
     init, workers = sandbox.pid, children(sandbox.pid)
     if len(workers) != 1 or children(workers[0]):
@@ -73,7 +59,7 @@ def _lacking(
         return f"its processes are in different namespaces: {', '.join(wrong)}"
     if not _grouped(sandbox.group, {init, *workers}):
         return "its processes are not those of its control group"
-    return mounts_lacking(mounts, zygote.mounts, build, proc_files, proc_directories)
+    return _mounts_lacking(mounts, zygote.mounts, build)
 
 
 def _process(pid: int, uid: int, build: walls.Build) -> str:
@@ -150,11 +136,13 @@ def read_mounts(pid: int) -> str:
         return file.read()
 
 
-def mounts_lacking(text: str, zygote: str, build: walls.Build, files: Sequence[str], directories: Sequence[str]) -> str:
-    """Returns how a sandbox's mounts differ from those that it must have; empty if they do not. ``zygote`` is the table
-    of its zygote, taken before packages' code ran in there; the last two are the masked parts of /proc."""
+def _mounts_lacking(text: str, zygote: str, build: walls.Build) -> str:
+    """Returns how a sandbox's mounts differ from those that it must have; empty if they do not.
+
+    ``zygote`` is the table of its zygote from before packages' code ran in there.
+    """
     shared = _parse(zygote, frozenset())
-    wanted = Counter(shared + _own(shared, files, directories))
+    wanted = Counter(shared + _own(shared, build.proc_files, build.proc_directories))
     known = frozenset(mount.device for mount in shared)
     found = Counter(_parse(text, known))
     if found == wanted:
