@@ -15,7 +15,7 @@ from skillyard.client.bundles import LATEST, TYPES, ExportedSkill, PublishedSkil
 from skillyard.client.calling import blocking
 from skillyard.client.client import DEFAULT_KIND, FetchedBlob, StoredBlob
 from skillyard.client.methods import ProtocolMethods, SyncProtocolMethods
-from skillyard.client.sources import Download, Upload
+from skillyard.client.sources import Upload, save
 from skillyard.config.sections import Sections
 from skillyard.config.settings import Settings, load_settings
 from skillyard.data_dir import DataDir
@@ -142,16 +142,8 @@ class Runtime(ProtocolMethods):
         """
         info = await self.app.blobs.stat(self.principal, blob_id)
         end = _end(info.size, offset, length)
-        target, done = Download(sink, _THREADS), 0
-        try:
-            async for chunk in self.app.blobs.read(blob_id, offset, end - offset):
-                await target.write(chunk)
-                done += len(chunk)
-                if progress:
-                    progress(done, end - offset)
-            target.keep()
-        finally:
-            target.discard()
+        chunks = self.app.blobs.read(blob_id, offset, end - offset)
+        done = await save(chunks, sink, _THREADS, progress, end - offset)
         return FetchedBlob(blob_id, info.kind, done, info.size)
 
     async def stream_blob(
@@ -186,17 +178,8 @@ class Runtime(ProtocolMethods):
             raise InvalidInput("form", "must be 'tar.gz' or 'zip'")
         publisher = self.app.publisher
         skill = await publisher.find(self.principal, name, version or LATEST)
-        target, done = Download(sink, _THREADS), 0
-        try:
-            async with publisher.export(self.principal, skill, ArchiveForm(form)) as archive:
-                async for chunk in archive.chunks:
-                    await target.write(chunk)
-                    done += len(chunk)
-                    if progress:
-                        progress(done, archive.size)
-            target.keep()
-        finally:
-            target.discard()
+        async with publisher.export(self.principal, skill, ArchiveForm(form)) as archive:
+            done = await save(archive.chunks, sink, _THREADS, progress, archive.size)
         return ExportedSkill(skill.name, skill.version, skill.digest, done)
 
 

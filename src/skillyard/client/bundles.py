@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from skillyard.client import wire
 from skillyard.client.errors import BadArgument, BadReply
-from skillyard.client.sources import Download, Upload
+from skillyard.client.sources import Upload, save
 from skillyard.client.transport import Offloading, Request, Transport, read_all
 from skillyard.domain.skill.name import is_excluded
 
@@ -96,17 +96,8 @@ async def download_bundle(
         if response.headers.get("content-type") != TYPES[form]:
             raise BadReply("the server sends something else than an archive of that form")
         digest, exact = _facts(response.headers)
-        total, done = response.headers.get("content-length"), 0
-        target = Download(sink, transport)
-        try:
-            async for chunk in response.chunks():
-                await target.write(chunk)
-                done += len(chunk)
-                if progress:
-                    progress(done, int(total) if total else None)
-            target.keep()
-        finally:
-            target.discard()
+        total = response.headers.get("content-length")
+        done = await save(response.chunks(), sink, transport, progress, int(total) if total else None)
     return ExportedSkill(name, exact, digest, done)
 
 

@@ -14,7 +14,7 @@ from skillyard.client.bundles import LATEST, ExportedSkill, PublishedSkill, down
 from skillyard.client.discovery import ServerUrl, find_server
 from skillyard.client.errors import BadArgument, BadReply, ConnectionFailed
 from skillyard.client.methods import ProtocolMethods
-from skillyard.client.sources import Download, Upload
+from skillyard.client.sources import Upload, save
 from skillyard.client.transport import Request, Response, Transport, read_all
 
 if TYPE_CHECKING:
@@ -149,12 +149,9 @@ class Client(ProtocolMethods):
         Raises BlobNotFound, InvalidParams for a range outside the blob, BadReply for damaged bytes.
         """
         async with self._opened(blob_id, offset, length) as response:
-            target = Download(sink, self._transport)
-            try:
-                done = await _receive(response, target, progress, length, check=offset == 0 and length is None)
-                target.keep()
-            finally:
-                target.discard()
+            announced = response.headers.get("content-length")
+            chunks = _checked(response, length, whole=offset == 0 and length is None)
+            done = await save(chunks, sink, self._transport, progress, int(announced) if announced else None)
         kind = response.headers.get("content-type", DEFAULT_KIND)
         return FetchedBlob(blob_id, kind, done, _total(response, done))
 
@@ -226,24 +223,17 @@ def _encoded(method: str, params: Mapping[str, Any], request_id: int) -> bytes:
         raise BadArgument(f"params of {method}: JSON cannot carry them: {error}") from None
 
 
-async def _receive(
-    response: Response, target: Download, progress: Progress | None, most: int | None, *, check: bool
-) -> int:
-    """Bytes written, ``most`` at most. With ``check``, they must have the digest that the server announced."""
-    digest = _Digest(response.headers.get("etag", "") if check else "")
-    announced = response.headers.get("content-length")
-    total = int(announced) if announced else None
+async def _checked(response: Response, most: int | None, *, whole: bool) -> AsyncIterator[bytes]:
+    """Yields the bytes of a blob. Raises BadReply for more than ``most``, and for a ``whole`` one that is damaged."""
+    digest = _Digest(response.headers.get("etag", "") if whole else "")
     done = 0
     async for chunk in response.chunks():
-        if most is not None and done + len(chunk) > most:
-            raise BadReply("the server sends more of the blob than was asked for")
-        await target.write(chunk)
-        digest.update(chunk)
         done += len(chunk)
-        if progress:
-            progress(done, total)
+        if most is not None and done > most:
+            raise BadReply("the server sends more of the blob than was asked for")
+        digest.update(chunk)
+        yield chunk
     digest.verify()
-    return done
 
 
 class _Digest:

@@ -107,6 +107,23 @@ class Download:
             self._part.unlink(missing_ok=True)
 
 
+async def save(
+    chunks: AsyncIterable[bytes], sink: Sink, worker: Offloading, progress: Progress | None, total: int | None
+) -> int:
+    """Writes chunks to a sink and returns how many bytes came. A path appears whole or not at all."""
+    target, done = Download(sink, worker), 0
+    try:
+        async for chunk in chunks:
+            await target.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(done, total)
+        target.keep()
+    finally:
+        target.discard()
+    return done
+
+
 def _opened(path: Path, mode: Literal["rb", "xb"] = "rb") -> IO[bytes]:
     try:
         return path.open(mode)

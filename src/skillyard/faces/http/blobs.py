@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -25,12 +25,6 @@ from skillyard.faces.http.replies import PIECE, end, piece, reply, start
 from skillyard.faces.http.request import HttpCaller
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.blobs import BlobInfo
-
-
-def refuse_query(scope: Scope) -> None:
-    """Raises BadRequest."""
-    if scope["query_string"]:
-        raise BadRequest("this path takes no query parameters")
 
 
 def upload_type(headers: Headers, what: str) -> str:
@@ -101,6 +95,7 @@ def matches(header: str | None, tag: str) -> bool:
 
 
 DEFAULT_KIND = "application/octet-stream"
+Access = TypeVar("Access")
 
 
 class BlobAccess(Protocol):
@@ -125,49 +120,71 @@ class Traffic(Protocol):
     def sent(self, count: int) -> None: ...
 
 
-class BlobEndpoint:
-    """``blobs`` is called at each request: a server listens before its services have started."""
+class Transfers(Generic[Access]):
+    """Takes uploads by PUT to a collection, and sends an item by GET.
+
+    ``access`` is called at each request: a server listens before its services have started. ``most`` bounds the bytes
+    of an upload, and ``pace`` its time.
+    """
 
     def __init__(
         self,
-        blobs: Callable[[], BlobAccess],
+        access: Callable[[], Access],
         traffic: Traffic,
         lifecycle: Lifecycle,
-        max_blob: int,
+        most: int,
         pace: request.Pace = request.DEFAULT_PACE,
     ) -> None:
-        self._blobs = blobs
+        self._access = access
         self._traffic = traffic
         self._lifecycle = lifecycle
-        self._max_blob = max_blob
+        self._most = most
         self._pace = pace
 
     async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves ``/blobs``."""
+        _check(scope, "PUT")
         with self._lifecycle.working():
             await self._put(scope, receive, send)
 
     async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves ``/blobs/{blob_id}``."""
+        _check(scope, "GET", "HEAD")
         with self._lifecycle.working():
             await self._get(scope, receive, send)
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "PUT":
-            raise MethodNotAllowed("PUT")
-        refuse_query(scope)
+        raise NotImplementedError
+
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _send_chunks(self, send: Send, chunks: AsyncIterator[bytes]) -> None:
+        async for chunk in chunks:
+            for at in range(0, len(chunk), PIECE):
+                await piece(send, chunk[at : at + PIECE])
+            self._traffic.sent(len(chunk))
+
+
+def _check(scope: Scope, *methods: str) -> None:
+    """Raises MethodNotAllowed, and BadRequest for a query."""
+    if scope["method"] not in methods:
+        raise MethodNotAllowed(*methods)
+    if scope["query_string"]:
+        raise BadRequest("this path takes no query parameters")
+
+
+class BlobEndpoint(Transfers[BlobAccess]):
+    """``/blobs`` and ``/blobs/{blob_id}``."""
+
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         kind = upload_type(headers, "content") or DEFAULT_KIND
-        async with aclosing(request.stream(scope, receive, self._max_blob, self._pace)) as chunks:
-            info = await self._blobs().put(principal_of(scope), kind, chunks)
+        async with aclosing(request.stream(scope, receive, self._most, self._pace)) as chunks:
+            info = await self._access().put(principal_of(scope), kind, chunks)
         self._traffic.received(info.size)
         content = {"blob_id": info.blob_id, "size_bytes": info.size, "sha256": info.sha256}
         await reply(send, 201, dumps(content), headers={"location": f"/blobs/{info.blob_id}"})
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
-            raise MethodNotAllowed("GET", "HEAD")
-        refuse_query(scope)
         info = await self._find(principal_of(scope), scope["path_params"]["blob_id"])
         headers = Headers(scope=scope)
         if matches(headers.get("if-none-match"), etag(info.sha256)):
@@ -184,17 +201,14 @@ class BlobEndpoint:
     async def _find(self, principal: Principal, blob_id: str) -> BlobInfo:
         if not is_blob_id(blob_id):
             raise BlobNotFound("blob_id", "no such blob")
-        return await self._blobs().stat(principal, blob_id)
+        return await self._access().stat(principal, blob_id)
 
     async def _send_content(self, send: Send, info: BlobInfo, part: Range) -> None:
         if part.length == 0:
             return
-        chunks = self._blobs().read(info.blob_id, part.start, part.length)
+        chunks = self._access().read(info.blob_id, part.start, part.length)
         async with aclosing(chunks):  # type: ignore[type-var]
-            async for chunk in chunks:
-                for at in range(0, len(chunk), PIECE):
-                    await piece(send, chunk[at : at + PIECE])
-                self._traffic.sent(len(chunk))
+            await self._send_chunks(send, chunks)
 
 
 def _part(headers: Headers, info: BlobInfo) -> Range | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -14,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Finding, Skill
 from skillyard.faces.http import blobs, request
-from skillyard.faces.http.blobs import Traffic, refuse_query, upload_type
-from skillyard.faces.http.errors import MethodNotAllowed, UnsupportedMediaType
+from skillyard.faces.http.blobs import Transfers, upload_type
+from skillyard.faces.http.errors import UnsupportedMediaType
 from skillyard.faces.http.guard import principal_of
-from skillyard.faces.http.lifecycle import Lifecycle
-from skillyard.faces.http.replies import PIECE, end, piece, reply, start
+from skillyard.faces.http.replies import end, reply, start
 from skillyard.faces.http.request import HttpCaller
 from skillyard.faces.rpc.wire import dumps
 from skillyard.ports.bundles import ArchiveForm, Exported
@@ -66,41 +65,14 @@ class SkillAccess(Protocol):
         ...
 
 
-class SkillEndpoint:
-    """``skills`` is called at each request: a server listens before its services have started."""
-
-    def __init__(
-        self,
-        skills: Callable[[], SkillAccess],
-        traffic: Traffic,
-        lifecycle: Lifecycle,
-        max_bundle: int,
-        pace: request.Pace = request.DEFAULT_PACE,
-    ) -> None:
-        self._skills = skills
-        self._traffic = traffic
-        self._lifecycle = lifecycle
-        self._max_bundle = max_bundle
-        self._pace = pace
-
-    async def collection(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves ``/skills``."""
-        with self._lifecycle.working():
-            await self._put(scope, receive, send)
-
-    async def item(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves ``/skills/{name}/{version}``."""
-        with self._lifecycle.working():
-            await self._get(scope, receive, send)
+class SkillEndpoint(Transfers[SkillAccess]):
+    """``/skills`` and ``/skills/{name}/{version}``."""
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "PUT":
-            raise MethodNotAllowed("PUT")
-        refuse_query(scope)
         _check_upload(Headers(scope=scope))
-        stream = request.stream(scope, receive, self._max_bundle, self._pace)
+        stream = request.stream(scope, receive, self._most, self._pace)
         async with aclosing(stream), aclosing(self._counted(stream)) as chunks:
-            outcome = await self._skills().publish(principal_of(scope), chunks)
+            outcome = await self._access().publish(principal_of(scope), chunks)
         facts = outcome.facts()
         content = {**facts, "findings": [asdict(finding) for finding in outcome.findings[:MAX_FINDINGS]]}
         location = _path(facts["name"], facts["version"])
@@ -112,21 +84,18 @@ class SkillEndpoint:
             yield chunk
 
     async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in ("GET", "HEAD"):
-            raise MethodNotAllowed("GET", "HEAD")
-        refuse_query(scope)
         headers = Headers(scope=scope)
         form = wanted_form(headers.get("accept"))
         asked = scope["path_params"]
         principal = principal_of(scope)
-        skill = await self._skills().find(principal, asked["name"], asked["version"])
+        skill = await self._access().find(principal, asked["name"], asked["version"])
         if blobs.matches(headers.get("if-none-match"), _tag(skill, form).removeprefix("W/")):
             await start(send, 304, _validators(skill, form))
         else:
             whole = scope["method"] == "GET"
             async with HttpCaller(receive, self._lifecycle) as caller:
                 await caller.wait(
-                    self._send(send, self._skills().export(principal, skill, form), _describe(skill, form), whole=whole)
+                    self._send(send, self._access().export(principal, skill, form), _describe(skill, form), whole=whole)
                 )
         await end(send)
 
@@ -137,10 +106,7 @@ class SkillEndpoint:
             await start(send, 200, {**headers, "content-length": str(archive.size)})
             if not whole:
                 return
-            async for chunk in archive.chunks:
-                for at in range(0, len(chunk), PIECE):
-                    await piece(send, chunk[at : at + PIECE])
-                self._traffic.sent(len(chunk))
+            await self._send_chunks(send, archive.chunks)
 
 
 def wanted_form(accept: str | None) -> ArchiveForm:
