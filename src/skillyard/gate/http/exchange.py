@@ -116,7 +116,7 @@ class Exchange(Outbox):
         return self._client.http.our_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
 
     @property
-    def over(self) -> bool:
+    def complete(self) -> bool:
         """Returns whether both messages are complete."""
         return self.answered and not self._client.in_body
 

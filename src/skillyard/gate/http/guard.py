@@ -112,7 +112,7 @@ class HttpGuard(Outbox):
         self._take(exchange)
         if exchange.switched:
             self.raw = True
-        elif exchange.over:
+        elif exchange.complete:
             self._exchange = None
             self.over = self._server_ended or not (exchange.server_may_go_on and self._client.may_go_on)
             self._client.next()

@@ -16,7 +16,7 @@ from skillyard.gate.http.exchange import ClientSide, Exchange
 from skillyard.gate.http.guard import refusal
 from skillyard.gate.http.head import Fields, check_connection, check_host, end_to_end, split_target
 from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT
-from skillyard.gate.relay.guard import ROOM, Failure, Outbox, Refused, TimedOut, Unreachable
+from skillyard.gate.relay.guard import ROOM, Failure, Refused, TimedOut, Unreachable
 from skillyard.gate.relay.relay import relay, relay_exchange, tunnel
 from skillyard.gate.relay.stream import Stream
 from skillyard.gate.session import Session
@@ -125,22 +125,23 @@ class _Connection:
         host, port, target = await self._judged(request)
         reused = self._idle.take((host, port))
         upstream = reused or await self._reach(VIA, host, port)
-        guard = _OneExchange(self._side)
+        guard: _ProxyExchange | None = None
         try:
-            guard.begin(_passed_on(request, target), self._content())
+            guard = _ProxyExchange(self._side, _passed_on(request, target), self._content())
+            guard.go_on()
             await relay_exchange(self._client, upstream, guard)
         except (Refused, Unreachable) as failure:
             if isinstance(failure, Refused):
                 upstream.refuse(failure.reason)
             upstream.close()
-            if guard.answering:
+            if guard is not None and guard.answering:
                 self._client.reset()
             else:
                 await self._tell(failure)
             raise
         except OSError:
             upstream.close()
-            if guard.answering or reused is not None:
+            if reused is not None or (guard is not None and guard.answering):
                 raise
             await self._tell(Unreachable(f"{write_host_port(host, port)} ended without an answer"))
             return False
@@ -175,7 +176,7 @@ class _Connection:
         interception = self._session.interception
         return ANY if interception is None else interception.plain_content()
 
-    async def _after(self, guard: _OneExchange, upstream: Upstream, key: tuple[Host, int], reused: bool) -> bool:
+    async def _after(self, guard: _ProxyExchange, upstream: Upstream, key: tuple[Host, int], reused: bool) -> bool:
         """Keeps or closes the connections after an exchange; returns whether the client may go on."""
         if not guard.complete:
             upstream.close()
@@ -188,7 +189,7 @@ class _Connection:
                 return False
             await self._tell(Unreachable(f"{write_host_port(*key)} ended without an answer"))
             return False
-        if guard.server_may_go_on:
+        if guard.server_may_go_on and not guard.server_ended:
             self._idle.put(key, upstream)
         else:
             upstream.close()
@@ -199,78 +200,36 @@ class _Connection:
         return True
 
 
-class _OneExchange(Outbox):
-    """Guards one request, which was judged, and its answer.
+class _ProxyExchange(Exchange):
+    """Guards one request, which was judged, and its answer (:class:`~skillyard.gate.relay.guard.Guard`)."""
 
-    See :class:`~skillyard.gate.relay.guard.Guard`."""
-
-    def __init__(self, side: ClientSide) -> None:
-        super().__init__()
-        self._side = side
-        self._exchange: Exchange | None = None
+    def __init__(self, side: ClientSide, request: h11.Request, content: ContentRules) -> None:
+        super().__init__(side, request, hop=True, content=content)
         self.client_ended = False
-        self._server_ended = False
-
-    def begin(self, request: h11.Request, content: ContentRules) -> None:
-        """Begins the exchange. Raises Refused."""
-        self._exchange = Exchange(self._side, request, hop=True, content=content)
-        self.go_on()
+        self.server_ended = False
 
     @property
     def raw(self) -> bool:
-        return self._exchange is not None and self._exchange.switched
+        return self.switched
 
     @property
     def wants_client(self) -> bool:
-        return self._side.held < ROOM
-
-    @property
-    def answering(self) -> bool:
-        return self._exchange is not None and self._exchange.answering
-
-    @property
-    def answered(self) -> bool:
-        return self._exchange is not None and self._exchange.answered
-
-    @property
-    def complete(self) -> bool:
-        return self._exchange is not None and self._exchange.over
-
-    @property
-    def server_may_go_on(self) -> bool:
-        return self._exchange is not None and self._exchange.server_may_go_on and not self._server_ended
-
-    @property
-    def busy(self) -> bool:
-        return self._exchange is not None and self._exchange.busy
+        return self._client.held < ROOM
 
     @property
     def over(self) -> bool:
-        if self.busy:
-            return False
-        return self.complete or self._server_ended or (self.client_ended and self._side.in_body)
+        return not self.busy and (self.complete or self.server_ended or (self.client_ended and self._client.in_body))
 
     def client_says(self, data: bytes) -> None:
         if data:
-            self._side.feed(data)
+            self._client.feed(data)
         self.client_ended = not data
         self.go_on()
 
     def server_says(self, data: bytes) -> None:
-        self._server_ended = not data
-        if self._exchange is not None:
-            self._exchange.server_says(data)
+        self.server_ended = not data
+        super().server_says(data)
         self.go_on()
-
-    def go_on(self) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            return
-        try:
-            exchange.go_on()
-        finally:
-            self._to_server += exchange.for_server()
-            self._to_client += exchange.for_client()
 
 
 def _connect_target(request: h11.Request) -> tuple[Host, int]:
