@@ -14,11 +14,13 @@ from skillyard.domain.errors import BlobNotFound, Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.table import METHODS
-from skillyard.faces.http import Bearer, Hosts, HttpLimits, Lifecycle, create_app
+from skillyard.faces.http.app import HttpLimits, create_app
+from skillyard.faces.http.guard import Bearer, Hosts
+from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen
 from skillyard.faces.http.service import StopRequest, run_service
 from skillyard.faces.observability.metrics import Metrics
-from skillyard.faces.rpc import Dispatcher
+from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.ports.blobs import BlobInfo
 from skillyard.ports.bundles import ArchiveForm, Exported
 

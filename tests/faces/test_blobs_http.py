@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from skillyard.domain.errors import QuotaExceeded
 from skillyard.domain.principal import Principal
-from skillyard.faces.http import HttpLimits, blobs
+from skillyard.faces.http import blobs
+from skillyard.faces.http.app import HttpLimits
 from skillyard.faces.http.errors import RangeNotSatisfiable
 from skillyard.ports.blobs import BlobInfo
 from tests.faces.support import AUTH, Serving, head, serving, until, within

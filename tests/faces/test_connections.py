@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from skillyard.faces.http import HttpLimits
+from skillyard.faces.http.app import HttpLimits
 from skillyard.faces.http.guard import HEAD_BYTES
 from skillyard.faces.http.request import Pace
 from skillyard.faces.http.server import CLOSE_PATIENCE_S, KEEP_ALIVE_S, READ_PATIENCE_S, Connection, abort_overdue

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from skillyard.faces.http import Hosts, is_loopback
+from skillyard.faces.http.guard import Hosts, is_loopback
 from skillyard.faces.http.server import MAX_CONNECTIONS
 from tests.faces.support import Hanging, Serving, call, head, post, serving, within
 from tests.faces.test_connections import Wire

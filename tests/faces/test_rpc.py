@@ -24,7 +24,8 @@ from skillyard.domain.errors import (
 )
 from skillyard.domain.principal import Principal
 from skillyard.engine.table import METHODS
-from skillyard.faces.rpc import Answer, CallerGone, Dispatcher
+from skillyard.faces.rpc.dispatcher import Answer, Dispatcher
+from skillyard.faces.rpc.wire import CallerGone
 from tests.faces.support import ROOT, Engine
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.errors import Busy, SkillNotFound
 from skillyard.domain.principal import Principal
-from skillyard.faces.http import HttpLimits
+from skillyard.faces.http.app import HttpLimits
 from tests.faces.support import AUTH, JSON, Hanging, Serving, call, serving, until
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from skillyard.domain.principal import Principal
 from skillyard.engine.table import METHODS
-from skillyard.faces.rpc import Dispatcher
+from skillyard.faces.rpc.dispatcher import Dispatcher
 from tests.faces.support import ROOT
 from tests.faces.test_rpc import Patient
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from skillyard.faces.http import Lifecycle
+from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from tests.faces.support import AUTH, JSON, Engine, Hanging, Serving, call, serving, until, within

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skillyard.faces.rpc import ParseError
+from skillyard.domain.errors import ParseError
 from skillyard.faces.rpc.wire import MAX_DEPTH, MAX_VALUES, dumps, loads, weight
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -24,13 +24,15 @@ from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.table import METHODS, invoke
-from skillyard.faces.http import Bearer, Everybody, Hosts, HttpLimits, Lifecycle, create_app, is_loopback
+from skillyard.faces.http.app import HttpLimits, create_app
+from skillyard.faces.http.guard import Bearer, Everybody, Hosts, is_loopback
+from skillyard.faces.http.lifecycle import Lifecycle
 from skillyard.faces.http.server import HttpServer, listen, url_of
 from skillyard.faces.http.service import StopRequest, on_signals, run_service
 from skillyard.faces.observability.logs import fan_out, log_event, logging_to
 from skillyard.faces.observability.metrics import Metrics
 from skillyard.faces.observability.tracing import Tracing, TracingUnavailable, exporting_provider, wanted
-from skillyard.faces.rpc import Dispatcher
+from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.ports.tokens import TokenStore
 from skillyard.runtime import Runtime
 

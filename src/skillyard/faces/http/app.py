@@ -18,7 +18,7 @@ from skillyard.faces.http.lifecycle import Lifecycle, Phase
 from skillyard.faces.http.replies import Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
 from skillyard.faces.http.skills import SkillAccess, SkillEndpoint
-from skillyard.faces.rpc import Dispatcher
+from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.faces.rpc.wire import dumps
 
 METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
