@@ -201,7 +201,7 @@ class _Connection:
 
 
 class _ProxyExchange(Exchange):
-    """Guards one request, which was judged, and its answer (:class:`~skillyard.gate.relay.guard.Guard`)."""
+    """Guards one judged request and its answer (:class:`~skillyard.gate.relay.guard.Guard`)."""
 
     def __init__(self, side: ClientSide, request: h11.Request, content: ContentRules) -> None:
         super().__init__(side, request, hop=True, content=content)
