@@ -10,7 +10,6 @@ import pytest
 from click.testing import Result
 
 from skillyard.domain.errors import Forbidden
-from skillyard.faces.cli import progress
 from skillyard.faces.cli.progress import BuildProgress, Look, running, said
 from tests.unit.client.yardserver import YardServer
 
@@ -34,14 +33,8 @@ class Target:
         return {"environment": {"state": state, "line": "Downloading\x1b[31m numpy"}}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_FIRST_S", 0.001)
-    monkeypatch.setattr(progress, "_POLL_S", 0.001)
-
-
 def waited(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool = False) -> None:
-    with running(target, asked, quiet=quiet):  # type: ignore[arg-type]
+    with running(target, asked, quiet=quiet, pauses_s=(0.001, 0.001)):  # type: ignore[arg-type]
         assert target.told.wait(10)
 
 

@@ -56,7 +56,6 @@ def test_a_reader_who_goes_away_does_not_undo_an_approval(
     yard.methods["catalogue.needs"] = lambda params: VIEW
     yard.methods["catalogue.approve"] = lambda params: {**APPROVED, "approval": {"note": ""}}
     monkeypatch.setattr("skillyard.faces.cli.skill.versions.show_declared", gone)
-    monkeypatch.setattr("skillyard.faces.cli.failures._swallow_stdout", lambda: None)
     run("skill", "approve", "acme.mail")
     assert [method for method, _ in yard.calls] == ["catalogue.needs", "catalogue.approve"]
 

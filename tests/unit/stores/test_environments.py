@@ -20,6 +20,7 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.package.environment import BadLock, BuiltEnvironment, Lock, Pin, Wanted, lock_text, parse_lock
 from skillyard.ports.environments import Arrival, BadEnvironment, EnvironmentStore, Origin
 from skillyard.stores.clock import SystemClock
+from skillyard.stores.files import environments as module
 from skillyard.stores.files.environments import LocalEnvironments
 from skillyard.testing import environments_suite
 from skillyard.testing.memory import ManualClock
@@ -165,14 +166,14 @@ async def test_who_is_cancelled_while_it_is_placed_leaves_it_whole_or_not_at_all
     store: LocalEnvironments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that places it goes on; nothing is removed under its hands."""
-    real, reached, release = LocalEnvironments._place, threading.Event(), threading.Event()
+    real, reached, release = module.write_json, threading.Event(), threading.Event()
 
-    def slow(self: LocalEnvironments, staging: Path, built: BuiltEnvironment) -> None:
+    def slow(path: Path, data: dict[str, Any], at: float | None = None) -> None:
         reached.set()
         assert release.wait(10)
-        real(self, staging, built)
+        real(path, data, at)
 
-    monkeypatch.setattr(LocalEnvironments, "_place", slow)
+    monkeypatch.setattr(module, "write_json", slow)
     adding = asyncio.create_task(add(store, pack(alpha())))
     assert await asyncio.to_thread(reached.wait, 10)
     adding.cancel()

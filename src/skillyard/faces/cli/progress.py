@@ -118,7 +118,8 @@ def _progress(label: str) -> Progress:
     return progress
 
 
-_FIRST_S, _POLL_S = 0.5, 0.3
+_PAUSES_S = (0.5, 0.3)
+"""Before the first look at a build, and between the others."""
 _AT_WORK = ("waiting", "resolving", "installing")
 
 
@@ -167,9 +168,13 @@ def said(found: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def running(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool) -> Iterator[None]:
-    """Shows that the body waits for a run, and how far the build of its environment is. ``asked`` is what
-    ``environments.show`` takes, None for a run that needs none."""
+def running(
+    target: Target, asked: Mapping[str, Any] | None, *, quiet: bool, pauses_s: tuple[float, float] = _PAUSES_S
+) -> Iterator[None]:
+    """Shows that the body waits for a run, and how far the build of its environment is.
+
+    ``asked`` holds the parameters of ``environments.show``; None stands for a run that needs no environment.
+    """
     from skillyard.faces.cli.progress import working
 
     look = None if asked is None else Look(target, asked)
@@ -178,7 +183,7 @@ def running(target: Target, asked: Mapping[str, Any] | None, *, quiet: bool) -> 
             yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_tell, args=(look, over), daemon=True)
+    thread = threading.Thread(target=_tell, args=(look, over, pauses_s), daemon=True)
     thread.start()
     try:
         yield
@@ -211,10 +216,10 @@ class Look:
         return said(found)[:120] if found is not None else ""
 
 
-def _tell(look: Look, over: threading.Event) -> None:
+def _tell(look: Look, over: threading.Event, pauses_s: tuple[float, float]) -> None:
     """Tells each state; it does not ask about a run that takes no time."""
-    wait_s = _FIRST_S
+    wait_s, between_s = pauses_s
     with BuildProgress() as progress:
         while not over.wait(wait_s) and (found := look.found()) is not None:
-            wait_s = _POLL_S
+            wait_s = between_s
             progress.show(found)

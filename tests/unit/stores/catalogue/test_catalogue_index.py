@@ -97,7 +97,7 @@ async def test_what_was_judged_otherwise_is_read_again(yard: Yard, other: str, m
     agent_skill(yard.roots[0], "pdf-tools").rename(yard.roots[0] / "misnamed")
     assert await names(await yard.again()) == ["pdf-tools", "x.a"]
     if other == "rules":
-        monkeypatch.setattr(cache_file, "_code", lambda: "rules of another version")
+        monkeypatch.setattr(cache_file, "rules_digest", lambda: "rules of another version")
         assert await names(await yard.again()) == ["pdf-tools", "x.a"]
     elif other == "caps":
         assert await names(await yard.again(caps=Caps(files=2))) == ["pdf-tools"]

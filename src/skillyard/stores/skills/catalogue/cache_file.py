@@ -165,11 +165,11 @@ def _pragma(connection: sqlite3.Connection, name: str) -> object:
 
 def mark_of(caps: Caps, *, lenient: bool) -> str:
     """Returns a text that differs for other rules, caps or libraries, which may judge otherwise."""
-    return f"{_code()} {caps} {'lenient' if lenient else 'strict'}"
+    return f"{rules_digest()} {caps} {'lenient' if lenient else 'strict'}"
 
 
 @cache
-def _code() -> str:
+def rules_digest() -> str:
     """Returns a digest of the modules that hold the rules, which nobody has to raise."""
     whole = hashlib.sha256(f"{sys.version_info[:3]}{[version(name) for name in _LIBRARIES]}".encode())
     home = Path(tree.__file__).parents[2]
