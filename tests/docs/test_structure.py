@@ -13,7 +13,6 @@ PACKAGE = ROOT / "src" / "skillyard"
 MOST_MODULES = 15
 MOST_LINES = 500
 CROWDED = {
-    "domain/review": 17,
     "testing": 16,
     "testing/sandbox_suite": 19,
     "verify/families": 26,
