@@ -1,4 +1,4 @@
-"""All attacks in order, and running them: a few at once, those that measure alone, the result in the order listed."""
+"""Running many attacks: a few at once, those that measure alone, and the findings in the order listed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from skillyard.domain.errors import InvalidInput
-from skillyard.verify.attack import Attack, Judgement, Need, Verdict, broken, escaped, not_applicable
-from skillyard.verify.judge import held_to_its_claims, within_its_means
+from skillyard.testing.attacks.attack import Attack, Judgement, Verdict, broken, escaped, tried
 from skillyard.verify.yard import Yard, serves
 
 BOUND_S = 150.0
@@ -18,7 +17,7 @@ BOUND_S = 150.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of one attack, and how long that took."""
+    """The judgement on one attack, and how long that took."""
 
     attack: Attack
     judgement: Judgement
@@ -29,7 +28,8 @@ Said = Callable[[Finding], None]
 
 
 def chosen(attacks: Sequence[Attack], families: Collection[str] = (), names: Collection[str] = ()) -> list[Attack]:
-    """Those of any of ``families`` or called any of ``names``; all when neither is given. Raises InvalidInput."""
+    """Returns those of any of ``families`` or called any of ``names``; all when neither is given. Raises
+    InvalidInput."""
     for what, asked, known in (
         ("family", families, {attack.family for attack in attacks}),
         ("name", names, {attack.name for attack in attacks}),
@@ -42,7 +42,7 @@ def chosen(attacks: Sequence[Attack], families: Collection[str] = (), names: Col
 
 
 async def fight(yard: Yard, attacks: Sequence[Attack], *, at_once: int, said: Said = lambda _: None) -> list[Finding]:
-    """Findings in the order of ``attacks``."""
+    """Returns findings in the order of ``attacks``."""
     findings: dict[str, Finding] = {}
     places = asyncio.Semaphore(at_once)
 
@@ -59,33 +59,15 @@ async def fight(yard: Yard, attacks: Sequence[Attack], *, at_once: int, said: Sa
 
 
 async def face(yard: Yard, attack: Attack) -> Finding:
-    """One attack, then a benign run: a server that does not serve after it was harmed by it."""
+    """Runs one attack, then a benign program: a server that does not serve afterwards was harmed by the attack."""
     began = time.monotonic()
-    judgement = lacking(yard, attack)
-    if judgement is None:
-        judgement = held_to_its_claims(await _tried(yard, attack), attack, yard.enforced)
-        judgement = within_its_means(judgement, attack, yard)
-        if judgement.verdict is Verdict.CONTAINED and (why := await serves(yard)):
-            judgement = escaped(f"afterwards the server did not serve: {why}")
-    return Finding(attack, judgement, time.monotonic() - began)
-
-
-def lacking(yard: Yard, attack: Attack) -> Judgement | None:
-    """Not applicable, where something that it needs is not here."""
-    have = set()
-    if yard.runtime is not None:
-        have.add(Need.IN_PROCESS)
-    if yard.canaries is not None:
-        have.add(Need.CANARIES)
-    missing = sorted(attack.needs - have)
-    return not_applicable(f"needs {', '.join(missing)}") if missing else None
-
-
-async def _tried(yard: Yard, attack: Attack) -> Judgement:
     try:
         async with asyncio.timeout(BOUND_S):
-            return await attack.steps(yard)
+            judgement = await tried(yard, attack)
     except TimeoutError:
-        return broken(f"no answer within {BOUND_S:.0f} s")
+        judgement = broken(f"no answer within {BOUND_S:.0f} s")
     except Exception as error:  # noqa: BLE001 - an attack that cannot be made shows nothing
-        return broken(f"{type(error).__name__}: {error}"[:300])
+        judgement = broken(f"{type(error).__name__}: {error}"[:300])
+    if judgement.verdict is Verdict.CONTAINED and (why := await serves(yard)):
+        judgement = escaped(f"afterwards the server did not serve: {why}")
+    return Finding(attack, judgement, time.monotonic() - began)

@@ -22,13 +22,12 @@ from skillyard.config.settings import load_settings
 from skillyard.domain.errors import InvalidInput
 from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import emit_json, emit_table
+from skillyard.testing.attacks.attack import FAILURES, Attack, Verdict
+from skillyard.testing.attacks.canaries import planted, planted_file
 from skillyard.verify import report
-from skillyard.verify.attack import FAILURES, Attack, Verdict
 from skillyard.verify.battery import Finding, chosen, fight
-from skillyard.verify.canaries import planted, planted_file
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime, workplace
-from skillyard.verify.judge import told
 from skillyard.verify.yard import HEARTBEAT, Yard, at_home
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -106,7 +105,7 @@ async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple
         first = await yard.run(HEARTBEAT, {"word": "first"})
         await at_home(yard)
         if not first.ok:
-            raise Failure(f"a benign run does not work here: {told(first)}", "`skillyard doctor` says why", Exit.FAILED)
+            raise Failure(f"a benign run does not work here: {first.why}", "`skillyard doctor` says why", Exit.FAILED)
         at_once = asked.at_once or min(4, os.cpu_count() or 1)
         bar = _Progress(len(attacks), quiet)
         return await fight(yard, attacks, at_once=at_once, said=bar), dict(first.raw)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from skillyard.verify.attack import FAILURES, Attack, Verdict
+from skillyard.testing.attacks.attack import FAILURES, Attack, Verdict
 from skillyard.verify.battery import Finding
 
 VERSION = 1

@@ -1,21 +1,22 @@
-"""Where attacks are sent: a runtime or a server, through the methods that everybody has."""
+"""The place where ``skillyard verify`` sends attacks: a runtime or a server, through the methods that everybody has."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import Level
-from skillyard.verify.prelude import program
+from skillyard.testing.attacks.attack import Need, Place, Ran
+from skillyard.testing.attacks.prelude import moved, program
 
 if TYPE_CHECKING:
     from skillyard.runtime import Runtime
-    from skillyard.verify.canaries import Canaries
+    from skillyard.testing.attacks.canaries import Canaries
 
 TIMEOUT_MS = 30_000
 _BUSY = -32005
@@ -23,12 +24,37 @@ _PATIENCE = 40
 _PAUSE_S = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class Report(Ran):
+    """``run`` is the run as the client has it, ``raw`` all that the server sent."""
+
+    run: Run = field(default_factory=lambda: Run("", "", ""))
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        return self.run.raw
+
+
+def report_of(run: Run) -> Report:
+    error = run.error or {}
+    last = str(error.get("message") or run.summary).strip().splitlines()
+    usage = run.raw.get("usage") or {}
+    return Report(
+        ok=run.ok,
+        output=run.output,
+        log=run.logs_preview,
+        ends=frozenset({str(run.raw.get("outcome") or ""), str(error.get("type") or "")} - {""}),
+        why=f"{error.get('type') or run.raw.get('outcome')}: {last[-1] if last else ''}"[:200],
+        cpu_ms=usage.get("cpu_ms"),
+        wall_ms=usage.get("wall_ms"),
+        run=run,
+    )
+
+
 @dataclass(slots=True)
-class Yard:
-    """``runtime`` is there when the server is a runtime of this process, ``canaries`` when targets were planted.
-    ``moved``: its sandboxes have their own places below another directory than /; ``levels``: what its records say of
-    protections that are not the kernel's. ``enforced`` is what the records of
-    this attack's runs claimed, ``outcomes`` how they ended."""
+class Yard(Place):
+    """``runtime`` is there when the server is a runtime of this process. ``moved``: its sandboxes have their own places
+    below another directory than /."""
 
     caller: ProtocolMethods
     isolation: str | None = None
@@ -38,30 +64,51 @@ class Yard:
     levels: Mapping[str, str] = field(default_factory=dict)
     enforced: dict[str, str] = field(default_factory=dict)
     outcomes: set[str] = field(default_factory=set)
+    hidden: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.runtime is not None:
+            places = self.runtime.data_dir
+            held = (places.home, places.database, places.blobs, places.skills, places.run, places.tokens)
+            self.hidden = tuple(map(str, held))
 
     def fresh(self) -> Yard:
-        """The same place, for another attack."""
-        return Yard(self.caller, self.isolation, self.runtime, self.canaries, self.moved, self.levels)
+        """Returns the same place for another attack."""
+        return replace(self, enforced={}, outcomes=set())
 
-    async def attack(self, body: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
-        """Run a body of the battery's language (:mod:`skillyard.verify.prelude`)."""
+    @property
+    def offers(self) -> frozenset[Need]:
+        met = {Need.IN_PROCESS: self.runtime, Need.CANARIES: self.canaries}
+        return frozenset(need for need, given in met.items() if given is not None)
+
+    async def attack(self, body: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Report:
         return await self.run(program(body, self.levels), args, **limits)
 
-    async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Run:
-        """Run source. Raises what the API raises; a server that is busy is asked again."""
-        params: dict[str, Any] = {"language": "python", "code": code, "args": dict(args or {})}
-        params["limits"] = {"timeout_ms": TIMEOUT_MS, **limits}
-        return await self.call_run("run_code", params)
+    async def run(self, code: str, args: Mapping[str, Any] | None = None, **limits: Any) -> Report:
+        """Runs source. Raises what the API raises; a server that is busy is asked again."""
+        return await self.run_code({"code": code, "args": dict(args or {})}, **limits)
 
-    async def call_run(self, method: str, params: Mapping[str, Any]) -> Run:
-        """A method that runs something, with these very parameters."""
+    async def run_code(self, params: Mapping[str, Any], **limits: Any) -> Report:
+        """Runs Python with further parameters of ``run_code``."""
+        limits = {"timeout_ms": TIMEOUT_MS, **limits}
+        return await self.call_run("run_code", {"language": "python", **params, "limits": limits})
+
+    async def call_run(self, method: str, params: Mapping[str, Any]) -> Report:
+        """Calls a method that runs something, with these very parameters."""
         asked = dict(params) if self.isolation is None else {**params, "isolation": self.isolation}
         if self.moved and "code" in asked:
             asked["code"] = moved(asked["code"])
-        run = Run.of(await self._patiently(method, asked))
-        self.enforced.update(run.raw.get("enforced") or {})
-        self.outcomes.add(str(run.raw.get("outcome") or ""))
-        return run
+        report = report_of(Run.of(await self._patiently(method, asked)))
+        self.enforced.update(report.raw.get("enforced") or {})
+        self.outcomes.add(str(report.raw.get("outcome") or ""))
+        return report
+
+    async def call_as(self, who: Any, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls a method of the runtime in this process as another principal. Raises what the engine raises."""
+        from skillyard.engine import table
+
+        assert self.runtime is not None
+        return await table.invoke(self.runtime.app, who, method, params)
 
     async def _patiently(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         for turn in range(_PATIENCE):
@@ -77,33 +124,18 @@ class Yard:
 HEARTBEAT = "def main(args):\n    return {'echo': args['word']}\n"
 WHERE = "import os\ndef main(args):\n    return {'cwd': os.getcwd()}\n"
 
-_MOVED = """
-def main(args):
-    import os, re, sys
-    root = os.getcwd().removesuffix("/workspace")
-    text = re.sub(r"(?<![\\w.])(?=/(?:workspace|tmp|dev/shm|skills|blobs)\\b)", lambda found: root, {SOURCE})
-    exec(compile(text, "program", "exec"), globals())
-    return globals()["main"](args)
-"""
-
-
-def moved(source: str) -> str:
-    """A program that finds /workspace, /tmp, /dev/shm, /skills and /blobs below the directory where an isolation
-    without mounts has them."""
-    return _MOVED.replace("{SOURCE}", repr(source))
-
 
 async def at_home(yard: Yard) -> None:
-    """Find out where its sandboxes have their own places, and what stands round them."""
+    """Finds out where its sandboxes have their own places, and which walls stand round them."""
     where = await yard.run(WHERE)
     yard.levels = {name: level for name, level in yard.enforced.items() if level != Level.KERNEL}
     yard.moved = where.ok and where.output["cwd"] != "/workspace"
 
 
 async def serves(yard: Yard) -> str:
-    """Runs something benign; what is wrong, or nothing."""
+    """Runs something benign. Returns its fault; empty when there is none."""
     try:
         run = await yard.run(HEARTBEAT, {"word": "still here"})
-    except Exception as error:  # noqa: BLE001 - whatever it is, the server does not serve
+    except Exception as error:  # noqa: BLE001 - any of them means that the server does not serve
         return f"{type(error).__name__}: {error}"
-    return "" if run.ok and run.output == {"echo": "still here"} else run.summary
+    return "" if run.ok and run.output == {"echo": "still here"} else run.run.summary

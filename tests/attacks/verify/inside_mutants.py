@@ -102,8 +102,7 @@ MUTANTS = (
     Mutant(
         "pid_namespace", ("pid_namespace",), "sandboxes stay in the keeper's pid namespace and see its /proc",
         ("proc-processes", "processes-signal", "namespaces-shared-pid", "leftovers-processes", "processes-stay",
-            "processes-peer-number",
-         "processes-slow-down"),
+         "processes-peer-number"),
         {WALLS: _shared("CLONE_NEWPID")[WALLS] + NO_PROC}, who="root", short=True,
     ),
     Mutant(
@@ -117,7 +116,7 @@ MUTANTS = (
     Mutant(
         "pid+net+landlock", ("pid_namespace", "net_namespace", "landlock"),
         "what a run leaves lives on, in a network that the next one shares",
-        ("leftovers-sockets", "processes-listen-on"),
+        ("leftovers-sockets",),
         {WALLS: "NAMESPACES = NAMESPACES & ~(kernel.CLONE_NEWPID | kernel.CLONE_NEWNET)" + NO_PROC,
          LANDLOCK: NO_LANDLOCK},
         who="root",
@@ -159,7 +158,7 @@ def _loopback_up():
     Mutant(
         "read_only_root", ("read_only_root", "landlock", "own_uid"),
         "the root stays writable, without Landlock and with the user who owns it",
-        ("writing-everywhere", "writing-names", "writing-libraries", "leftovers-files", "poisoning-imports"),
+        ("writing-everywhere", "writing-names", "leftovers-files", "poisoning-imports"),
         {
             ROOT: """
 _plain_mount = kernel.mount
@@ -277,7 +276,7 @@ CLOSING_RULES = ()
         "capabilities+filter", ("user_namespace", "no_capabilities", "seccomp"),
         "sandboxes keep the zygote's capabilities in the zygote's user namespace, without a filter",
         (
-            "privileges-other-ids", "namespaces-hostname", "network-interfaces", "namespaces-mount", "namespaces-root",
+            "privileges-other-ids", "namespaces-hostname", "network-interfaces", "namespaces-mount",
             "namespaces-enter", "syscalls-modules",
         ),
         {WALLS: NO_USER_NAMESPACE, KERNEL: f"{KEEP_CAPABILITIES}\n{NO_FILTER}"},
@@ -297,8 +296,8 @@ CLOSING_RULES = ()
     ),
     Mutant(
         "seccomp_rules", ("seccomp",), "the filters let every argument through",
-        ("syscalls-huge-pages", "syscalls-marks", "privileges-core-dumps", "syscalls-terminals", "processes-peer",
-         "channel-urgent-data"),
+        ("syscalls-huge-pages", "syscalls-marks", "privileges-core-dumps", "syscalls-terminals", "syscalls-peers",
+         "network-socket-options"),
         {RULES: "RULES = CLOSING_RULES = UNCOUNTED_RULES = ()"},
     ),
     Mutant(

@@ -17,6 +17,8 @@ OBJECTS = (
     "objects-tcp",
     "objects-tcp-unaccepted",
     "objects-udp",
+    "objects-unix",
+    "objects-tcp-ended",
 )
 WIDE_MEMORY = {
     CGROUPS: """

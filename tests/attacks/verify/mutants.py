@@ -25,7 +25,7 @@ from skillyard.sandbox import registry
 from skillyard.sandbox.native import backend as native
 from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.verify.canaries import planted, planted_file
+from skillyard.testing.attacks.canaries import planted, planted_file
 from skillyard.verify.home import own_runtime
 from skillyard.verify.yard import Yard
 

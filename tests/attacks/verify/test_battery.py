@@ -11,9 +11,9 @@ import pytest
 from skillyard.config.settings import load_settings
 from skillyard.domain.sandbox.guarantees import PROTECTIONS
 from skillyard.sandbox.registry import nature
-from skillyard.verify.attack import FAILURES, Attack, Verdict
+from skillyard.testing.attacks.attack import FAILURES, Attack, Verdict
+from skillyard.testing.attacks.canaries import PREFIX, Canaries, planted, planted_file
 from skillyard.verify.battery import Finding, fight
-from skillyard.verify.canaries import PREFIX, Canaries, planted, planted_file
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime
 from skillyard.verify.yard import Yard, at_home

@@ -8,17 +8,26 @@ import pytest
 
 from skillyard.client.run import Run
 from skillyard.domain.errors import InvalidInput
-from skillyard.verify.attack import CONTAINED, Attack, Judgement, Verdict, broken, escaped
+from skillyard.testing.attacks.attack import (
+    CONTAINED,
+    Attack,
+    Family,
+    Judgement,
+    Verdict,
+    broken,
+    escaped,
+    held_to_its_claims,
+    judged,
+    within_its_means,
+)
 from skillyard.verify.battery import chosen, face
-from skillyard.verify.judge import held_to_its_claims, judged, within_its_means
-from skillyard.verify.make import Family
 from skillyard.verify.report import as_dict, failed
-from skillyard.verify.yard import Yard
+from skillyard.verify.yard import Report, Yard, report_of
 
 
-def ran(output: Any = None, *, status: str = "completed", log: str = "", **more: Any) -> Run:
+def ran(output: Any = None, *, status: str = "completed", log: str = "", **more: Any) -> Report:
     raw = {"status": status, "run_id": "run_1", "summary": "", "output": output, "logs_preview": log, **more}
-    return Run.of(raw)
+    return report_of(Run.of(raw))
 
 
 def evidence(**changes: Any) -> dict[str, Any]:
@@ -45,7 +54,7 @@ def evidence(**changes: Any) -> dict[str, Any]:
         (ran(status="failed", error={"type": "NameError", "message": "x"}), ("memory",), Verdict.BROKEN),
     ],
 )
-def test_verdicts(run: Run, ends: tuple[str, ...], verdict: Verdict) -> None:
+def test_verdicts(run: Report, ends: tuple[str, ...], verdict: Verdict) -> None:
     assert judged(run, ends).verdict is verdict
 
 
@@ -91,8 +100,7 @@ def test_only_what_the_record_says_is_missing_excuses(
     judgement: Judgement, enforced: dict[str, str], outcome: str, verdict: Verdict
 ) -> None:
     made = attack(CONTAINED, rests_on=("net_namespace",))
-    yard = Yard(Server(serves=True), enforced=enforced, outcomes={outcome})  # type: ignore[arg-type]
-    assert within_its_means(judgement, made, yard).verdict is verdict
+    assert within_its_means(judgement, made, enforced, {outcome}).verdict is verdict
 
 
 class Server:

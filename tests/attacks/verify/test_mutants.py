@@ -12,7 +12,7 @@ import pytest
 
 from skillyard.domain.sandbox.guarantees import PROTECTIONS
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.verify.attack import Verdict
+from skillyard.testing.attacks.attack import Verdict
 from skillyard.verify.battery import face
 from skillyard.verify.families import everything
 from tests.attacks.verify.catalogue import MUTANTS, NO_MUTANT

@@ -1,23 +1,23 @@
-"""The attacks, one module a family; :func:`everything` lists them in their order."""
+"""All attacks of ``skillyard verify``: those of the library, and those that need an installation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
+from skillyard.testing.attacks import FAMILIES
+from skillyard.testing.attacks.attack import Attack
+from skillyard.verify.families import channel, egress, installation, policy, principals, publishing, secrets
 
-from skillyard.verify.attack import Attack
-
-_MODULES = (
-    "host_files", "proc", "writing", "special_files", "privileges", "namespaces", "syscalls", "entries", "processes",
-    "network", "egress", "memory", "kernel_objects", "limits", "disk", "channel", "results", "secrets", "principals",
+_ALL = (
+    *FAMILIES, egress.EGRESS, channel.CHANNEL, channel.RESULTS, secrets.SECRETS, principals.PRINCIPALS,
+    publishing.PUBLISHING, installation.RANDOMNESS, installation.BENIGN, policy.POLICY,
+)  # fmt: skip
+_ORDER = (
+    "files", "proc", "writing", "special-files", "privileges", "namespaces", "syscalls", "entries", "processes",
+    "network", "egress", "memory", "objects", "limits", "disk", "channel", "results", "secrets", "principals",
     "publishing", "leftovers", "poisoning", "randomness", "policy", "canaries", "benign",
 )  # fmt: skip
 
 
 def everything() -> list[Attack]:
-    """Every attack and benign program. Names are unique."""
-    return [attack for name in _MODULES for attack in _of(name)]
-
-
-def _of(name: str) -> Iterator[Attack]:
-    yield from import_module(f"{__name__}.{name}").FAMILY.attacks
+    """Returns every attack and benign program, by family. Names are unique."""
+    ordered = sorted(_ALL, key=lambda family: _ORDER.index(family.name))
+    return [attack for family in ordered for attack in family.attacks]

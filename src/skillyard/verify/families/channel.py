@@ -1,14 +1,13 @@
-"""The channel on which a run answers belongs to foreign code: forged frames must neither harm nor deceive."""
+"""Attacks on the server by answers: forged frames of a run's channel; results, logs and blobs that cost too much."""
 
 from __future__ import annotations
 
-from skillyard.verify.attack import CONTAINED, Judgement, broken, escaped
-from skillyard.verify.judge import ending, told
-from skillyard.verify.make import Family
-from skillyard.verify.prelude import ARMED
+from typing import Any
+
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, broken, escaped
 from skillyard.verify.yard import Yard
 
-FAMILY = Family("channel", invariants=(7,))
+CHANNEL = Family("channel", invariants=(7,))
 
 _FRAMES = r"""
 import json
@@ -32,19 +31,19 @@ os._exit(0)
 _LIES = {"SandboxError", "OutputNotSerializable", "OutputTooLarge", "PolicyRefused", "output", "SystemExit", "exit"}
 
 
-def _forges(name: str, tries: str, *lies: str, invariants: tuple[int, ...] = (7,)) -> None:
-    """Each of ``lies`` is an expression for the bytes of one run; none may pass for a result."""
+def _forges(name: str, tries: str, *lies: str) -> None:
+    """Adds an attack of one run for each of ``lies``, an expression for bytes; none may pass for a result."""
 
     async def steps(yard: Yard) -> Judgement:
         for lie in lies:
             run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
             if run.ok:
                 return escaped(f"accepted {lie[:80]}")
-            if ARMED not in run.logs_preview or not ending(run) & _LIES:
-                return broken(f"{lie[:80]}: {told(run)}")
+            if not run.armed or run.ends.isdisjoint(_LIES):
+                return broken(f"{lie[:80]}: {run.why}")
         return CONTAINED
 
-    FAMILY.steps(name, tries, steps, invariants=invariants)
+    CHANNEL.steps(name, tries, steps)
 
 
 _forges(
@@ -55,12 +54,14 @@ _forges(
 _forges(
     "lengths", "Announce more than is sent, or than anybody may send.",
     "b'R' + b'\\xff' * 4", "b'D' + b'\\xff' * 4", "frame(b'R', b'{}')[:-1]",
-    "frame(b'X', b'{\"message\": \"' + b'x' * (1 << 20) + b'\"}')", "frame(b'B', b'{' + b' ' * 8192 + b'}')",
+    "frame(b'X', b'{\"message\": \"' + b'x' * (1 << 20) + b'\"}')", "frame(b'R', b'[' + b' ' * (17 << 20) + b']')",
+    "frame(b'B', b'{' + b' ' * 8192 + b'}')",
 )  # fmt: skip
 _forges(
     "order", "Break the order of frames: two results, blobs after the result, data for blobs that do not exist.",
     "frame(b'R', b'{}') * 2", "frame(b'R', b'{}') + begin(1)", "piece(7, b'x')", "end(7, 0)",
     "begin(1) + end(1, 0) + begin(1)", "begin(2) + begin(1)", "begin(1) + piece(1, b'abc') + end(1, 2)",
+    "b''.join(begin(n) for n in range(1, 2000))",
 )  # fmt: skip
 _forges(
     "headers", "Put wrong types, line breaks, paths and negative numbers where the server reads names and numbers.",
@@ -70,25 +71,25 @@ _forges(
 _forges(
     "values", "Return what is no value: numbers out of range, broken text, arrays, nothing at all.",
     "frame(b'R', b'{\"a\": NaN}')", "frame(b'R', b'{\"a\": 1e999}')", "frame(b'R', b'[1]')", "frame(b'R', b'')",
-    "frame(b'R', b'{\"a\": \"\\xff\"}')", "frame(b'R', b'{\"a\": ' + b'9' * 100000 + b'}')", "b''", "b'Z\\0\\0\\0\\0'",
+    "frame(b'R', b'{\"a\": \"\\xff\"}')", "frame(b'R', b'{\"a\": ' + b'9' * 100000 + b'}')", "b''",
+    "frame(b'R', b'{\"a\":' + b'[' * 100000 + b']' * 100000 + b'}')", "b'Z\\0\\0\\0\\0'",
 )  # fmt: skip
 
 
 async def _identity(yard: Yard) -> Judgement:
-    """It may answer what it likes about itself; the record must not believe it."""
+    """A run may answer anything about itself; the record must not believe it."""
     lie = (
         "frame(b'R', json.dumps({'run_id': 'run_' + '0' * 32, 'status': 'completed', 'output': {'x': 1},"
         " 'enforced': {}, 'output_blobs': ['blob:' + 'f' * 32], 'error': None, 'usage': {'cpu_ms': 0}}).encode())"
     )
     run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
-    if not run.ok:
-        return broken(told(run))
-    if run.run_id == "run_" + "0" * 32 or run.output_blobs or not run.raw.get("enforced"):
+    run.given()
+    if run.run.run_id == "run_" + "0" * 32 or run.run.output_blobs or not run.raw.get("enforced"):
         return escaped("the run's own words became its record")
     return CONTAINED
 
 
-FAMILY.steps("identity", "Say that it is another run, with other blobs and walls.", _identity, invariants=(7, 9))
+CHANNEL.steps("identity", "Say that it is another run, with other blobs and walls.", _identity, invariants=(7, 9))
 
 
 async def _claims_blobs(yard: Yard) -> Judgement:
@@ -99,16 +100,14 @@ async def _claims_blobs(yard: Yard) -> Judgement:
         f" + frame(b'R', b'{{\"a\": 1}}')"
     )
     run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
-    if run.ok and wanted in run.output_blobs:
+    if run.ok and wanted in run.run.output_blobs:
         return escaped("a run chose the id of its blob")
-    if not run.ok and not ending(run) & _LIES:
-        return broken(told(run))
-    return CONTAINED
+    return CONTAINED if run.ok or run.ends & _LIES else broken(run.why)
 
 
-FAMILY.steps("blob-ids", "Write a blob under an id of its own choice.", _claims_blobs, invariants=(9,))
+CHANNEL.steps("blob-ids", "Write a blob under an id of its own choice.", _claims_blobs, invariants=(9,))
 
-FAMILY.program(
+CHANNEL.program(
     "descriptors",
     "Send open descriptors over the channel to the server, and fill its table with them.",
     """
@@ -129,24 +128,9 @@ FAMILY.program(
     ends=("SandboxError", "exit", "SystemExit", "OutputNotSerializable"),
 )
 
-FAMILY.program(
-    "urgent-data",
-    "Send data out of band, set options of the other end and attach filters to the channel.",
-    """
-    channel = socket.socket(fileno=os.dup(3))
-    must_fail("urgent data", channel.send, b"x", 1, refused=("EOPNOTSUPP", "ENOTSUP", "EPERM"))
-    one, two = socket.socketpair()
-    must_fail("urgent data to itself", one.send, b"x", 1, refused=("EOPNOTSUPP", "ENOTSUP", "EPERM"))
-    must_fail("another protocol above TCP", lambda: socket.socket().setsockopt(6, 31, b"tls"),
-              refused=("EPERM", "ENOPROTOOPT", "EAFNOSUPPORT"))
-    works("plain data", one.send, b"x")
-    """,
-    walls=("seccomp",),
-)
-
 
 async def _deaf(yard: Yard) -> Judgement:
-    """It never answers, keeps the channel open in a child, and leaves."""
+    """The program never answers, keeps the channel open in a child, and leaves."""
     run = await yard.attack(
         """
         if os.fork() == 0:
@@ -160,10 +144,101 @@ async def _deaf(yard: Yard) -> Judgement:
     )
     if run.ok:
         return escaped("a run without a result passed for completed")
-    wall = (run.raw.get("usage") or {}).get("wall_ms") or 0
-    if ARMED not in run.logs_preview:
-        return broken(told(run))
-    return CONTAINED if wall < 7000 else escaped(f"it was waited for {wall:.0f} ms")
+    if not run.armed:
+        return broken(run.why)
+    return CONTAINED if (run.wall_ms or 0) < 7000 else escaped(f"it was waited for {run.wall_ms:.0f} ms")
 
 
-FAMILY.steps("deaf", "Leave without an answer while a child holds the channel open.", _deaf)
+CHANNEL.steps("deaf", "Leave without an answer while a child holds the channel open.", _deaf)
+
+RESULTS = Family("results", invariants=(7,))
+
+MAX_OUTPUT = 4096
+
+
+def _too_much(name: str, tries: str, body: str, **options: Any) -> None:
+    """Adds an attack: the run must fail, or its value must be replaced by something small."""
+
+    async def steps(yard: Yard) -> Judgement:
+        run = await yard.attack("armed()\n" + body, memory_mb=384)
+        if not run.ok:
+            fits = run.armed and run.ends - {"timeout", "lost", "SandboxLost"}
+            return CONTAINED if fits else broken(run.why)
+        size = len(str(run.output))
+        return CONTAINED if size <= 2 * MAX_OUTPUT else escaped(f"an output of {size} characters came back")
+
+    RESULTS.steps(name, tries, steps, **options)
+
+
+_too_much("size", "Return a value of twenty megabytes.", "return {'a': 'x' * (20 << 20)}", alone=True)
+_too_much(
+    "depth", "Return a value nested four hundred deep, which other parsers may not take.",
+    "value = {}\nfor _ in range(400):\n    value = {'a': value}\nreturn {'deep': value, 'wide': 'x' * 9000}",
+)  # fmt: skip
+_too_much("width", "Return half a million small containers.", "return {'a': [[] for _ in range(500_000)]}", alone=True)
+_too_much("digits", "Return a number of a hundred thousand digits.", "return {'a': 10 ** 100_000}")
+_too_much(
+    "keys", "Return a value with a hundred thousand keys that are long.",
+    "return {('k' * 50) + str(n): n for n in range(100_000)}",
+)  # fmt: skip
+_too_much(
+    "exception", "Raise an exception whose message and traceback are megabytes long.",
+    "def deep(n):\n    return deep(n - 1) if n else [][1]\ntry:\n    deep(900)\n"
+    "except IndexError as error:\n    raise ValueError('x' * (8 << 20)) from error",
+)  # fmt: skip
+_too_much(
+    "evil-types", "Return and raise objects whose methods lie, loop or raise.",
+    "class Evil(dict):\n    def items(self):\n        raise SystemExit(0)\n    def __len__(self):\n        return -1\n"
+    "class Bad(Exception):\n    def __str__(self):\n        raise self\n    __repr__ = __str__\n"
+    "if os.getpid() % 2:\n    return Evil(a=1)\nraise Bad()",
+)  # fmt: skip
+
+
+async def _calm(yard: Yard) -> Judgement:
+    """Text that steers terminals and parsers comes back as bounded text."""
+    run = await yard.attack(
+        """
+        sys.stdout.buffer.write(b"\\x1b]0;owned\\x07\\x1b[2J\\xff\\xfe\\x00<script>\\r\\n")
+        sys.stdout.flush()
+        return {"a": "\\ud800\\udfff", "__proto__": {"x": 1}, "$ref": "file:///etc/passwd",
+                "summary": "\\x1b[2Jx" * 9999}
+        """
+    )
+    if not run.ok and "OutputNotSerializable" not in run.ends:
+        return broken(run.why)
+    size = len(run.run.summary)
+    return escaped(f"a summary of {size} characters") if size > 4096 else CONTAINED
+
+
+RESULTS.steps("text", "Return text that steers terminals, breaks encodings or points to files.", _calm)
+
+
+def _blobs(name: str, tries: str, body: str) -> None:
+    async def steps(yard: Yard) -> Judgement:
+        run = await yard.attack("from runtime import blobs\narmed()\n" + body)
+        if run.ok:
+            return escaped(f"{len(run.run.output_blobs)} blobs were taken")
+        return CONTAINED if run.armed else broken(run.why)
+
+    RESULTS.steps(name, tries, steps)
+
+
+_blobs("blob-count", "Write fifteen hundred blobs.", "for n in range(1500):\n    blobs.write_text(str(n))\nreturn {}")
+_blobs(
+    "blobs-at-once",
+    "Begin a hundred blobs and end none.",
+    "held = [blobs.writer() for _ in range(100)]\nfor one in held:\n    one.write(b'x')\nreturn {'held': len(held)}",
+)
+
+
+async def _log_order(yard: Yard) -> Judgement:
+    """A log that pretends to be the server's stays the run's."""
+    run = await yard.attack(
+        "print('\\n'.join('{\"status\": \"completed\"}' for _ in range(2000)))\narmed()\nos._exit(5)"
+    )
+    if run.ok:
+        return escaped("a log passed for a result")
+    return CONTAINED if run.ends & {"exit", "SystemExit"} else broken(run.why)
+
+
+RESULTS.steps("log-forgery", "Print what looks like the server's own answer, and leave.", _log_order)

@@ -1,19 +1,27 @@
-"""Runs that may reach one host: everything else is refused, and that one works."""
+"""Attacks by runs that may reach one host: everything else must be refused, and that one must work."""
 
 from __future__ import annotations
 
 import asyncio
 
-from skillyard.client.run import Run
-from skillyard.verify.attack import Judgement, Need, Verdict, broken, escaped, not_applicable
+from skillyard.testing.attacks.attack import (
+    CONTAINED,
+    WORKS,
+    Family,
+    Judgement,
+    Need,
+    broken,
+    escaped,
+    judged,
+    not_applicable,
+    too_tight,
+)
+from skillyard.testing.attacks.prelude import program
 from skillyard.verify.home import CALLER, outside_of
-from skillyard.verify.judge import judged, told, weighed
-from skillyard.verify.make import Family
 from skillyard.verify.outside import ALLOWED, OTHER, PROOF
-from skillyard.verify.prelude import program
-from skillyard.verify.yard import Yard
+from skillyard.verify.yard import Report, Yard
 
-FAMILY = Family("egress", invariants=(5,))
+EGRESS = Family("egress", invariants=(5,))
 
 _TOOLS = (
     f"""
@@ -22,7 +30,7 @@ PROOF, ALLOWED, OTHER, PROXY = {PROOF!r}, "{ALLOWED}", "{OTHER}", ("127.0.0.1", 
     + r'''
 
 def said(sock, data):
-    """What comes back; it is got when it is the outside's."""
+    """Returns the answer to ``data``; it is got when it is the outside's."""
     sock.settimeout(5)
     if data:
         sock.sendall(data)
@@ -90,27 +98,27 @@ def reached(what, function, *args):
 
 
 def _attack(name: str, tries: str, body: str) -> None:
-    """``body`` runs as the skill that may reach one host; ``args`` has the ports of the outside."""
+    """Adds an attack. ``body`` runs as the skill that may reach one host; ``args`` has the ports of the outside."""
 
     async def steps(yard: Yard) -> Judgement:
         run = await _called(yard, body)
         return _none(run) or judged(run)
 
-    FAMILY.steps(name, tries, steps, needs=[Need.IN_PROCESS])
+    EGRESS.steps(name, tries, steps, needs=[Need.IN_PROCESS])
 
 
-async def _called(yard: Yard, body: str) -> Run:
+async def _called(yard: Yard, body: str) -> Report:
     there = outside_of(yard)
     args = {"open": there.open_port, "other": there.other_port, "datagrams": there.datagrams}
     code = program(body, yard.levels).replace("def main(args):", f"{_TOOLS}\n\ndef main(args):", 1)
     return await yard.call_run("execute_skill", {"name": CALLER, "args": {"code": code, "args": args}})
 
 
-def _none(run: Run) -> Judgement | None:
-    """Where an isolation gives no network at all."""
-    if run.ok or (run.error or {}).get("type") != "PolicyRefused":
+def _none(run: Report) -> Judgement | None:
+    """Returns a judgement where an isolation gives no network at all."""
+    if run.ok or "PolicyRefused" not in run.ends:
         return None
-    return not_applicable(f"no run has a network here: {told(run)}")
+    return not_applicable(f"no run has a network here: {run.why}")
 
 
 _attack("names", "Reach a name that is not declared, by its name, through the proxy and by SOCKS.", """
@@ -185,7 +193,7 @@ _attack("questions", "Have names answered that are not declared, and carry words
 
 
 async def _datagrams(yard: Yard) -> Judgement:
-    """What the outside heard counts, too."""
+    """Counts the datagrams that the outside got, too."""
     there = outside_of(yard)
     run = await _called(yard, """
     for host in (ALLOWED, OTHER, "127.0.0.1", "1.1.1.1"):
@@ -204,7 +212,7 @@ async def _datagrams(yard: Yard) -> Judgement:
     return _none(run) or judged(run)
 
 
-FAMILY.steps("datagrams", "Send datagrams to the declared host and to others.", _datagrams, needs=[Need.IN_PROCESS])
+EGRESS.steps("datagrams", "Send datagrams to the declared host and to others.", _datagrams, needs=[Need.IN_PROCESS])
 
 _HOLDS = """
     reached("the declared one", connect, f"{ALLOWED}:{args['open']}", request(f"{ALLOWED}:{args['open']}"))
@@ -228,10 +236,9 @@ _LOOKS = """
 
 
 async def _neighbour(yard: Yard) -> Judgement:
-    """A run without a policy looks for the gate of one that has it, which is at work meanwhile."""
+    """Looks from a run without a policy for the gate of one that has it and is at work meanwhile."""
     there = outside_of(yard)
-    other = Yard(yard.caller, yard.isolation, yard.runtime, yard.canaries, yard.moved, yard.levels)
-    holds = asyncio.create_task(_called(other, _HOLDS))
+    holds = asyncio.create_task(_called(yard.fresh(), _HOLDS))
     try:
         await asyncio.sleep(0.7)
         looks = await yard.attack(_LOOKS, {"open": there.open_port})
@@ -239,12 +246,12 @@ async def _neighbour(yard: Yard) -> Judgement:
         held = await holds
     if (none := _none(held)) is not None:
         return none
-    if not held.ok or weighed(held.output).verdict is not Verdict.CONTAINED:
-        return broken(f"the run with a policy did not work: {told(held)}")
+    if judged(held) is not CONTAINED:
+        return broken(f"the run with a policy did not work: {held.why}")
     return judged(looks)
 
 
-FAMILY.steps(
+EGRESS.steps(
     "neighbour", "Use the way out of another run from one that has none.", _neighbour,
     walls=("net_namespace",), invariants=(3, 5), needs=[Need.IN_PROCESS], rests_on=("net_namespace",),
 )  # fmt: skip
@@ -265,12 +272,10 @@ async def _works(yard: Yard) -> Judgement:
     if (none := _none(run)) is not None:
         return none
     judgement = judged(run)
-    if judgement.verdict is Verdict.CONTAINED:
-        return Judgement(Verdict.WORKS)
-    return Judgement(Verdict.TOO_TIGHT, judgement.why)
+    return WORKS if judgement is CONTAINED else too_tight(judgement.why)
 
 
-FAMILY.steps(
+EGRESS.steps(
     "declared", "Reach the declared host by its name, a proxy, a tunnel, SOCKS and urllib.", _works, benign=True,
     invariants=(), needs=[Need.IN_PROCESS],
 )  # fmt: skip

@@ -10,13 +10,12 @@ from skillyard.domain.sandbox.guarantees import ADVISORY, WALLS, Demand, Level, 
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.home import workplace
-from skillyard.verify.make import Family
 from skillyard.verify.yard import HEARTBEAT, Yard
 from skillyard.wiring import make_backends
 
-FAMILY = Family("policy", invariants=(10,))
+POLICY = Family("policy", invariants=(10,))
 
 
 async def _record(yard: Yard) -> Judgement:
@@ -39,7 +38,7 @@ async def _record(yard: Yard) -> Judgement:
     return escaped(f"{named} is missing, and the policy does not allow that")
 
 
-FAMILY.steps("record", "Run where a wall is missing without the record or the policy saying so.", _record)
+POLICY.steps("record", "Run where a wall is missing without the record or the policy saying so.", _record)
 
 
 class _Weaker:
@@ -119,11 +118,11 @@ async def _refused_by_probe(yard: Yard) -> Judgement:
     return await _refused(yard, _Promising)
 
 
-FAMILY.steps(
+POLICY.steps(
     "missing-on-host", "Get a run on a host that cannot give a wall.", _refused_by_probe,
     needs=[Need.IN_PROCESS], alone=True,
 )  # fmt: skip
-FAMILY.steps(
+POLICY.steps(
     "missing-in-sandbox", "Get a run in a sandbox that lacks a wall which the host's probe had promised.",
     _refused_by_sandbox, needs=[Need.IN_PROCESS], alone=True,
 )  # fmt: skip

@@ -1,28 +1,19 @@
-"""Another principal's runs, logs and blobs, and scopes that a token does not have."""
+"""Attacks on another principal's runs, logs and blobs, and by scopes that a token does not have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
-from skillyard.verify.make import Family
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, NotShown, escaped
 from skillyard.verify.yard import Yard
 
-FAMILY = Family("principals", invariants=(9,))
+PRINCIPALS = Family("principals", invariants=(9,))
 
 _SCOPES = frozenset({Scope.EXECUTE, Scope.RUN_CODE, Scope.BLOBS, Scope.DISCOVER})
 _OWNER, _THIEF = Principal("verify-owner", _SCOPES), Principal("verify-thief", _SCOPES)
 _CODE = {"language": "python", "code": "def main(args):\n    print('private words')\n    return {}"}
-
-
-async def _as(yard: Yard, who: Principal, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    from skillyard.engine.table import invoke
-
-    assert yard.runtime is not None
-    return await invoke(yard.runtime.app, who, method, params)
 
 
 def _named(run: str, blob: str) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -42,39 +33,39 @@ def _named(run: str, blob: str) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 async def _stealing(yard: Yard) -> Judgement:
-    own = await _as(yard, _OWNER, "run_code", _CODE)
+    own = await yard.call_as(_OWNER, "run_code", _CODE)
     run, blob = own["run_id"], own.get("logs_blob")
     if not blob:
-        return broken("the owner's run kept no log")
+        raise NotShown("the owner's run kept no log")
     for what, (method, params) in _named(run, blob).items():
         try:
-            answer = await _as(yard, _THIEF, method, params)
+            answer = await yard.call_as(_THIEF, method, params)
         except SkillyardError:
             continue
         if answer.get("deleted") is not False and answer.get("cancelled") is not False:
             return escaped(f"{what}: {str(answer)[:120]}")
-    listed = str(await _as(yard, _THIEF, "runs.list", {})) + str(await _as(yard, _THIEF, "blobs.list", {}))
+    listed = str(await yard.call_as(_THIEF, "runs.list", {})) + str(await yard.call_as(_THIEF, "blobs.list", {}))
     if run in listed or blob in listed:
         return escaped("another's objects are listed")
-    kept = await _as(yard, _OWNER, "read_blob", {"blob_id": blob})
+    kept = await yard.call_as(_OWNER, "read_blob", {"blob_id": blob})
     return CONTAINED if kept["preview"] == "private words\n" else escaped("another's blob was changed")
 
 
-FAMILY.steps(
+PRINCIPALS.steps(
     "stealing", "Read, end, delete, list and mount another principal's run, log and blob by naming them.", _stealing,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip
 
 
 async def _oracle(yard: Yard) -> Judgement:
-    own = await _as(yard, _OWNER, "run_code", _CODE)
+    own = await yard.call_as(_OWNER, "run_code", _CODE)
     real = _named(own["run_id"], own["logs_blob"])
     made_up = _named("run_" + "0" * 32, "blob:" + "0" * 32)
     for what in ("record", "log", "end", "blob", "facts of the blob", "blob as an input"):
         answers = []
         for method, params in (real[what], made_up[what]):
             try:
-                answers.append(f"{type(await _as(yard, _THIEF, method, params))}")
+                answers.append(f"{type(await yard.call_as(_THIEF, method, params))}")
             except SkillyardError as error:
                 answers.append(f"{error.type} {error.code}")
         if answers[0] != answers[1]:
@@ -82,23 +73,23 @@ async def _oracle(yard: Yard) -> Judgement:
     return CONTAINED
 
 
-FAMILY.steps(
+PRINCIPALS.steps(
     "oracle", "Learn whether another's object exists from the kind of refusal.", _oracle, needs=[Need.IN_PROCESS]
 )
 
 
 async def _same_key(yard: Yard) -> Judgement:
     params = {**_CODE, "idempotency_key": "verify-same-key"}
-    own = await _as(yard, _OWNER, "run_code", params)
-    theirs = await _as(yard, _THIEF, "run_code", params)
+    own = await yard.call_as(_OWNER, "run_code", params)
+    theirs = await yard.call_as(_THIEF, "run_code", params)
     return escaped("an idempotency key gave another's run") if own["run_id"] == theirs["run_id"] else CONTAINED
 
 
-FAMILY.steps("same-key", "Get another's run by using its idempotency key.", _same_key, needs=[Need.IN_PROCESS])
+PRINCIPALS.steps("same-key", "Get another's run by using its idempotency key.", _same_key, needs=[Need.IN_PROCESS])
 
 
 async def _scopes(yard: Yard) -> Judgement:
-    """A principal that may only read blobs tries everything else."""
+    """Tries everything else as a principal that may only read blobs."""
     poor = Principal("verify-poor", frozenset({Scope.BLOBS}))
     for method, params in (
         ("run_code", _CODE),
@@ -107,29 +98,29 @@ async def _scopes(yard: Yard) -> Judgement:
         ("list_skills", {}),
     ):
         try:
-            answer = await _as(yard, poor, method, params)
+            answer = await yard.call_as(poor, method, params)
         except SkillyardError:
             continue
         return escaped(f"{method}: {str(answer)[:120]}")
     return CONTAINED
 
 
-FAMILY.steps("scopes", "Call what a token's scopes do not hold.", _scopes, needs=[Need.IN_PROCESS])
+PRINCIPALS.steps("scopes", "Call what a token's scopes do not hold.", _scopes, needs=[Need.IN_PROCESS])
 
 
 async def _guessing(yard: Yard) -> Judgement:
-    """Two runs' blob ids: what follows from one must say nothing of the other."""
+    """Compares the blob ids of two runs: nothing of one may follow from the other's."""
     code = {
         "language": "python",
         "code": "from runtime import blobs\ndef main(args):\n    return {'ids': [blobs.write_text(x) for x in 'ab']}",
     }
-    one, two = [await _as(yard, _OWNER, "run_code", code) for _ in range(2)]
+    one, two = [await yard.call_as(_OWNER, "run_code", code) for _ in range(2)]
     if not (one.get("output_blobs") and two.get("output_blobs")):
-        return broken("no blobs were written")
+        raise NotShown("no blobs were written")
     prefixes = {blob.rpartition("-")[0] for run in (one, two) for blob in run["output_blobs"]}
     if len(prefixes) != 2 or any(len(prefix) < 32 for prefix in prefixes):
         return escaped(f"ids of blobs can be guessed: {sorted(prefixes)}")
     return CONTAINED
 
 
-FAMILY.steps("guessing", "Guess the blob ids of one run from those of another.", _guessing, needs=[Need.IN_PROCESS])
+PRINCIPALS.steps("guessing", "Guess the blob ids of one run from those of another.", _guessing, needs=[Need.IN_PROCESS])

@@ -12,12 +12,11 @@ from typing import Any
 
 from skillyard.domain.errors import BundleRefused, SkillyardError
 from skillyard.domain.principal import Principal, Scope
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, NotShown, escaped
 from skillyard.verify.home import SECRET, secret_value
-from skillyard.verify.make import Family
 from skillyard.verify.yard import Yard
 
-FAMILY = Family("publishing", invariants=(6, 9))
+PUBLISHING = Family("publishing", invariants=(6, 9))
 
 _SCOPES = frozenset({Scope.DISCOVER, Scope.EXECUTE, Scope.PUBLISH})
 _PUBLISHER = Principal("verify-publisher", _SCOPES)
@@ -65,10 +64,7 @@ async def _publish(yard: Yard, archive: bytes, who: Principal = _PUBLISHER) -> N
 
 
 async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **params: Any) -> dict[str, Any]:
-    from skillyard.engine import table
-
-    assert yard.runtime is not None
-    return await table.invoke(yard.runtime.app, who, method, params)
+    return await yard.call_as(who, method, params)
 
 
 async def _told(yard: Yard, name: str, **more: Any) -> str:
@@ -95,7 +91,7 @@ async def _least(yard: Yard) -> Judgement:
     return escaped("a skill that nobody approved got a network") if shown or record.get("network") else CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "least", "Publish a skill and run it with the secret and the network that it asks for, unapproved.", _least,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip
@@ -111,7 +107,7 @@ async def _own_approval(yard: Yard) -> Judgement:
     return escaped("who may publish approved")
 
 
-FAMILY.steps("own-approval", "Approve what one has published oneself.", _own_approval, needs=[Need.IN_PROCESS])
+PUBLISHING.steps("own-approval", "Approve what one has published oneself.", _own_approval, needs=[Need.IN_PROCESS])
 
 
 async def _names(yard: Yard) -> Judgement:
@@ -132,24 +128,23 @@ async def _names(yard: Yard) -> Judgement:
     return CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "names", "Publish under, withdraw and pin another project's name.", _names, needs=[Need.IN_PROCESS]
 )  # fmt: skip
 
 
-async def _approved(yard: Yard) -> tuple[str, Judgement | None]:
-    """Returns a skill that got its secret by approval, or the failure."""
+async def _approved(yard: Yard) -> str:
+    """Returns a skill that got its secret by approval. Raises NotShown."""
     name = _name()
     await _publish(yard, _tar(_files(name)))
     await _call(yard, "catalogue.approve", _OPERATOR, name=name)
-    had = await _told(yard, name) == "[redacted]"
-    return name, None if had else broken("an approved skill did not get its secret")
+    if await _told(yard, name) != "[redacted]":
+        raise NotShown("an approved skill did not get its secret")
+    return name
 
 
 async def _changed(yard: Yard) -> Judgement:
-    name, wrong = await _approved(yard)
-    if wrong:
-        return wrong
+    name = await _approved(yard)
     other = _files(name, code=_TELLS + "# changed\n")
     try:
         await _publish(yard, _tar(other))
@@ -161,21 +156,19 @@ async def _changed(yard: Yard) -> Judgement:
     return escaped("the next version got the secret") if await _told(yard, name, version="1.0.1") else CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "changed-bytes", "Change an approved skill: other bytes under its version, or a higher version.", _changed,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip
 
 
 async def _revoked(yard: Yard) -> Judgement:
-    name, wrong = await _approved(yard)
-    if wrong:
-        return wrong
+    name = await _approved(yard)
     await _call(yard, "catalogue.revoke", _OPERATOR, name=name)
     return escaped("a revoked approval gave the secret") if await _told(yard, name) else CONTAINED
 
 
-FAMILY.steps("revoked", "Run a skill whose approval was revoked.", _revoked, needs=[Need.IN_PROCESS])
+PUBLISHING.steps("revoked", "Run a skill whose approval was revoked.", _revoked, needs=[Need.IN_PROCESS])
 
 
 def _hostile() -> Iterator[tuple[str, bytes]]:
@@ -207,7 +200,7 @@ async def _archives(yard: Yard) -> Judgement:
     return CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "archives", "Publish archives that go up, link, name devices, hold a file twice or end early.", _archives,
     needs=[Need.IN_PROCESS], invariants=(4, 7),
 )  # fmt: skip
@@ -249,7 +242,7 @@ async def _schemas(yard: Yard) -> Judgement:
     return escaped(f"a check against a schema held the server for {worst:.1f} s") if worst > _SLOW_S else CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "schemas", "Publish schemas that take for ever: doubling references, and arguments that multiply them.", _schemas,
     needs=[Need.IN_PROCESS], invariants=(7,), alone=True,
 )  # fmt: skip
@@ -274,7 +267,7 @@ async def _values(yard: Yard) -> Judgement:
     return CONTAINED
 
 
-FAMILY.steps(
+PUBLISHING.steps(
     "values", "Learn a secret from the message of an output schema that it fails, where that is cut.", _values,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
+import base64
+
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, broken, escaped, judged
+from skillyard.testing.attacks.prelude import program
 from skillyard.verify.home import SECRET, SKILL, secret_value
-from skillyard.verify.judge import judged, told
-from skillyard.verify.make import Family
-from skillyard.verify.prelude import program
 from skillyard.verify.yard import Yard
 
-FAMILY = Family("secrets", invariants=(6,))
+SECRETS = Family("secrets", invariants=(6,))
 
 
 async def _mounting(yard: Yard) -> Judgement:
-    """``args`` cannot hold the value: it would be found there."""
+    """Looks for the value by its tail: the whole of it in ``args`` would be found there."""
     value = secret_value(yard)
     body = f"""
     import glob
@@ -27,86 +27,58 @@ async def _mounting(yard: Yard) -> Judgement:
         except OSError:
             continue
     must_hold("nothing that can be read holds the value", not any(tail in text for text in texts))
-    must_hold("its memory does not hold the value", not in_memory(tail))
+    must_hold("its memory does not hold the value", not in_memory(b"verify-secret-0[0-9a-f]*" + tail.encode()))
     works("the skill is mounted", lambda: os.path.isdir("/skills/{SKILL}"))
     """
-    code = program(body, yard.levels).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
-    params = {"language": "python", "code": code, "args": {"tail": value[-8:]}, "mount_skills": [SKILL]}
-    return judged(await yard.call_run("run_code", params))
+    params = {"code": program(body, yard.levels), "args": {"tail": value[-8:]}, "mount_skills": [SKILL]}
+    return judged(await yard.run_code(params))
 
 
-_IN_MEMORY = '''
-def in_memory(tail):
-    """Whether the whole value, which ends so, lies anywhere; its tail alone came with the arguments."""
-    wanted = ("verify-secret-".encode(), tail.encode())
-    for line in open("/proc/self/maps"):
-        span, rights, *rest = line.split()
-        if not rights.startswith("rw") or "[v" in line:
-            continue
-        low, high = (int(part, 16) for part in span.split("-"))
-        if high - low > 64 << 20:
-            continue
-        block = ctypes.string_at(low, high - low)
-        at = block.find(wanted[0] + b"0")
-        while at >= 0:
-            if wanted[1] in block[at:at + 64]:
-                return True
-            at = block.find(wanted[0] + b"0", at + 1)
-    return False
-'''
-
-FAMILY.steps(
+SECRETS.steps(
     "mounting", "Read the secret that a mounted skill declares, from variables, files and memory.", _mounting,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip
 
 
 async def _leaving(yard: Yard) -> Judgement:
-    """The skill that has it says it in every way; no exact or base64 form may come back."""
-    import base64
-
+    """Lets the skill that has the value say it in every way; no exact or base64 form may come back."""
     value = secret_value(yard)
     forms = [value, *(base64.b64encode(b"x" * n + value.encode()).decode()[4:-4] for n in range(3))]
-    params = {"name": SKILL, "args": {"how": "all"}}
     for how in ("all", "raise", "exit"):
-        params["args"] = {"how": how}
-        run = await yard.call_run("execute_skill", params)
+        run = await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": how}})
         if how == "all" and (not run.ok or not run.output.get("had")):
-            return broken(f"the skill had no secret: {told(run)}")
+            return broken(f"the skill had no secret: {run.why}")
         said = str(dict(run.raw))
-        if run.logs_blob:
-            said += str(await yard.caller.call("read_blob", {"blob_id": run.logs_blob, "mode": "full"}))
+        if run.run.logs_blob:
+            said += str(await yard.caller.call("read_blob", {"blob_id": run.run.logs_blob, "mode": "full"}))
         if any(form in said for form in forms):
             return escaped(f"the value came back ({how})")
     return CONTAINED
 
 
-FAMILY.steps(
+SECRETS.steps(
     "leaving", "Let a skill say its secret in its output, log, error and exit, plainly and in base64.", _leaving,
     needs=[Need.IN_PROCESS],
 )  # fmt: skip
 
 
 async def _afterwards(yard: Yard) -> Judgement:
-    """The run after the one that had it looks everywhere."""
+    """Looks everywhere in the run after the one that had the secret."""
     value = secret_value(yard)
-    had = await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})
-    if not had.ok:
-        return broken(told(had))
+    (await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})).given()
     body = """
     texts = [repr(dict(os.environ))]
     for place in ("/tmp", "/workspace", "/dev/shm"):
         for top, _, files in os.walk(place):
             texts += [open(f"{top}/{name}", errors="replace").read() for name in files]
     must_hold("nothing is left of the value", not any(args["tail"] in text for text in texts))
-    must_hold("its memory does not hold the value", not in_memory(args["tail"]))
+    must_hold("its memory does not hold the value", not in_memory(b"verify-secret-0[0-9a-f]*" + args["tail"].encode()))
     works("it can look", lambda: len(texts) >= 1)
     """
-    code = program(body, yard.levels).replace("def main(args):", _IN_MEMORY + "\n\ndef main(args):", 1)
-    return judged(await yard.run(code, {"tail": value[-8:]}))
+    return judged(await yard.attack(body, {"tail": value[-8:]}))
 
 
-FAMILY.steps(
+SECRETS.steps(
     "afterwards", "Find the secret of the run before in files, variables and memory.", _afterwards,
     needs=[Need.IN_PROCESS], invariants=(3, 6, 8),
 )  # fmt: skip

@@ -1,12 +1,12 @@
-"""Becoming somebody, holding and gaining capabilities, raising limits and priorities."""
+"""Attacks to become another user, to hold or gain capabilities, and to raise limits and priorities."""
 
 from __future__ import annotations
 
-from skillyard.verify.make import Family
+from skillyard.testing.attacks.attack import Family
 
-FAMILY = Family("privileges", walls=("no_capabilities", "user_namespace"), invariants=(1, 2))
+PRIVILEGES = Family("privileges", walls=("no_capabilities", "user_namespace"), invariants=(1, 2))
 
-FAMILY.program(
+PRIVILEGES.program(
     "who",
     "Be root, inside or outside, or belong to a group of the host's.",
     """
@@ -23,7 +23,7 @@ FAMILY.program(
     invariants=(1,),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "other-ids",
     "Change to root and to other users and groups by every call that there is.",
     """
@@ -46,7 +46,7 @@ FAMILY.program(
     walls=("user_namespace", "no_capabilities"),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "mapped-ids",
     "Count the ids that its user namespace maps: more than its own are more users to become.",
     """
@@ -63,7 +63,7 @@ FAMILY.program(
     rests_on=("user_namespace", "private_proc"),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "capabilities",
     "Hold capabilities in any of the five sets, of itself and of a program that it starts, or a bit to regain them.",
     """
@@ -83,7 +83,7 @@ FAMILY.program(
     invariants=(2,),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "regaining",
     "Gain capabilities: capset, ambient ones, keeping them over a change of ids, undoing securebits.",
     """
@@ -108,7 +108,7 @@ FAMILY.program(
     invariants=(2,),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "new-privileges",
     "Run without no_new_privs, or take it back.",
     """
@@ -123,7 +123,7 @@ FAMILY.program(
     invariants=(2,),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "filter",
     "Run without a filter of system calls.",
     """
@@ -136,7 +136,7 @@ FAMILY.program(
     invariants=(2, 7),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "higher-limits",
     "Raise its resource limits above what it was given, and those of init.",
     """
@@ -163,7 +163,7 @@ FAMILY.program(
     invariants=(2, 7),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "priority",
     "Take processor time by priority: less nice than it is, real time, deadlines, input and output first.",
     """
@@ -183,7 +183,7 @@ FAMILY.program(
     invariants=(2, 7),
 )
 
-FAMILY.program(
+PRIVILEGES.program(
     "core-dumps",
     "Have the kernel hand a crash to the host's core dump handler, which runs as root, or write it to a disk.",
     """

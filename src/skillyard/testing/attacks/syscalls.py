@@ -1,24 +1,24 @@
-"""Dangerous system calls, one attack for each family of them."""
+"""Attacks by dangerous system calls, one for each family of them, and by other entries into the kernel."""
 
 from __future__ import annotations
 
-from skillyard.verify.make import Family
+from skillyard.testing.attacks.attack import Family
 
-FAMILY = Family("syscalls", walls=("seccomp",), invariants=(2, 7))
+SYSCALLS = Family("syscalls", walls=("seccomp",), invariants=(2, 7))
 
 _NO = ("EPERM", "ENOSYS")
 _TWIN = 'works("a harmless call", lambda: os.getpid() > 0)\n'
 
 
 def _calls(name: str, tries: str, lines: str, invariants: tuple[int, ...] = (2, 7), no: str = "") -> None:
-    """Registers an attack by calls that the kernel itself would not just refuse. ``lines``: calls with their arguments,
-    one a line. ``no``: further errors by which they may be refused."""
+    """Adds an attack by calls that the kernel itself would not just refuse. ``lines``: calls with their arguments, one
+    a line. ``no``: further errors by which they may be refused."""
     made = "\n".join(
         f"call_refused({line.strip().rstrip(',')}, refused={(*_NO, *no.split())})"
         for line in lines.strip().splitlines()
     )
     prepared = "buffer = ctypes.create_string_buffer(4096)\n"
-    FAMILY.program(name, tries, prepared + made + "\n" + _TWIN, invariants=invariants)
+    SYSCALLS.program(name, tries, prepared + made + "\n" + _TWIN, invariants=invariants)
 
 
 _calls("tracing", "Trace, read and write other processes, compare and copy their descriptors.", """
@@ -204,7 +204,7 @@ _calls("peers", "Get a handle on the process at the other end of its channel, wh
     "setsockopt", 3, 1, 76, ctypes.create_string_buffer(struct.pack("I", 1)), 4
 """, (3,))  # fmt: skip
 
-FAMILY.program(
+SYSCALLS.program(
     "huge-pages",
     "Take the huge pages that the host keeps for others, which no memory limit counts.",
     """
@@ -225,16 +225,107 @@ FAMILY.program(
     invariants=(7,),
 )
 
-FAMILY.program(
+SYSCALLS.program(
     "unknown-numbers",
     "Make every system call that the filter's table does not know, so that newer kernels offer nothing more.",
     """
-    last = 469 if platform.machine() == "x86_64" else 469
+    last = 469
     for number in (*range(last + 1, last + 60), 511, 512, 547, 1000, 4095, 0x3FFFFFFF):
         tried.append(str(number))
         answer = in_child(lambda: str(raw(number, 0, 0, 0, 0, 0, 0)))
         if answer not in ("ENOSYS", "EPERM", "signal SIGSYS"):
             got.append(f"{number}: {answer}")
     works("a known number", lambda: raw(NR["getpid"]) == os.getpid())
+    """,
+)
+
+ENTRIES = Family("entries", walls=("seccomp",), invariants=(2, 7))
+
+_STUBS = """
+if platform.machine() != "x86_64":
+    return {"got": [], "wrong": [], "tried": 1, "note": "the processor has no other entry"}
+def stub(code):
+    at = libc.mmap(None, ctypes.c_size_t(4096), 7, 0x22 | 0x40, -1, ctypes.c_long(0))
+    assert at != 2**64 - 1 and at < 2**32
+    ctypes.memmove(at, code, len(code))
+    return at
+def run(code):
+    at = stub(code)
+    return in_child(lambda: str(ctypes.CFUNCTYPE(ctypes.c_int)(at)()))
+works("machine code runs", lambda: run(bytes([0xB8, 42, 0, 0, 0, 0xC3])) == "42")
+"""
+
+ENTRIES.program(
+    "int-0x80",
+    "Enter by int 0x80, where each number means another call: getpid, ptrace, mount, unshare, socketcall, keyctl.",
+    _STUBS
+    + """
+for name, number in (("getpid", 20), ("ptrace", 26), ("mount", 21), ("unshare", 310), ("socketcall", 102),
+                     ("keyctl", 288), ("execve", 11), ("clone", 120)):
+    tried.append(name)
+    code = bytes([0x53, 0x31, 0xDB, 0x31, 0xC9, 0x31, 0xD2, 0xB8]) + struct.pack("I", number)
+    code += bytes([0xCD, 0x80, 0x5B, 0xC3])
+    answer = run(code)
+    if answer != "signal SIGSYS":
+        got.append(f"{name}: {answer}")
+""",
+)
+
+ENTRIES.program(
+    "compatibility-mode",
+    "Switch the processor to its 32-bit code segment, enter the kernel from there, and come back.",
+    _STUBS
+    + """
+for name, entry in (("int 0x80", bytes([0xCD, 0x80])), ("syscall", bytes([0x0F, 0x05]))):
+    tried.append(name)
+    at, stack = stub(b"\\xf4"), stub(b"\\0") + 2048
+    narrow = at + 64
+    back = at + 128
+    # save registers; r15 = rsp; esp = stack
+    wide = bytes([0x53, 0x55, 0x41, 0x57, 0x49, 0x89, 0xE7, 0xBC]) + struct.pack("I", stack)
+    wide += bytes([0x6A, 0x23, 0x68]) + struct.pack("I", narrow) + bytes([0x48, 0xCB])  # to 0x23:narrow
+    slim = bytes([0xB8, 20, 0, 0, 0]) + entry + bytes([0x6A, 0x33, 0x68]) + struct.pack("I", back) + bytes([0xCB])
+    home = bytes([0x4C, 0x89, 0xFC, 0x41, 0x5F, 0x5D, 0x5B, 0xC3])  # rsp = r15; restore; return
+    for place, code in ((at, wide), (narrow, slim), (back, home)):
+        ctypes.memmove(place, code, len(code))
+    answer = in_child(lambda: str(ctypes.CFUNCTYPE(ctypes.c_int)(at)()))
+    if answer not in ("signal SIGSYS", "signal SIGILL", "signal SIGSEGV"):
+        got.append(f"{name} from 32-bit code: {answer}")
+""",
+)
+
+ENTRIES.program(
+    "x32",
+    "Enter with the numbers of the x32 interface, those of its own calls among them.",
+    _STUBS
+    + """
+for number in (39, 101, 165, 272, 310, 41, 250, *range(512, 548)):
+    tried.append(str(number))
+    answer = in_child(lambda: str(raw(0x40000000 + number, 0, 0, 0, 0, 0, 0)))
+    if answer not in ("signal SIGSYS", "ENOSYS", "EPERM"):
+        got.append(f"x32 {number}: {answer}")
+""",
+)
+
+ENTRIES.program(
+    "high-bits",
+    "Set the upper halves of numbers and arguments, which a filter may compare and the kernel ignore.",
+    """
+    high = 1 << 32
+    numbers = {"ptrace": NR["ptrace"], "unshare": NR["unshare"], "mount": NR["mount"]}
+    for name, number_args in (("ptrace", (0, 0, 0, 0)), ("unshare", (0x10000000,)),
+                              ("mount", (b"none", b"/tmp", b"tmpfs", 0, 0))):
+        tried.append(name)
+        answer = in_child(lambda: str(raw(numbers[name] + high, *number_args)))
+        if answer not in ("EPERM", "ENOSYS", "signal SIGSYS"):
+            got.append(f"{name} with a high number: {answer}")
+    for family in (40, 17, 38, 15, 16):
+        call_refused("socket", family + high, 3, 0 if family != 16 else 9,
+                     refused=("EAFNOSUPPORT", "EPERM", "EPROTONOSUPPORT"))
+    call_refused("clone", 0x10000000 + high | 17, 0, 0, 0, 0)
+    call_refused("prctl", 22 + high, 1, 0, 0, 0)
+    call_refused("personality", 0x0400000 + high)
+    call_refused("socket", 2, 3 + high, 1, refused=("EPERM", "EPROTONOSUPPORT"))
+    works("a plain call", lambda: os.getpid() > 0)
     """,
 )

@@ -6,36 +6,29 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from skillyard.verify.attack import Judgement, Need, Verdict
-from skillyard.verify.judge import told
-from skillyard.verify.make import Family
-from skillyard.verify.yard import Yard
+from skillyard.testing.attacks.attack import WORKS, Family, Judgement, Place, not_applicable, too_tight
 
-FAMILY = Family("benign")
-
-WORKS = Judgement(Verdict.WORKS)
-
-
-def too_tight(why: str) -> Judgement:
-    return Judgement(Verdict.TOO_TIGHT, why)
+BENIGN = Family("benign")
 
 
 def _works(
     name: str, does: str, body: str, gives: Mapping[str, Any], rests_on: tuple[str, ...] = (), **limits: Any
 ) -> None:
-    """``body`` is the function's; ``gives`` is what it must return. ``rests_on``: see Attack."""
+    """Adds a program. ``body`` is its function's; ``gives`` is what it must return, or it tells what it ``lacks``."""
 
-    async def steps(yard: Yard) -> Judgement:
+    async def steps(place: Place) -> Judgement:
         code = "def main(args):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
-        run = await yard.run(code, **limits)
+        run = await place.run(code, **limits)
         if not run.ok:
-            return too_tight(told(run))
+            return too_tight(run.why)
+        if "lacks" in run.output:
+            return not_applicable(f"the environment has no {run.output['lacks']}")
         return WORKS if run.output == gives else too_tight(f"gave {str(run.output)[:160]}")
 
-    FAMILY.steps(name, does, steps, benign=True, rests_on=rests_on)
+    BENIGN.steps(name, does, steps, benign=True, rests_on=rests_on)
 
 
-_works("threads", "Run threads with locks, queues and a pool.", """
+_works("threads", "Run threads with locks, queues and a pool, and a hundred in a child.", """
     from concurrent.futures import ThreadPoolExecutor
     import queue, threading
     box, lock = queue.Queue(), threading.Lock()
@@ -44,8 +37,14 @@ _works("threads", "Run threads with locks, queues and a pool.", """
             box.put(n)
         return n * n
     with ThreadPoolExecutor(8) as pool:
-        return {"sum": sum(pool.map(work, range(50))), "queued": box.qsize()}
-""", {"sum": 40425, "queued": 50})  # fmt: skip
+        total = sum(pool.map(work, range(50)))
+    import subprocess, sys
+    source = "import threading\\nrelease = threading.Event()\\n"
+    source += "threads = [threading.Thread(target=release.wait) for _ in range(100)]\\n"
+    source += "for one in threads: one.start()\\nprint(threading.active_count())\\nrelease.set()"
+    child = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    return {"sum": total, "queued": box.qsize(), "child": child.stdout.strip() or child.stderr[-300:]}
+""", {"sum": 40425, "queued": 50, "child": "101"})  # fmt: skip
 _works("subprocess", "Start programs, talk to them, take their exit codes and time them out.", """
     import subprocess, sys
     echo = subprocess.run(["cat"], input="words", capture_output=True, text=True)
@@ -70,11 +69,9 @@ _works("pipeline", "Run a shell pipeline and a fork with exec between pipes.", "
     os.wait()
     return {"lines": shell.stdout.strip(), "said": said}
 """, {"lines": "2", "said": "from a child\n"})  # fmt: skip
-_works("asyncio", "Run an event loop with tasks, a subprocess, a server and a signal handler.", """
-    import asyncio, os, signal
+_works("asyncio", "Run a server and a client in an event loop.", """
+    import asyncio
     async def everything():
-        seen = []
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, seen.append, "signal")
         async def answer(reader, writer):
             writer.write((await reader.readline()).upper())
             await writer.drain()
@@ -85,13 +82,9 @@ _works("asyncio", "Run an event loop with tasks, a subprocess, a server and a si
         said = await reader.readline()
         writer.close()
         server.close()
-        process = await asyncio.create_subprocess_exec("echo", "out", stdout=asyncio.subprocess.PIPE)
-        out, _ = await process.communicate()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        await asyncio.sleep(0.05)
-        return {"said": said.decode(), "out": out.decode(), "seen": seen}
+        return {"said": said.decode()}
     return asyncio.run(everything())
-""", {"said": "HELLO\n", "out": "out\n", "seen": ["signal"]}, ("net_namespace",))  # fmt: skip
+""", {"said": "HELLO\n"}, ("net_namespace",))  # fmt: skip
 _works("event-loop", "Run an event loop with tasks, a thread, a subprocess and a signal handler, without a server.", """
     import asyncio, os, signal
     async def everything():
@@ -105,7 +98,7 @@ _works("event-loop", "Run an event loop with tasks, a thread, a subprocess and a
         return {"numbers": numbers, "out": out.decode(), "seen": seen}
     return asyncio.run(everything())
 """, {"numbers": [0, 1, 4, 9], "out": "out\n", "seen": ["signal"]})  # fmt: skip
-_works("multiprocessing", "Fork workers with queues, pipes and locks.", """
+_works("multiprocessing", "Fork workers with queues, pipes and locks, map over a pool of processes, share memory.", """
     import multiprocessing
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
@@ -117,26 +110,30 @@ _works("multiprocessing", "Fork workers with queues, pipes and locks.", """
     got = sorted(queue.get() for _ in workers)
     for worker in workers:
         worker.join()
-    return {"got": got, "codes": [worker.exitcode for worker in workers]}
-""", {"got": [0, 1, 4, 9], "codes": [0, 0, 0, 0]}, ("ipc_namespace",))  # fmt: skip
-_works("process-pool", "Map a function over a pool of processes.", """
     from concurrent.futures import ProcessPoolExecutor
-    import math, multiprocessing
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
-        return {"sum": sum(pool.map(math.factorial, range(8)))}
-""", {"sum": 5914}, ("ipc_namespace",))  # fmt: skip
+    from multiprocessing.shared_memory import SharedMemory
+    import math
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        total = sum(pool.map(math.factorial, range(8)))
+    memory = SharedMemory(create=True, size=4096)
+    memory.buf[:3] = b"abc"
+    memory.close()
+    memory.unlink()
+    return {"got": got, "codes": [worker.exitcode for worker in workers], "sum": total}
+""", {"got": [0, 1, 4, 9], "codes": [0, 0, 0, 0], "sum": 5914}, ("ipc_namespace",))  # fmt: skip
 _works("files", "Write, read, move, link, walk and remove files in /workspace, /tmp and /dev/shm.", """
     import os, pathlib, shutil, tempfile
     for place in ("/workspace", "/tmp", "/dev/shm"):
         top = pathlib.Path(place, "tree", "deep")
         top.mkdir(parents=True)
         (top / "a").write_text("text")
+        (top / "ü 東京").touch()
         os.link(top / "a", top / "b")
         os.symlink("a", top / "c")
         os.rename(top / "b", top / "d")
         os.chmod(top / "a", 0o600)
         os.utime(top / "a", (1, 1))
-        assert sorted(os.listdir(top)) == ["a", "c", "d"] and (top / "c").read_text() == "text"
+        assert sorted(os.listdir(top)) == ["a", "c", "d", "ü 東京"] and (top / "c").read_text() == "text"
         shutil.rmtree(pathlib.Path(place, "tree"))
     with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as directory:
         file.write(b"x" * 100_000)
@@ -248,22 +245,24 @@ _works("signals", "Handle signals and alarms, also in children.", """
     return {"seen": seen, "code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
 """, {"seen": ["alarm"], "code": 9})  # fmt: skip
 _works("who-am-i", "Ask for user, home, processors, time zone, locale and machine.", """
-    import getpass, locale, os, platform, pwd, time, zoneinfo
+    import getpass, locale, os, platform, pwd, resource, time
     return {"user": bool(pwd.getpwuid(os.getuid()).pw_name and getpass.getuser()),
             "home": os.path.isdir(os.path.expanduser("~")),
-            "processors": (os.cpu_count() or 0) > 0, "python": platform.python_version_tuple()[0],
-            "time": time.time() > 1e9, "encoding": locale.getpreferredencoding().upper().replace("-", "")}
+            "processors": bool(os.cpu_count() and resource.getrusage(0).ru_maxrss),
+            "python": platform.python_version_tuple()[0], "time": time.time() > 1e9,
+            "encoding": locale.getpreferredencoding().upper().replace("-", "")}
 """, {"user": True, "home": True, "processors": True, "python": "3", "time": True, "encoding": "UTF8"},
     ("mount_namespace",))  # fmt: skip
 _works("text", "Use dates, decimals, regular expressions, JSON, CSV, XML, HTML and Unicode.", """
-    import csv, datetime, decimal, html, io, json, re, unicodedata, xml.etree.ElementTree as tree
+    import csv, datetime, decimal, html, io, json, re, unicodedata, xml.etree.ElementTree as tree, zoneinfo
+    summer = datetime.datetime(2026, 7, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
     rows = list(csv.DictReader(io.StringIO("a,b\\n1,2\\n")))
-    return {"rows": rows, "day": datetime.date(2026, 1, 1).isoformat(),
+    return {"rows": rows, "day": datetime.date(2026, 1, 1).isoformat(), "zone": str(summer.utcoffset()),
             "sum": str(decimal.Decimal("0.1") + decimal.Decimal("0.2")),
             "found": re.findall(r"\\w+", "a b"), "json": json.loads("[1]"), "name": unicodedata.name("é"),
             "xml": tree.fromstring("<a b='c'/>").get("b"), "html": html.escape("<")}
-""", {"rows": [{"a": "1", "b": "2"}], "day": "2026-01-01", "sum": "0.3", "found": ["a", "b"], "json": [1],
-      "name": "LATIN SMALL LETTER E WITH ACUTE", "xml": "c", "html": "&lt;"})  # fmt: skip
+""", {"rows": [{"a": "1", "b": "2"}], "day": "2026-01-01", "zone": "2:00:00", "sum": "0.3", "found": ["a", "b"],
+      "json": [1], "name": "LATIN SMALL LETTER E WITH ACUTE", "xml": "c", "html": "&lt;"})  # fmt: skip
 _works("dynamic", "Make classes, closures, generators, weak references and bytecode, compile, import and pickle.", """
     import copy, dis, functools, importlib, marshal, pickle, sys, types, weakref
     with open("/workspace/own_module.py", "w") as file:
@@ -304,77 +303,11 @@ _works("core-limit", "Turn core dumps off, as programs that keep secrets do.", "
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     return {"done": True}
 """, {"done": True})  # fmt: skip
-
-
-async def _blobs(yard: Yard) -> Judgement:
-    """Written by one run."""
-    code = """
-from runtime import blobs, log
-def main(args):
-    log.info("writing")
-    with blobs.writer("text/csv") as writer:
-        for n in range(1000):
-            writer.write(f"{n},{n * n}\\n".encode())
-    return {"ids": [blobs.write_text("words"), blobs.write_json({"a": 1}), writer.blob_id]}
-"""
-    run = await yard.run(code)
-    if not run.ok:
-        return too_tight(told(run))
-    return WORKS if sorted(run.output["ids"]) == sorted(run.output_blobs) else too_tight(str(run.output)[:160])
-
-
-FAMILY.steps("blobs", "Write blobs of text, JSON and a stream.", _blobs, benign=True)
-
-
-async def _blob_inputs(yard: Yard) -> Judgement:
-    made = await yard.caller.call("create_blob", {"content": "a,b\n1,2\n", "kind": "text/csv"})
-    code = """
-from runtime import blobs
-def main(args):
-    return {"text": blobs.read_text(args["id"]), "path": open(blobs.path(args["id"])).read()}
-"""
-    params = {"language": "python", "code": code, "args": {"id": made["blob_id"]}, "input_blobs": [made["blob_id"]]}
-    run = await yard.call_run("run_code", params)
-    if not run.ok:
-        return too_tight(told(run))
-    return WORKS if set(run.output.values()) == {"a,b\n1,2\n"} else too_tight(str(run.output)[:160])
-
-
-FAMILY.steps(
-    "blob-inputs", "Read a blob that it was given, by the library and as a file.", _blob_inputs,
-    benign=True, needs=[Need.IN_PROCESS],
-)  # fmt: skip
-
-
-async def _skill(yard: Yard) -> Judgement:
-    run = await yard.call_run("execute_skill", {"name": "verify.keeper", "args": {"how": "leave"}})
-    if not run.ok:
-        return too_tight(told(run))
-    return WORKS if run.output == {"had": True} else too_tight(str(run.output)[:160])
-
-
-FAMILY.steps(
-    "skill", "Execute a skill that declares a secret and gets it.", _skill, benign=True, needs=[Need.IN_PROCESS]
-)
-
-
-async def _numbers(yard: Yard) -> Judgement:
-    """In the environment that runs get when they name none; where it has no numpy, there is nothing to show."""
-    code = """
-def main(args):
+_works("numpy", "Multiply matrices.", """
     try:
         import numpy
     except ImportError:
-        return {"numpy": False}
+        return {"lacks": "numpy"}
     matrix = numpy.arange(10_000, dtype=float).reshape(100, 100)
-    return {"numpy": True, "trace": float((matrix @ matrix.T).trace()), "rank": int(numpy.linalg.matrix_rank(matrix))}
-"""
-    run = await yard.run(code)
-    if not run.ok:
-        return too_tight(told(run))
-    if run.output == {"numpy": False}:
-        return Judgement(Verdict.NOT_APPLICABLE, "the environment has no numpy")
-    return WORKS if run.output == {"numpy": True, "trace": 333283335000.0, "rank": 2} else too_tight(str(run.output))
-
-
-FAMILY.steps("numpy", "Multiply matrices.", _numbers, benign=True)
+    return {"trace": float((matrix @ matrix.T).trace()), "rank": int(numpy.linalg.matrix_rank(matrix))}
+""", {"trace": 333283335000.0, "rank": 2})  # fmt: skip

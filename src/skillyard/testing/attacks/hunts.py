@@ -1,17 +1,14 @@
-"""Hunting targets that were planted on this host (:mod:`skillyard.verify.canaries`)."""
+"""Hunts for targets that were planted on this host (:mod:`skillyard.testing.attacks.canaries`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skillyard.verify.attack import Judgement, Need, escaped
-from skillyard.verify.canaries import PREFIX, Canaries
-from skillyard.verify.judge import judged
-from skillyard.verify.make import Family
-from skillyard.verify.yard import Yard
+from skillyard.testing.attacks.attack import Family, Judgement, Need, Place, escaped, judged
+from skillyard.testing.attacks.canaries import PREFIX, Canaries
 
-FAMILY = Family("canaries", invariants=(3,))
+CANARIES = Family("canaries", invariants=(3,))
 
 _TOOLS = f"""
 import re
@@ -35,20 +32,18 @@ def _hunts(
     tries: str,
     body: str,
     told: Callable[[Canaries], Mapping[str, Any]] = lambda _: {},
-    *,
-    walls: tuple[str, ...],
-    invariants: tuple[int, ...] = (3,),
+    **options: Any,
 ) -> None:
-    """What the program finds counts, and so does what this side saw done to the targets."""
+    """Adds a hunt: the findings of the program count, and so does what this side saw done to the targets."""
 
-    async def steps(yard: Yard) -> Judgement:
-        assert yard.canaries is not None
-        before = await yard.canaries.harm()
-        judgement = judged(await yard.attack(_TOOLS + body, told(yard.canaries)))
-        harm = [done for done in await yard.canaries.harm() if done not in before]
+    async def steps(place: Place) -> Judgement:
+        assert place.canaries is not None
+        before = await place.canaries.harm()
+        judgement = judged(await place.attack(_TOOLS + body, told(place.canaries)))
+        harm = [done for done in await place.canaries.harm() if done not in before]
         return escaped("; ".join(harm)) if harm else judgement
 
-    FAMILY.steps(name, tries, steps, needs=[Need.CANARIES], walls=walls, invariants=invariants, alone=True)
+    CANARIES.steps(name, tries, steps, needs=[Need.CANARIES], alone=True, **options)
 
 
 _hunts(
@@ -119,13 +114,7 @@ _hunts(
     "environment", "Find a variable of the server's process: inherited, in memory, in other processes.", """
 hunt("variables", repr(dict(os.environ)))
 must_hold("no such name", args["variable"] not in os.environ)
-for line in open("/proc/self/maps"):
-    span, rights, *rest = line.split()
-    low, high = (int(part, 16) for part in span.split("-"))
-    if "r" in rights and "[v" not in line and high - low < 64 << 20:
-        block = ctypes.string_at(low, high - low)
-        for found in re.findall(rb"skillyard-canary-" + rb"[0-9a-f]{32}", block)[:1]:
-            got.append(f"in memory: {found.decode()}")
+must_be("in memory", "", in_memory(rb"skillyard-canary-[0-9a-f]{32}"))
 for pid in (1, os.getppid(), os.getpid()):
     hunt(f"variables of {pid}", read(f"/proc/{pid}/environ"))
 """, lambda canaries: {"variable": canaries.variable}, walls=("pid_namespace",), invariants=(3, 6),

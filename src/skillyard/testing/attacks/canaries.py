@@ -1,4 +1,4 @@
-"""Real targets on this host for attacks to hunt: planted before, watched meanwhile, removed afterwards."""
+"""Real targets on this host for attacks to hunt: they are planted before, watched meanwhile and removed afterwards."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ while True:
 
 @dataclass(slots=True)
 class Canaries:
-    """``files``: path and token. ``pid``: a process that has tokens among its arguments and variables. ``variable``:
-    its name in this process. ``ports``: of TCP and UDP on the loopback. ``names``: of a unix path and an abstract
-    socket. ``reached``: what somebody did to any of them, as this side saw it."""
+    """The targets, and what this side saw done to them.
+
+    ``files``: path and token. ``pid``: a process that has tokens among its arguments and variables. ``variable``: its
+    name in this process. ``ports``: of TCP and UDP on the loopback. ``names``: of a unix path and an abstract socket.
+    ``reached``: connections and datagrams that came.
+    """
 
     tokens: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class Canaries:
         return made
 
     async def harm(self) -> list[str]:
-        """What was done to them so far, after what is on its way has arrived."""
+        """Returns what was done to them so far, after a moment in which the last of it arrives."""
         await asyncio.sleep(0.05)
         found = [told for watch in self.watches if (told := watch())]
         return [*self.reached, *found]
@@ -62,7 +65,7 @@ class Canaries:
 
 @contextmanager
 def planted() -> Iterator[Canaries]:
-    """All of them; removed whatever happens. Raises OSError."""
+    """Gives all targets, and removes them whatever happens. Raises OSError."""
     canaries = Canaries()
     with ExitStack() as stack:
         for place in _places():
@@ -79,7 +82,7 @@ def _places() -> list[Path]:
 
 @contextmanager
 def planted_file(canaries: Canaries, place: Path) -> Iterator[None]:
-    """One more, in the directory ``place``, that everybody may read."""
+    """Plants one more file, in the directory ``place``, that everybody may read."""
     token, path = canaries.token(), place / f".{PREFIX}{token_hex(4)}"
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     try:
@@ -131,7 +134,7 @@ def _process(canaries: Canaries) -> Iterator[None]:
 
 @contextmanager
 def _listeners(canaries: Canaries) -> Iterator[None]:
-    """Each says a token to whoever comes, and that somebody came."""
+    """Plants listeners: each sends a token to its peer and notes that somebody came."""
     directory = tempfile.mkdtemp(prefix="skillyard-canary-")
     path, abstract = f"{directory}/socket", f"{PREFIX}{token_hex(4)}"
     tcp, udp, local, named = (
@@ -192,7 +195,7 @@ def _hear(canaries: Canaries, sock: socket.socket, token: str) -> None:
 
 @contextmanager
 def _variable(canaries: Canaries) -> Iterator[None]:
-    """In this process, which is the server's when the runtime is in it."""
+    """Plants a variable in this process, which is the server's when the runtime is in it."""
     canaries.variable = f"SKILLYARD_CANARY_{token_hex(4).upper()}"
     os.environ[canaries.variable] = canaries.token()
     try:
@@ -203,7 +206,7 @@ def _variable(canaries: Canaries) -> Iterator[None]:
 
 @contextmanager
 def _shared_memory(canaries: Canaries) -> Iterator[None]:
-    """A System V segment for everybody; shmget(2), shmop(2)."""
+    """Plants a System V segment for everybody; shmget(2), shmop(2)."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,19 +1,14 @@
-"""The network in every address family."""
+"""Attacks on the network in every address family, and on other runs by it and by files."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from functools import partial
 
-from skillyard.client.run import Run
-from skillyard.verify.attack import CONTAINED, Judgement, broken, escaped
-from skillyard.verify.judge import judged, told
-from skillyard.verify.make import Family
-from skillyard.verify.yard import Yard
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Place, escaped, judged
 
-FAMILY = Family("network", walls=("net_namespace",), invariants=(5,))
+NETWORK = Family("network", walls=("net_namespace",), invariants=(5,))
 
-FAMILY.program(
+NETWORK.program(
     "families",
     "Open sockets of every address family there is, with every type.",
     """
@@ -27,7 +22,7 @@ FAMILY.program(
     walls=("seccomp",),
 )
 
-FAMILY.program(
+NETWORK.program(
     "protocols",
     "Open raw sockets, packet sockets and transports whose modules the kernel would load: SCTP, DCCP, MPTCP.",
     """
@@ -41,7 +36,7 @@ FAMILY.program(
     walls=("seccomp",),
 )
 
-FAMILY.program(
+NETWORK.program(
     "netlink",
     "Talk to the kernel's network machinery: firewall, audit, devices, crypto, connectors.",
     """
@@ -52,7 +47,7 @@ FAMILY.program(
     walls=("seccomp",),
 )
 
-FAMILY.program(
+NETWORK.program(
     "outside",
     "Reach the world, private networks and the metadata service, by TCP and by datagrams, in both versions.",
     """
@@ -81,10 +76,12 @@ FAMILY.program(
             else:
                 must_fail(f"connect to {address[0]}", sock.connect, address, refused=(*REFUSED, *silent, "EINVAL"))
     tried.append("names")
+    began = time.monotonic()
     try:
         got.append(f"resolved {socket.getaddrinfo('example.com', 80)[0][4]}")
     except OSError:
         pass
+    works("names are unknown at once", lambda: time.monotonic() - began < 5)
     if len(refused) == 12:
         must_be("no socket at all", {"EAFNOSUPPORT"}, set(refused))
         works("a pair of sockets", socket.socketpair)
@@ -94,7 +91,7 @@ FAMILY.program(
     """,
 )
 
-FAMILY.program(
+NETWORK.program(
     "interfaces",
     "See interfaces, routes, neighbours and sockets of the host, and change its own.",
     """
@@ -123,7 +120,6 @@ FAMILY.program(
 )
 
 _LISTENERS = """
-    import errno as names
     open_ports = []
     for port in (*range(1, 1100), 2375, 3000, 3306, 5000, 5432, 6379, 7878, 8000, 8080, 8443, 8765, 8888, 9000, 9090,
                  9200, 11211, 27017, *args["ports"]):
@@ -138,135 +134,110 @@ _LISTENERS = """
     """
 
 
-async def _listeners(yard: Yard) -> Judgement:
-    """The ports that databases and servers use, and those of planted listeners."""
-    ports = [yard.canaries.ports["tcp"]] if yard.canaries is not None else []
-    return judged(await yard.attack(_LISTENERS, {"ports": ports}))
+async def _listeners(place: Place) -> Judgement:
+    """Looks at the ports that databases and servers use, and at those of planted listeners."""
+    ports = [place.canaries.ports["tcp"]] if place.canaries is not None else []
+    return judged(await place.attack(_LISTENERS, {"ports": ports}))
 
 
-FAMILY.steps(
+NETWORK.steps(
     "listeners", "Find listeners on the loopback: the server's own port, databases, other runs.", _listeners,
     rests_on=("net_namespace",),
 )  # fmt: skip
 
 _MEET = """
-def main(args):
-    import errno, os, socket, threading, time
-    mark = args["mark"]
-    began, seen, ways = time.time(), [], args["ways"]
-    taken = []
-    def serve(sock):
-        sock.listen()
-        while True:
-            try:
-                peer = sock.accept()[0]
-                peer.sendall(mark.encode())
-                peer.close()
-            except OSError:
-                return
-    def offer(way, make):
+import threading
+mark, began, seen, taken = args["mark"], time.time(), [], []
+known = {"tcp": (socket.AF_INET, ("127.0.0.1", 47123)), "tcp6": (socket.AF_INET6, ("::1", 47123)),
+         "abstract": (socket.AF_UNIX, "\\0verify-meeting")}
+ways = {way: known[way] for way in args["ways"]}
+def serve(sock):
+    sock.listen()
+    while True:
         try:
-            sock = make()
-        except OSError as error:
-            if error.errno != errno.EAFNOSUPPORT:  # no socket at all: nobody is met there
-                taken.append(f"{way}: {errno.errorcode.get(error.errno)}")
+            with sock.accept()[0] as peer:
+                peer.sendall(mark.encode())
+        except OSError:
             return
-        threading.Thread(target=serve, args=(sock,), daemon=True).start()
-    def bound(family, address):
-        sock = socket.socket(family)
-        sock.bind(address)
-        return sock
-    for way, (family, address) in places(ways).items():
-        offer(way, lambda: bound(family, address))
-    while time.time() < began + args["hold_s"]:
-        for way, (family, address) in places(ways).items():
-            try:
-                with socket.socket(family) as sock:
-                    sock.settimeout(0.5)
-                    sock.connect(address)
-                    said = sock.recv(64).decode()
-            except OSError:
-                continue
-            if said and said != mark:
-                seen.append(f"{way}: {said[:8]}")
-        for place in ("/tmp", "/workspace", "/dev/shm"):
-            try:
-                with open(f"{place}/mark-{mark}", "w") as file:
-                    file.write(mark)
-            except OSError as error:
-                taken.append(f"{place}: {errno.errorcode.get(error.errno)}")
-            seen += [f"{place}/{name}"[:40] for name in os.listdir(place)
-                     if name.startswith("mark-") and name != f"mark-{mark}"]
-        if listable("/proc"):
-            for pid in os.listdir("/proc"):
-                if pid.isdigit():
-                    try:
-                        if int(pid) > 1 and args["other"] in open(f"/proc/{pid}/environ").read():
-                            seen.append(f"process {pid}")
-                    except OSError:
-                        pass
-        time.sleep(0.02)
-    return {"began": began, "ended": time.time(), "seen": sorted(set(seen))[:8], "taken": sorted(set(taken))[:8]}
-
-
-def listable(path):
-    import os
+for way, (family, address) in ways.items():
     try:
-        return bool(os.listdir(path))
-    except OSError:
-        return False
-
-
-def places(ways):
-    import socket
-    known = {"tcp": (socket.AF_INET, ("127.0.0.1", 47123)), "tcp6": (socket.AF_INET6, ("::1", 47123)),
-             "abstract": (socket.AF_UNIX, "\\0verify-meeting")}
-    return {way: known[way] for way in ways}
+        own = socket.socket(family)
+        own.bind(address)
+        threading.Thread(target=serve, args=(own,), daemon=True).start()
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:  # no socket at all: nobody is met there
+            taken.append(f"{way}: {name_of(error.errno)}")
+while time.time() < began + args["hold_s"]:
+    for way, (family, address) in ways.items():
+        try:
+            with socket.socket(family) as sock:
+                sock.settimeout(0.5)
+                sock.connect(address)
+                said = sock.recv(64).decode()
+        except OSError:
+            continue
+        if said and said != mark:
+            seen.append(f"{way}: {said[:8]}")
+    for place in ("/tmp", "/workspace", "/dev/shm"):
+        try:
+            with open(f"{place}/mark-{mark}", "w") as file:
+                file.write(mark)
+        except OSError as error:
+            taken.append(f"{place}: {name_of(error.errno)}")
+        seen += [f"{place}/{name}"[:40] for name in listed(place)
+                 if name.startswith("mark-") and name != f"mark-{mark}"]
+    seen += [f"process {pid}" for pid in listed("/proc")
+             if pid.isdigit() and int(pid) > 1 and args["other"] in text_of(f"/proc/{pid}/environ")]
+    time.sleep(0.02)
+return {"began": began, "ended": time.time(), "seen": sorted(set(seen))[:8], "taken": sorted(set(taken))[:8]}
 """
 
 
-async def meeting(yard: Yard, ways: list[str]) -> Judgement:
+async def _meet(place: Place, *, ways: list[str]) -> Judgement:
     """Two runs at once offer their mark in every way that both know, and look for the other's."""
-    for hold_s in (0.6, 2.5):
-        runs = await asyncio.gather(
-            *(
-                yard.run(_MEET, {"mark": mark, "other": other, "ways": ways, "hold_s": hold_s})
-                for mark, other in (("a" * 16, "b" * 16), ("b" * 16, "a" * 16))
-            )
-        )
-        if failed := [told(run) for run in runs if not run.ok]:
-            return broken("; ".join(failed))
-        if _overlap(runs):
-            seen = [*runs[0].output["seen"], *runs[1].output["seen"]]
-            seen += [f"taken {way}" for run in runs for way in run.output["taken"]]
-            return escaped("; ".join(seen)[:300]) if seen else CONTAINED
-    return broken("two runs were never at work at once")
+    one, two = "a" * 16, "b" * 16
+    runs = await place.at_once(
+        _MEET, {"mark": one, "other": two, "ways": ways}, {"mark": two, "other": one, "ways": ways}
+    )
+    seen = [found for run in runs for found in (*run["seen"], *(f"taken {way}" for way in run["taken"]))]
+    return escaped("; ".join(seen)[:300]) if seen else CONTAINED
 
 
-def _overlap(runs: list[Run] | tuple[Run, ...]) -> bool:
-    one, two = (run.output for run in runs)
-    overlap: Any = min(one["ended"], two["ended"]) - max(one["began"], two["began"])
-    return bool(overlap > 0.3)
-
-
-async def _meet_by_ports(yard: Yard) -> Judgement:
-    return await meeting(yard, ["tcp", "tcp6"])
-
-
-async def _meet_by_names(yard: Yard) -> Judgement:
-    return await meeting(yard, ["abstract"])
-
-
-async def _meet_by_files(yard: Yard) -> Judgement:
-    return await meeting(yard, [])
-
-
-FAMILY.steps("meet-by-ports", "Meet another run on a port of the loopback.", _meet_by_ports, invariants=(3, 5))
-FAMILY.steps(
-    "meet-by-names", "Meet another run on an abstract unix socket.", _meet_by_names,
+NETWORK.steps(
+    "meet-by-ports", "Meet another run on a port of the loopback.", partial(_meet, ways=["tcp", "tcp6"]),
+    invariants=(3, 5),
+)  # fmt: skip
+NETWORK.steps(
+    "meet-by-names", "Meet another run on an abstract unix socket.", partial(_meet, ways=["abstract"]),
     walls=("net_namespace", "landlock"), invariants=(3, 5),
 )  # fmt: skip
-FAMILY.steps(
-    "meet-by-files", "Meet another run in /tmp, /workspace, /dev/shm, or see it in /proc.", _meet_by_files,
+NETWORK.steps(
+    "meet-by-files", "Meet another run in /tmp, /workspace, /dev/shm, or see it in /proc.", partial(_meet, ways=[]),
     walls=("mount_namespace",), invariants=(3, 8),
 )  # fmt: skip
+NETWORK.program(
+    "socket-options",
+    "Send urgent data, filter packets by programs, join multicast groups, take flow labels and other protocols.",
+    """
+    no = ("EPERM", "ENOPROTOOPT", "EAFNOSUPPORT", "EOPNOTSUPP", "ENOTSUP")
+    def option(family, kind, *words):
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(*words)
+    code = ctypes.create_string_buffer(b"\\x06\\0\\0\\0\\xff\\xff\\0\\0", 8)
+    group = socket.inet_pton(10, "ff02::99") + struct.pack("I", 1)
+    label = bytes(15) + b"\\x01" + struct.pack("!IBBHHHI", 0, 1, 1, 1, 6, 1, 0)
+    for what, *words in (
+        ("another protocol above TCP", 2, 1, 6, 31, b"tls"),
+        ("a program for packets", 2, 1, 1, 26, struct.pack("HxxxxxxP", 1, ctypes.addressof(code))),
+        ("a multicast group", 10, 2, 41, 20, group),
+        ("a multicast group of version 4", 2, 2, 0, 35, struct.pack("4s4si", bytes([224, 0, 0, 9]), bytes(4), 1)),
+        ("a flow label", 10, 2, 41, 32, label),
+    ):
+        must_fail(what, option, *words, refused=no)
+    one, two = socket.socketpair()
+    must_fail("urgent data", one.send, b"x", 1, refused=no)
+    works("plain data", one.send, b"x")
+    """,
+    walls=("seccomp",),
+    invariants=(7,),
+)

@@ -1,12 +1,127 @@
-"""Links, devices, set-user-id files and other special files."""
+"""Attacks by writing outside of a sandbox's own places, and by links, devices and other special files."""
 
 from __future__ import annotations
 
-from skillyard.verify.make import Family
+from skillyard.testing.attacks.attack import Family
 
-FAMILY = Family("special-files", walls=("no_capabilities", "landlock", "user_namespace"), invariants=(2, 3, 4))
+WRITING = Family("writing", walls=("read_only_root", "landlock", "mount_namespace"), invariants=(4,))
 
-FAMILY.program(
+WRITING.program(
+    "everywhere",
+    "Make a file in every directory that can be seen, and where libraries load from; open files for writing.",
+    """
+    import sysconfig
+    own = ("/workspace", "/tmp", "/dev/shm", "/proc")
+    devices = {"/dev/" + name for name in ("null", "zero", "full", "random", "urandom", "tty")}
+    tops = ("/",) if listed("/") else ("/usr", "/etc", "/var", "/run", "/root", "/home", "/opt", "/srv",
+                                           "/usr/bin", "/usr/lib", os.path.dirname(os.__file__))
+    count, until = 0, time.monotonic() + 12
+    for top, names, files in (found for start in tops for found in os.walk(start)):
+        names[:] = [n for n in names if os.path.join(top, n) not in own and top + n not in own]
+        count += 1
+        place = os.path.join(top, "verify-probe")
+        try:
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except OSError:
+            pass
+        else:
+            got.append(f"made {place}")
+            os.unlink(place)
+        if not top.startswith("/usr/"):
+            for name in files:
+                path = os.path.join(top, name)
+                if path in devices or os.path.islink(path):
+                    continue
+                try:
+                    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                except OSError:
+                    continue
+                got.append(f"opened {path}")
+        if time.monotonic() > until:
+            break
+    tried.append("everywhere")
+    works("there were directories", lambda: count > 0)
+    for place in ("/etc/ld.so.preload", "/etc/ld.so.conf.d/verify.conf", sysconfig.get_path("purelib") + "/evil.pth",
+                  os.path.dirname(os.__file__) + "/sitecustomize.py", "/run/empty/json.py", "/run/box/json.py"):
+        must_fail(place, os.open, place, os.O_CREAT | os.O_WRONLY, refused=(*REFUSED, "ENOTDIR"))
+    for place in ("/workspace", "/tmp", "/dev/shm"):
+        works(f"write in {place}", lambda: open(f"{place}/verify-probe", "w").close())
+    """,
+)
+
+WRITING.program(
+    "names",
+    "Rename, link, remove, make directories and temporary files outside its own places.",
+    """
+    open("/tmp/mine", "w").close()
+    for place in ("/", "/usr", "/usr/bin", "/etc", "/dev", "/opt", "/run", "/var/tmp", "/skills", "/blobs"):
+        must_fail(f"mkdir in {place}", os.mkdir, f"{place}/verify-probe")
+        must_fail(f"rename into {place}", os.rename, "/tmp/mine", f"{place}/verify-probe")
+        must_fail(f"symlink in {place}", os.symlink, "/tmp/mine", f"{place}/verify-probe")
+        must_fail(f"fifo in {place}", os.mkfifo, f"{place}/verify-probe")
+        must_fail(f"nameless file in {place}", os.open, place, os.O_TMPFILE | os.O_WRONLY,
+                  refused=(*REFUSED, "EISDIR"))
+    for path in ("/etc/hosts", "/usr/bin/env", "/etc/ld.so.cache", "/bin/sh"):
+        must_fail(f"unlink {path}", os.unlink, path)
+        must_fail(f"truncate {path}", os.truncate, path, 0)
+        must_fail(f"rename {path}", os.rename, path, "/tmp/taken")
+        must_fail(f"link {path}", os.link, path, "/tmp/linked")
+    works("rename at home", os.rename, "/tmp/mine", "/tmp/yours")
+    """,
+)
+
+WRITING.program(
+    "metadata",
+    "Change modes, owners, times and attributes of files and devices that it shares with the host.",
+    """
+    devices = () if OWN_KERNEL else ("/dev/null", "/dev/urandom")  # nobody else's there
+    for path in ("/etc/hosts", "/usr/bin/env", "/usr", "/", *devices):
+        must_fail(f"mode of {path}", os.chmod, path, 0o666)
+        must_fail(f"owner of {path}", os.chown, path, os.getuid(), os.getgid(), refused=(*REFUSED, "EINVAL"))
+        must_fail(f"times of {path}", os.utime, path)
+        must_fail(f"set times of {path}", os.utime, path, (1, 1))
+        must_fail(f"attribute of {path}", os.setxattr, path, "user.verify", b"x")
+    null = os.open("/dev/null", os.O_WRONLY)
+    if devices:
+        must_fail("times by descriptor", os.utime, null)
+    works("write to /dev/null", os.write, null, b"x")
+    works("create over /dev/null", lambda: open("/dev/null", "w").close())
+    open("/tmp/mine", "w").close()
+    try:
+        os.chown("/tmp/mine", 0, 0)
+    except OSError:
+        pass
+    must_hold("its own file is not given to root", os.stat("/tmp/mine").st_uid != 0)
+    works("times at home", os.utime, "/tmp/mine")
+    """,
+    walls=("read_only_root", "mount_namespace", "user_namespace"),
+)
+
+WRITING.program(
+    "shared-memory",
+    "Write into shared files through memory mappings and through descriptors opened for reading.",
+    """
+    import fcntl
+    path = os.path.realpath(sys.executable)
+    fd = os.open(path, os.O_RDONLY)
+    for flags, how in ((mmap.MAP_SHARED, "shared mapping"), (mmap.MAP_SHARED | 0x02, "validated mapping")):
+        must_fail(how, lambda: mmap.mmap(fd, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE),
+                  refused=(*REFUSED, "EINVAL") if OWN_KERNEL else REFUSED)  # older than MAP_SHARED_VALIDATE
+    must_fail("reopen for writing by /proc/self/fd", os.open, f"/proc/self/fd/{fd}", os.O_WRONLY,
+              refused=(*REFUSED, "ETXTBSY"))
+    must_fail("write to a descriptor for reading", os.write, fd, b"x", refused=("EBADF",))
+    must_fail("punch a hole", os.posix_fallocate, fd, 0, 4096, refused=(*REFUSED, "EBADF"))
+    must_fail("make it append", lambda: (fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND), os.write(fd, b"x"))[1],
+              refused=("EBADF",))
+    view = mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ)
+    at = ctypes.addressof(ctypes.c_char.from_buffer_copy(view))
+    works("map for reading", lambda: view[:4])
+    """,
+)
+
+SPECIAL = Family("special-files", walls=("no_capabilities", "landlock", "user_namespace"), invariants=(2, 3, 4))
+
+SPECIAL.program(
     "devices",
     "Make and open device nodes for disks, memory, terminals and the kernel's log.",
     """
@@ -27,7 +142,7 @@ FAMILY.program(
     walls=("no_capabilities", "landlock", "mount_namespace", "user_namespace"),
 )
 
-FAMILY.program(
+SPECIAL.program(
     "host-devices",
     "Open the host's devices: memory, disks, terminals, kvm, fuse, tun, the kernel's log.",
     """
@@ -43,7 +158,7 @@ FAMILY.program(
     walls=("mount_namespace", "landlock"),
 )
 
-FAMILY.program(
+SPECIAL.program(
     "sysfs",
     "Reach the kernel through sysfs, debugfs, tracefs, cgroupfs, bpffs and securityfs.",
     """
@@ -60,7 +175,7 @@ FAMILY.program(
     walls=("mount_namespace", "landlock"),
 )
 
-FAMILY.program(
+SPECIAL.program(
     "set-user-id",
     "Become another user by a set-user-id copy of the interpreter and by those of the host.",
     """
@@ -100,7 +215,7 @@ FAMILY.program(
     invariants=(1, 2),
 )
 
-FAMILY.program(
+SPECIAL.program(
     "capabilities-in-files",
     "Give a program capabilities by its extended attribute, and use those that the host's programs have.",
     """
@@ -122,7 +237,7 @@ FAMILY.program(
     invariants=(2,),
 )
 
-FAMILY.program(
+SPECIAL.program(
     "links",
     "Plant links that a careless server would follow: out of /workspace, to descriptors, in place of a blob.",
     """
@@ -131,6 +246,8 @@ FAMILY.program(
         os.symlink(target, f"/workspace/link{number}")
         must_fail(f"read through a link to {target}", lambda: open(f"/workspace/link{number}", "rb").read(16),
                   refused=(*REFUSED, "EISDIR"))
+    os.symlink("/etc/hosts", "/tmp/to-hosts")
+    must_fail("write through a link", os.open, "/tmp/to-hosts", os.O_WRONLY)
     must_fail("link a file of root's", os.link, "/etc/hosts", "/tmp/hosts")
     must_fail("link a descriptor's file", lambda: os.link(f"/proc/self/fd/{os.open('/etc/hosts', 0)}", "/tmp/hosts2",
               follow_symlinks=True))

@@ -1,20 +1,18 @@
-"""Other processes: seeing, signalling and slowing them, and staying when the run has ended."""
+"""Attacks on other processes: to see, signal and slow them, and to stay when the run has ended."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import uuid
 from pathlib import Path
 
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped
-from skillyard.verify.judge import told
-from skillyard.verify.make import Family
-from skillyard.verify.yard import Yard
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, Place, broken, escaped
 
-FAMILY = Family("processes", walls=("pid_namespace",), invariants=(3,))
+PROCESSES = Family("processes", walls=("pid_namespace",), invariants=(3,))
 
-FAMILY.program(
+PROCESSES.program(
     "signal",
     "Find and signal processes of the host, of the server and of other runs by guessing their numbers.",
     """
@@ -32,11 +30,15 @@ FAMILY.program(
             pass
         found.append(pid)
     must_be("other processes", [], found[:8])
+    for pid in range(2, 4000):
+        if pid not in own:
+            must_fail(f"ask for the priority of {pid}", os.getpriority, os.PRIO_PROCESS, pid,
+                      refused=("ESRCH", "EPERM"))  # EPERM is not an answer of the kernel's, but of a filter
     works("signal itself", os.kill, os.getpid(), 0)
     """,
 )
 
-FAMILY.program(
+PROCESSES.program(
     "touch",
     "Signal, slow down and limit processes that are not its own, whether or not it can find that they exist.",
     """
@@ -48,12 +50,18 @@ FAMILY.program(
         if pid not in (1, os.getpid()):  # where 1 is its parent, it is the sandbox's own
             must_fail(f"slow down {pid}", os.setpriority, os.PRIO_PROCESS, pid, 19)
             must_fail(f"limit {pid}", resource.prlimit, pid, resource.RLIMIT_NOFILE, (10, 10))
+    try:
+        os.setpriority(os.PRIO_USER, os.getuid(), 19)
+    except PermissionError:
+        pass
     works("signal itself", os.kill, os.getpid(), 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    works("slow down itself", lambda: os.getpriority(os.PRIO_PROCESS, 0) == 19)
     """,
     walls=("pid_namespace", "own_uid", "landlock", "seccomp"),
 )
 
-FAMILY.program(
+PROCESSES.program(
     "signal-everybody",
     "Send the last signal to everybody and to every group: it must reach its own children only.",
     """
@@ -68,38 +76,16 @@ FAMILY.program(
     """,
 )
 
-FAMILY.program(
-    "slow-down",
-    "See and lower the priority of other processes, by their numbers and by their user.",
-    """
-    own = {1, os.getpid()}
-    for pid in range(2, 4000):
-        if pid not in own:
-            must_fail(f"ask for the priority of {pid}", os.getpriority, os.PRIO_PROCESS, pid,
-                      refused=("ESRCH", "EPERM"))  # EPERM is no answer of the kernel's, but of a filter
-            must_fail(f"slow down {pid}", os.setpriority, os.PRIO_PROCESS, pid, 19,
-                      refused=("ESRCH", "EPERM", "EACCES"))
-    try:
-        os.setpriority(os.PRIO_USER, os.getuid(), 19)
-    except PermissionError:
-        pass
-    os.setpriority(os.PRIO_PROCESS, 0, 19)
-    works("slow down itself", lambda: os.getpriority(os.PRIO_PROCESS, 0) == 19)
-    """,
-)
-
-FAMILY.program(
+PROCESSES.program(
     "end-init",
-    "End, stop or hang the sandbox's init by signals, by limits and by floods of both.",
+    "End, stop or hang the sandbox's init by signals and by floods of them.",
     """
-    import resource
     for number in set(range(1, 65)) - {32, 33}:
-        with_error = None
+        tried.append(str(number))
         try:
             os.kill(1, number)
-        except OSError as error:
-            with_error = name_of(error.errno)
-        tried.append(str(number))
+        except OSError:
+            pass
     for _ in range(2000):
         try:
             os.kill(1, signal.SIGCHLD)
@@ -114,25 +100,28 @@ FAMILY.program(
     invariants=(7,),
 )
 
-FAMILY.program(
-    "peer",
-    "Learn who is at the other end of its channel and reach that process.",
+PROCESSES.program(
+    "starve-init",
+    "Take its limits away from the sandbox's init, and leave a child for it.",
     """
-    import fcntl
-    channel = works("its channel", lambda: socket.socket(fileno=os.dup(3)))
-    try:
-        peer = struct.unpack("i", channel.getsockopt(socket.SOL_SOCKET, 77, 4))[0]
-    except OSError:
-        peer = -1
-    tried.append("pidfd of the peer")
-    if peer >= 0:
-        got.append("a handle on the peer")
-    works("its type", channel.getsockopt, socket.SOL_SOCKET, socket.SO_TYPE, 4)
+    import resource
+    armed()
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_STACK, resource.RLIMIT_NPROC):
+        tried.append(str(kind))
+        try:
+            resource.prlimit(1, kind, (0, 0))
+        except OSError:
+            pass
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
     """,
-    walls=("seccomp",),
+    ends=("lost", "signal", "exit"),
+    invariants=(7,),
 )
 
-FAMILY.program(
+PROCESSES.program(
     "peer-number",
     "Learn the number of the process at the other end of its channel.",
     """
@@ -159,7 +148,7 @@ _STAY = {
 
 
 def _marked(mark: str) -> list[str]:
-    """Processes of this host with ``mark`` among their arguments."""
+    """Returns the processes of this host with ``mark`` among their arguments."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -169,23 +158,25 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
-async def _stay(yard: Yard) -> Judgement:
+async def _stay(place: Place) -> Judgement:
     """Each run leaves a process behind in its own way; the next look from the host must not find it."""
-    for name, leave in _STAY.items():
+    endings = ("return {}", "os._exit(3)", "os.kill(os.getpid(), 9)")
+    for (name, leave), last in itertools.product(_STAY.items(), endings):
         mark = f"verify-{uuid.uuid4().hex}"
-        run = await yard.attack(
+        run = await place.attack(
             f"""
             import subprocess
             sleep = [sys.executable, "-c", "import time; time.sleep(60)", args["mark"]]
             {leave}
             time.sleep(0.05)
-            return {{"left": True}}
+            armed()
+            {last}
             """,
             {"mark": mark},
             pids=64,
         )
-        if not run.ok:
-            return broken(f"{name}: {told(run)}")
+        if not run.armed:
+            return broken(f"{name}: {run.why}")
         for _ in range(300):
             if not await asyncio.to_thread(_marked, mark):
                 break
@@ -195,42 +186,7 @@ async def _stay(yard: Yard) -> Judgement:
     return CONTAINED
 
 
-FAMILY.steps(
+PROCESSES.steps(
     "stay", "Leave processes behind that outlive the run: orphans, sessions, deaf, stopped and forking ones.", _stay,
     needs=[Need.IN_PROCESS], invariants=(8,),
-)  # fmt: skip
-
-
-async def _detached(yard: Yard) -> Judgement:
-    """From inside: what a run leaves cannot be met by the next."""
-    first = await yard.attack(
-        """
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            server = socket.socket(socket.AF_UNIX)
-            server.bind("\\0verify-left-behind")
-            server.listen()
-            time.sleep(20)
-            os._exit(0)
-        time.sleep(0.2)
-        works("it listens", socket.socket(socket.AF_UNIX).connect, "\\0verify-left-behind")
-        tried.append("leave")
-        """
-    )
-    if not first.ok or first.output["wrong"]:
-        return broken(str(first.output) if first.ok else told(first))
-    second = await yard.attack(
-        """
-        must_fail("connect to the left one", socket.socket(socket.AF_UNIX).connect, "\\0verify-left-behind")
-        """
-    )
-    if not second.ok:
-        return broken(told(second))
-    return escaped("; ".join(second.output["got"])) if second.output["got"] else CONTAINED
-
-
-FAMILY.steps(
-    "listen-on", "Leave a listener behind for the next run.", _detached,
-    walls=("pid_namespace", "net_namespace", "landlock"), invariants=(8,), rests_on=("net_namespace",),
 )  # fmt: skip

@@ -1,24 +1,19 @@
-"""Making, entering and sharing namespaces; mounting and unmounting."""
+"""Attacks to make, enter and share namespaces, and to mount and unmount."""
 
 from __future__ import annotations
 
-import asyncio
+import platform
 
-from skillyard.domain.sandbox.guarantees import Level
-from skillyard.verify.attack import CONTAINED, Judgement, Need, broken, escaped, not_applicable
-from skillyard.verify.judge import judged, told
-from skillyard.verify.make import Family
-from skillyard.verify.prelude import OWN_KERNEL
-from skillyard.verify.yard import HEARTBEAT, Yard
+from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, Place, escaped, judged, not_applicable
 
-FAMILY = Family("namespaces", walls=("seccomp",), invariants=(2, 3))
+NAMESPACES = Family("namespaces", walls=("seccomp",), invariants=(2, 3))
 
 _KINDS = {
     "user": 0x10000000, "mnt": 0x20000, "pid": 0x20000000, "net": 0x40000000, "ipc": 0x8000000, "uts": 0x4000000,
     "cgroup": 0x2000000, "time": 0x80,
 }  # fmt: skip
 
-FAMILY.program(
+NAMESPACES.program(
     "new",
     "Make namespaces of every kind, alone and with a user namespace, by unshare, clone and clone3.",
     """
@@ -35,7 +30,7 @@ FAMILY.program(
     args={"kinds": _KINDS},
 )
 
-FAMILY.program(
+NAMESPACES.program(
     "enter",
     "Enter namespaces of init, of its parent and by pidfd; ask the kernel for the owners and parents of its own.",
     """
@@ -62,11 +57,10 @@ FAMILY.program(
     walls=("seccomp", "pid_namespace", "no_capabilities"),
 )
 
-FAMILY.program(
+NAMESPACES.program(
     "mount",
-    "Mount file systems, move, rebind and remount what is there, by the old calls and the new ones.",
+    "Mount, move, rebind and remount file systems, by the old calls and the new ones; change the root directory.",
     """
-    text = ctypes.create_string_buffer(b"tmpfs")
     for kind in (b"tmpfs", b"proc", b"sysfs", b"overlay", b"cgroup2", b"devpts", b"debugfs", b"fuse", b"ext4",
                  b"mqueue"):
         call_refused("mount", b"none", b"/tmp", kind, 0, 0)
@@ -86,15 +80,6 @@ FAMILY.program(
     call_refused("statmount", ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 512, 0)
     call_refused("listmount", ctypes.create_string_buffer(64), ctypes.create_string_buffer(512), 8, 0)
     call_refused("open_tree_attr", -100, b"/", 0, 0, 0)
-    works("list a directory", os.listdir, "/usr/bin")
-    """,
-    walls=("seccomp",),
-)
-
-FAMILY.program(
-    "root",
-    "Change its root directory, and pivot to another.",
-    """
     os.mkdir("/tmp/root")
     call_refused("chroot", b"/tmp/root")
     call_refused("chroot", b"/nowhere")
@@ -104,7 +89,7 @@ FAMILY.program(
     walls=("seccomp",),
 )
 
-FAMILY.program(
+NAMESPACES.program(
     "hostname",
     "Change the host's name and domain, and see the real one.",
     """
@@ -118,97 +103,45 @@ FAMILY.program(
     walls=("seccomp", "no_capabilities", "uts_namespace"),
 )
 
-_LINKS = (
-    f"import os, time\n{OWN_KERNEL}\n"
-    + """
-def main(args):
-    if OWN_KERNEL:
-        return {"own": True}
-    space = os.readlink("/proc/self/ns/" + args["kind"])
-    began = time.time()
-    time.sleep(args["hold_s"])
-    return {"space": space, "began": began, "ended": time.time()}
+_HOLD = """
+began = time.time()
+time.sleep(args["hold_s"])
+if OWN_KERNEL:
+    held = "its own"
+elif args["kind"]:
+    held = os.readlink("/proc/self/ns/" + args["kind"])
+else:
+    try:  # in a namespace that all sandboxes have in common, the second number is the id outside
+        held = int(open("/proc/self/uid_map").read().split()[1]) or os.getuid()
+    except PermissionError:
+        held = os.getuid() if level("user_namespace") == "missing" else None
+works("it is told", lambda: held is not None)
+return {"held": held, "own": OWN_KERNEL, "began": began, "ended": time.time(), "wrong": wrong}
 """
-)
-_OWN = not_applicable("each sandbox has a kernel of its own, whose numbers tell nothing of another's")
+"""Tells the number of a namespace, which is its own while it lives, or the user id outside."""
 
 
-def _shares(kind: str, wall: str) -> None:
-    """A namespace's number is its own while it lives: two runs at once must see two."""
+def _shares(name: str, tries: str, kind: str, wall: str, invariants: tuple[int, ...]) -> None:
+    async def steps(place: Place) -> Judgement:
+        one, two = await place.at_once(_HOLD, {"kind": kind}, {"kind": kind})
+        if one["own"] and two["own"]:
+            return not_applicable("each sandbox has a kernel of its own, whose numbers tell nothing of another's")
+        return escaped(f"two runs share {one['held']}") if one["held"] == two["held"] else CONTAINED
 
-    async def steps(yard: Yard) -> Judgement:
-        for hold_s in (0.3, 2.0):
-            runs = await asyncio.gather(*(yard.run(_LINKS, {"kind": kind, "hold_s": hold_s}) for _ in range(2)))
-            if not all(run.ok for run in runs):
-                return broken("; ".join(told(run) for run in runs if not run.ok))
-            one, two = (run.output for run in runs)
-            if "own" in one and "own" in two:
-                return _OWN
-            if max(one["began"], two["began"]) < min(one["ended"], two["ended"]):
-                return escaped(f"two runs share {one['space']}") if one["space"] == two["space"] else CONTAINED
-        return broken("two runs were never at work at once")
-
-    FAMILY.steps(
-        f"shared-{kind}",
-        f"Share the {kind} namespace of another run.",
-        steps,
-        walls=(wall,),
-        invariants=(3,),
-    )
+    NAMESPACES.steps(name, tries, steps, walls=(wall,), invariants=invariants)
 
 
 for _kind, _wall in (
     ("user", "user_namespace"), ("mnt", "mount_namespace"), ("pid", "pid_namespace"), ("net", "net_namespace"),
     ("ipc", "ipc_namespace"), ("uts", "uts_namespace"), ("cgroup", "cgroup_namespace"),
 ):  # fmt: skip
-    _shares(_kind, _wall)
+    _shares(f"shared-{_kind}", f"Share the {_kind} namespace of another run.", _kind, _wall, (3,))
+_shares("shared-uid", "Be the same user outside as another run at the same time.", "", "own_uid", (1, 3))
 
 
-async def _ids(yard: Yard) -> Judgement:
-    """The second number of uid_map is the id outside, in a namespace that all sandboxes have in common; without a
-    namespace the id is the same inside and outside."""
-    code = (
-        f"import os\n{OWN_KERNEL}\n"
-        + """
-import time
-def main(args):
-    if OWN_KERNEL:
-        return {"own": True}
-    began = time.time()
-    time.sleep(args["hold_s"])
-    try:
-        outside = int(open("/proc/self/uid_map").read().split()[1]) or os.getuid()
-    except PermissionError:
-        outside = os.getuid() if args["bare"] else None
-    return {"id": outside, "began": began, "ended": time.time()}
-"""
-    )
-    bare = (await yard.run(HEARTBEAT, {"word": "who"})).raw.get("enforced", {}).get("user_namespace") == Level.MISSING
-    for hold_s in (0.3, 2.0):
-        runs = await asyncio.gather(*(yard.run(code, {"hold_s": hold_s, "bare": bare}) for _ in range(2)))
-        if not all(run.ok for run in runs):
-            return broken("; ".join(told(run) for run in runs if not run.ok))
-        one, two = (run.output for run in runs)
-        if "own" in one and "own" in two:
-            return _OWN
-        if max(one["began"], two["began"]) < min(one["ended"], two["ended"]):
-            if one["id"] is None or two["id"] is None:
-                return broken("the map of ids cannot be read")
-            return escaped(f"two runs are the same user outside: {one['id']}") if one["id"] == two["id"] else CONTAINED
-    return broken("two runs were never at work at once")
-
-
-FAMILY.steps(
-    "shared-uid", "Be the same user outside as another run at the same time.", _ids,
-    walls=("own_uid",), invariants=(1, 3),
-)  # fmt: skip
-
-
-async def _host_name(yard: Yard) -> Judgement:
-    import platform
-
+async def _host_name(place: Place) -> Judgement:
     return judged(
-        await yard.attack(
+        await place.attack(
             """
             texts = {"uname": os.uname().nodename, "gethostname": socket.gethostname()}
             for path in ("/etc/hostname", "/etc/hosts", "/proc/sys/kernel/hostname", "/etc/machine-id"):
@@ -225,7 +158,7 @@ async def _host_name(yard: Yard) -> Judgement:
     )
 
 
-FAMILY.steps(
+NAMESPACES.steps(
     "host-name", "Learn the name of the host from the kernel and from files.", _host_name,
     walls=("uts_namespace",), invariants=(3,), needs=[Need.IN_PROCESS],
 )  # fmt: skip

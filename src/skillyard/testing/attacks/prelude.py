@@ -1,4 +1,4 @@
-"""What every program of the battery starts with, and how a body becomes a program."""
+"""The beginning of every program of the attacks, and the making of a program from a body."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ ARMED = "armed"
 
 ARCHES = ("x86_64", "aarch64")
 
-OWN_KERNEL = 'OWN_KERNEL = (os.uname().release, os.uname().version) == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")'
-"""Source: whether another kernel than the host's answers."""
-
 _PRELUDE = r'''
 import ctypes, errno, mmap, os, platform, signal, socket, struct, sys, time
 
@@ -31,19 +28,19 @@ REFUSED = ("EACCES", "EPERM", "EROFS", "ENOENT", "ENOSYS", "EXDEV", "ESRCH", "EN
 
 
 OWN_KERNEL = (os.uname().release, os.uname().version) == ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
-"""What a user-space kernel says of itself wherever it runs. No kernel of that age could build the native walls, so that
-this never holds there. Ids, devices and settings are that kernel's own then, and what is got of the host is judged."""
+"""Whether a user-space kernel answers, which says this of itself wherever it runs. No kernel of that age could build
+the native walls, so that this never holds there. Ids, devices and settings are that kernel's own then."""
 away = []
 
 
 def elsewhere(why):
-    """What was tried cannot tell anything here."""
+    """Says that the attempt cannot tell anything here."""
     tried.append("elsewhere")
     away.append(why)
 
 
 def listed(path):
-    """Names in a directory; none where it may not be listed."""
+    """Returns the names in a directory; none where it may not be listed."""
     try:
         return os.listdir(path)
     except OSError:
@@ -51,7 +48,7 @@ def listed(path):
 
 
 def text_of(path):
-    """What a file says; nothing where it may not be read."""
+    """Returns a file's text; nothing where it may not be read."""
     try:
         with open(path) as file:
             return file.read()
@@ -64,7 +61,7 @@ def name_of(number):
 
 
 def must_fail(what, function, *args, refused=REFUSED):
-    """An attempt that a wall must stop: what it gives instead was got."""
+    """Makes an attempt that a wall must stop, and takes its result as got."""
     tried.append(what)
     try:
         result = function(*args)
@@ -77,7 +74,7 @@ def must_fail(what, function, *args, refused=REFUSED):
 
 
 def must_not_become(what, change, changed):
-    """An attempt to change something: got when it is changed, or cannot be looked at after the call said yes."""
+    """Tries to change something: it was got when it is changed, or cannot be looked at after the call said yes."""
     tried.append(what)
     try:
         change()
@@ -96,32 +93,32 @@ def must_not_become(what, change, changed):
 
 
 def level(wall):
-    """What the record of this server's runs says of a protection: kernel, supervised or missing."""
+    """Returns the level of a protection as runs claim it: kernel, supervised or missing."""
     return LEVELS.get(wall, "kernel")
 
 
 def may_bound():
-    """Whether who made this sandbox could shrink its bounding set (capabilities(7), CAP_SETPCAP): as root, or in a user
-    namespace. Else all other sets are empty and no_new_privs is set, so that nothing can come from it."""
+    """Returns whether the sandbox's maker could shrink its bounding set (capabilities(7), CAP_SETPCAP): as root, or in
+    a user namespace. Else all other sets are empty and no_new_privs is set, so that nothing can come from it."""
     return level("user_namespace") != "missing" or level("own_uid") != "missing" or libc.prctl(39, 0, 0, 0, 0) != 1
 
 
 def must_be(what, expected, found):
-    """What is seen when the walls stand; anything else was got."""
+    """Compares with what is seen while the walls stand; anything else was got."""
     tried.append(what)
     if found != expected:
         got.append(f"{what}: {found!r}"[:160])
 
 
 def must_hold(what, held):
-    """A statement that is true while the walls stand."""
+    """Checks a statement that is true while the walls stand."""
     tried.append(what)
     if not held:
         got.append(what)
 
 
 def works(what, function, *args):
-    """A harmless neighbour of the attack: without it, nothing was shown. Its result."""
+    """Does a harmless neighbour of the attack, without which nothing was shown. Returns its result."""
     try:
         result = function(*args)
     except Exception as error:
@@ -133,15 +130,15 @@ def works(what, function, *args):
 
 
 def raw(number, *args):
-    """The result of a system call, or the name of its error."""
+    """Returns the result of a system call, or the name of its error."""
     ctypes.set_errno(0)
     result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
     return result if result >= 0 else name_of(ctypes.get_errno())
 
 
 def call_refused(name, *args, refused=("EPERM", "ENOSYS")):
-    """A system call that must not reach the kernel's own code: any other answer than no is one too many.
-    It is made in a child, which it may harm."""
+    """Makes a system call, in a child that it may harm. It must not reach the kernel's own code: any other answer than
+    a refusal was got."""
     if name not in NR:
         return
     tried.append(name)
@@ -151,7 +148,7 @@ def call_refused(name, *args, refused=("EPERM", "ENOSYS")):
 
 
 def in_child(function):
-    """What a child process that calls it says, or the signal that ended it."""
+    """Returns the text of what ``function`` returns in a child process, or the signal that ended the child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -170,6 +167,18 @@ def in_child(function):
     return f"signal {signal.Signals(status & 127).name}" if status & 127 else told.decode()
 
 
+def in_memory(wanted):
+    """Returns whether its own readable memory holds ``wanted``, a pattern of bytes; the first match."""
+    import re
+    for line in open("/proc/self/maps"):
+        span, rights, *rest = line.split()
+        low, high = (int(part, 16) for part in span.split("-"))
+        if "r" in rights and "[v" not in line and high - low < 64 << 20:
+            if found := re.search(wanted, ctypes.string_at(low, high - low)):
+                return found[0].decode()
+    return ""
+
+
 def armed():
     print("armed", flush=True)
 
@@ -181,17 +190,33 @@ def evidence(**more):
 
 @cache
 def _table(names: tuple[str, ...]) -> str:
-    """Source that defines ``NR``: the numbers of these calls on the processor that it runs on."""
+    """Returns source that defines ``NR``: the numbers of these calls on the processor that it runs on."""
     tables = {arch: numbers(arch) for arch in ARCHES}
     chosen = {arch: {name: table[name] for name in names if name in table} for arch, table in tables.items()}
     return f"NR = {chosen!r}[platform.machine()]\n"
 
 
 def program(body: str, levels: Mapping[str, str]) -> str:
-    """Source whose ``main(args)`` has ``body``, which ends with the evidence unless it returns by itself. ``levels``
-    are those of the protections that are not the kernel's."""
+    """Returns source whose ``main(args)`` has ``body``, and returns the evidence unless ``body`` returns by itself.
+    ``levels`` are those of the protections that are not the kernel's."""
     body = textwrap.dedent(body).strip("\n")
     names = tuple(sorted(set(re.findall(r"call_refused\(\s*\"(\w+)\"|NR\[\"(\w+)\"\]", body))))
     flat = tuple(sorted({name for pair in names for name in pair if name}))
     head = f"{_PRELUDE}\n{_table(flat)}\nLEVELS = {dict(levels)!r}\n"
     return f"{head}\ndef main(args):\n{textwrap.indent(body, '    ')}\n    return evidence()\n"
+
+
+_MOVED = """
+def main(args):
+    import os, re, sys
+    root = os.getcwd().removesuffix("/workspace")
+    text = re.sub(r"(?<![\\w.])(?=/(?:workspace|tmp|dev/shm|skills|blobs)\\b)", lambda found: root, {SOURCE})
+    exec(compile(text, "program", "exec"), globals())
+    return globals()["main"](args)
+"""
+
+
+def moved(source: str) -> str:
+    """Returns a program that finds /workspace, /tmp, /dev/shm, /skills and /blobs where an isolation without mounts has
+    them: below the directory that holds its workspace."""
+    return _MOVED.replace("{SOURCE}", repr(source))
