@@ -9,7 +9,7 @@ import pytest
 
 from skillyard import SyncRuntime
 from skillyard.client.run import Run
-from tests.attacks.programs import Row, expressions, program
+from tests.attacks.programs import program
 
 Attack = Callable[..., Run]
 
@@ -34,16 +34,3 @@ def attack(runtime: SyncRuntime) -> Iterator[Attack]:
     yield run
     after = runtime.run_code("def main(args):\n    return args", {"still": "here"})
     assert after.output == {"still": "here"}
-
-
-@pytest.fixture
-def hold(runtime: SyncRuntime) -> Callable[[Row], None]:
-    """Evaluates a row inside and holds it to what it says."""
-
-    def check(row: Row) -> None:
-        run = runtime.run_code(expressions(row), {}, limits={"timeout_ms": 20_000})
-        assert run.ok, dict(run)
-        assert run.output["attack"] in row.refused, row.attack
-        assert run.output["twin"] == row.works, row.twin
-
-    return check

@@ -26,7 +26,7 @@ GENERATED = (
     "walls.md",
 )
 PROSE = [file for file in DOCUMENTS if file.name not in GENERATED]
-SECTIONS = {check.section for check in CHECKS}
+SECTIONS = {check.section for check in CHECKS} | {attack.family for attack in everything()}
 
 
 def text_of(file: Path) -> str:
@@ -86,8 +86,8 @@ def test_named_tests_exist(file: Path) -> None:
 
 @pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
 def test_named_checks_exist(file: Path) -> None:
-    """Checks of the sandbox suite are named ``section-check``, and ``section-*`` for a whole section. Attacks of
-    ``skillyard verify`` are named alike, some by the same words."""
+    """Checks of the sandbox suite are named ``section-check``, attacks of ``skillyard verify`` ``family-attack``, and
+    ``family-*`` stands for all of them."""
     known = {check.id for check in CHECKS} | {f"{section}-*" for section in SECTIONS}
     known |= {attack.name for attack in everything()}
     pattern = rf"`((?:{'|'.join(sorted(SECTIONS))})-[\w*]+)`"

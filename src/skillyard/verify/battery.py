@@ -1,4 +1,4 @@
-"""Running many attacks: a few at once, those that measure alone, and the findings in the order listed."""
+"""Runs many attacks: a few at once, those that measure alone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ Said = Callable[[Finding], None]
 
 
 def chosen(attacks: Sequence[Attack], families: Collection[str] = (), names: Collection[str] = ()) -> list[Attack]:
-    """Returns those of any of ``families`` or called any of ``names``; all when neither is given. Raises
-    InvalidInput."""
+    """Returns the attacks of these families or names; all when neither is given. Raises InvalidInput."""
     for what, asked, known in (
         ("family", families, {attack.family for attack in attacks}),
         ("name", names, {attack.name for attack in attacks}),
@@ -59,7 +58,7 @@ async def fight(yard: Yard, attacks: Sequence[Attack], *, at_once: int, said: Sa
 
 
 async def face(yard: Yard, attack: Attack) -> Finding:
-    """Runs one attack, then a benign program: a server that does not serve afterwards was harmed by the attack."""
+    """Runs one attack, then a benign program: a server that does not serve it was harmed."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(BOUND_S):

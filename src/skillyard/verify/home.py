@@ -1,4 +1,4 @@
-"""A runtime of the battery's own: under the user's settings, in a directory that is thrown away."""
+"""A runtime for the battery alone, in a directory that is thrown away."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def main(args):
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A directory for a while."""
+    """Gives a directory, and removes it afterwards."""
     place = Path(tempfile.mkdtemp(prefix="skillyard-verify-")).resolve()
     try:
         yield place
@@ -103,8 +103,10 @@ def workplace() -> Iterator[Path]:
 
 @asynccontextmanager
 async def own_runtime(settings: Settings, place: Path, backend: Backend | None = None) -> AsyncIterator[Runtime]:
-    """Open, with a skill that declares a secret, and that secret, and one that may reach one host of an outside made
-    for it. ``backend`` replaces those of the settings."""
+    """Gives a runtime for the battery; ``backend`` replaces those of the settings.
+
+    It has a skill that declares a secret, that secret, and a skill that may reach one host of an outside made for it.
+    """
     _write_skill(place / "skills" / SKILL, _MANIFEST, _MAIN)
     own = settings.model_copy(
         update={
@@ -128,13 +130,13 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
 
 
 def secret_value(yard: Yard) -> str:
-    """What the skill of the battery's runtime is given."""
+    """Returns the secret of the skill that the battery's runtime has."""
     assert yard.runtime is not None
     return _values[Path(yard.runtime.settings.data_dir)]
 
 
 def outside_of(yard: Yard) -> Outside:
-    """What the caller's skill of the battery's runtime may reach a part of."""
+    """Returns the outside of which the caller's skill may reach a part."""
     assert yard.runtime is not None
     return _outsides[Path(yard.runtime.settings.data_dir)]
 

@@ -1,4 +1,4 @@
-"""What :mod:`skillyard.faces.cli.commands.installation` calls."""
+"""The command ``skillyard verify``: options in, table or report out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the options say. ``output``: a file for the JSON report, ``-`` for standard output, or None."""
+    """The options. ``output`` is a file for the JSON report, ``-`` for standard output, or None."""
 
     url: str | None = None
     token: str | None = None
@@ -63,8 +63,10 @@ def list_programs(asked: Asked) -> None:
 
 
 def verify(asked: Asked) -> None:
-    """Print what became of each program; the exit status is 1 when one escaped, is broken or does not work.
-    Raises Failure, and what the server or the runtime raises."""
+    """Prints the verdict on each program; the exit status is 1 when any failed.
+
+    Raises Failure, and what the server or the runtime raises.
+    """
     attacks = _chosen(asked)
     quiet = asked.output == "-"
     began = time.monotonic()
@@ -85,7 +87,7 @@ def verify(asked: Asked) -> None:
 
 @contextmanager
 def _ending_well() -> Iterator[None]:
-    """SIGTERM unwinds as Ctrl-C does: what was planted is removed, and the runtime is closed."""
+    """Lets SIGTERM unwind as Ctrl-C does, so that targets are removed and the runtime is closed."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
@@ -113,7 +115,7 @@ async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple
 
 @asynccontextmanager
 async def _yard(asked: Asked) -> AsyncIterator[Yard]:
-    """The named server, or a runtime of our own under the user's settings."""
+    """Gives the named server, or a runtime of the battery's own under the user's settings."""
     async with AsyncExitStack() as stack:
         if asked.url is not None:
             from skillyard.client.client import Client
@@ -135,7 +137,7 @@ async def _yard(asked: Asked) -> AsyncIterator[Yard]:
 
 
 class _Progress:
-    """On a terminal, one line that counts; elsewhere, nothing."""
+    """Counts programs in one line of a terminal; elsewhere it prints nothing."""
 
     def __init__(self, total: int, quiet: bool) -> None:
         self._total = total

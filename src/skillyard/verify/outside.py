@@ -1,4 +1,4 @@
-"""A small outside for the battery's own runs: listeners on this host's loopback that answer whoever reaches them."""
+"""A small outside for the battery's runs: listeners on this host's loopback that answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\nconnection: close\r\n\r\n" +
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """``open_port`` is what the caller's skill declares for :data:`ALLOWED`; ``other_port`` listens beside it, and
-    ``datagrams`` answers those. ``heard`` grows by each that came."""
+    """The ports of the listeners, and what they heard.
+
+    The caller's skill declares ``open_port`` for :data:`ALLOWED`; ``other_port`` listens beside it, and ``datagrams``
+    answers datagrams. ``heard`` grows with each connection and datagram.
+    """
 
     open_port: int
     other_port: int
@@ -27,19 +30,19 @@ class Outside:
     heard: list[str]
 
     def rules(self) -> list[str]:
-        """What the skill declares; the address is one that no declaration opens."""
+        """Returns the rules that the skill declares; no declaration opens the address among them."""
         return [f"{ALLOWED}:{self.open_port}", f"127.0.0.1:{self.open_port}"]
 
 
 def opened(network: NetworkSettings) -> NetworkSettings:
-    """The user's settings, with the battery's own names beside."""
+    """Returns the user's settings, with the names of the battery added."""
     hosts = {**network.hosts, ALLOWED: "127.0.0.1", OTHER: "127.0.0.1"}
     return network.changed(rules=(*network.rules, f"*.{DOMAIN}:*"), hosts=hosts)
 
 
 @asynccontextmanager
 async def outside() -> AsyncIterator[Outside]:
-    """Listening."""
+    """Gives an outside that listens."""
     heard: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

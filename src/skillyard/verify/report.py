@@ -1,4 +1,4 @@
-"""What is told: a table for people, one JSON value for machines."""
+"""Renders findings: a table for people, one JSON value for machines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COLOURS = {
 
 
 def rows(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
-    """name, verdict, walls, why: of a table."""
+    """Returns the rows of a table: name, verdict, walls, why."""
     return [
         (f.attack.name, f.judgement.verdict.value, " ".join(f.attack.walls), f.judgement.why[:200]) for f in findings
     ]
 
 
 def described(attacks: Sequence[Attack]) -> list[tuple[str, str, str, str]]:
-    """name, what it tries, invariants, walls."""
+    """Returns the rows of a table: name, the sentence of the attempt, invariants, walls."""
     return [
         (a.name, a.tries, " ".join(map(str, a.invariants)), " ".join(a.walls) or ("-" if not a.benign else ""))
         for a in attacks
@@ -46,7 +46,7 @@ def failed(findings: Sequence[Finding]) -> bool:
 
 
 def as_dict(findings: Sequence[Finding], enforced: dict[str, str], isolation: str, seconds: float) -> dict[str, Any]:
-    """``enforced`` and ``isolation`` as the server's records name them."""
+    """Returns the report; ``enforced`` and ``isolation`` are as the server's records name them."""
     return {
         "version": VERSION,
         "passed": not failed(findings),

@@ -1,4 +1,4 @@
-"""The place where ``skillyard verify`` sends attacks: a runtime or a server, through the methods that everybody has."""
+"""The place of ``skillyard verify``: a runtime or a server, reached by the public methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Report(Ran):
-    """``run`` is the run as the client has it, ``raw`` all that the server sent."""
+    """An ended run with ``run``, as the client has it, and ``raw``, all that the server sent."""
 
     run: Run = field(default_factory=lambda: Run("", "", ""))
 
@@ -53,8 +53,11 @@ def report_of(run: Run) -> Report:
 
 @dataclass(slots=True)
 class Yard(Place):
-    """``runtime`` is there when the server is a runtime of this process. ``moved``: its sandboxes have their own places
-    below another directory than /."""
+    """A runtime or a server.
+
+    ``runtime`` is there when the server is a runtime of this process. ``moved``: its sandboxes have their own places
+    below another directory than /.
+    """
 
     caller: ProtocolMethods
     isolation: str | None = None

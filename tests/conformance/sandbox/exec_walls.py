@@ -54,7 +54,8 @@ def site_directories() -> tuple[str, ...]:
     """Where the plain interpreter looks for packages: hidden inside, so that none of the host's is seen."""
     code = "import os, site; print(*[d for d in site.getsitepackages() if os.path.isdir(d)], sep='\\n')"
     found = subprocess.run([python(), "-I", "-c", code], capture_output=True, text=True, check=True).stdout
-    return tuple(found.split())
+    others = {"/usr/lib/python3/dist-packages"} - set(found.split())
+    return (*found.split(), *(other for other in others if Path(other).is_dir()))
 
 
 def environment() -> dict[str, str]:

@@ -17,6 +17,17 @@ pytestmark = [
 ]
 
 
+_BEYOND = """
+proc-dangerous-files proc-dangerous-directories proc-places special-files-sysfs
+files-search writing-everywhere special-files-host-devices
+writing-metadata leftovers-shared-times
+privileges-regaining namespaces-enter processes-end-init
+"""
+BEYOND = frozenset(_BEYOND.split())
+"""Attacks that bubblewrap alone does not stop: it masks nothing of /proc, gives terminals and the host's device files,
+filters no system call, and has a plain init."""
+
+
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
     base = tmp_path_factory.mktemp("exec")
@@ -27,4 +38,6 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
 
 
 async def test_conformance(check: Check, ground: Ground, hold: Hold) -> None:
+    if check.id in BEYOND:
+        pytest.skip("bubblewrap alone does not stop it")
     await hold(check, ground)

@@ -20,12 +20,12 @@ pytestmark = [
     pytest.mark.skipif(bool(gvisor_ground.absent()), reason=gvisor_ground.absent()),
 ]
 
-WHOLE = ("walls",)
+WHOLE = ("walls", "proc", "privileges", "special-files")
 """Sections of which every check is told by the sentry."""
 _SHORT = """
-lifecycle-nothing_of_one_sandbox_is_in_the_next
+leftovers-files
 endings-signal_is_told endings-kill_ends_the_whole_tree endings-usage_is_told
-limits-disk_is_one_for_all_places
+disk-three-places
 mounts-mounts_cannot_be_changed
 guest-skills_and_blobs_are_read
 survival-task_goes_on_without_its_server

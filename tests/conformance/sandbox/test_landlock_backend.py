@@ -15,7 +15,15 @@ from tests.conformance.sandbox.conftest import Hold
 from tests.hosts.landlock.host import need
 
 pytestmark = [pytest.mark.anyio, pytest.mark.ordinary]
-SLOW = frozenset({"files-hostile_trees_are_removed", "endurance-a_hundred_in_a_row_leave_nothing"})
+SLOW = frozenset(
+    {
+        "files-hostile_trees_are_removed",
+        "endurance-a_hundred_in_a_row_leave_nothing",
+        "disk-inodes",
+        "disk-directories",
+        "disk-hard-links",
+    }
+)
 """A disk's file system takes tens of seconds for what a tmpfs drops at once."""
 VARIABLES = frozenset({"SKILLYARD_ROOT", "LD_LIBRARY_PATH"})
 

@@ -1,4 +1,4 @@
-"""The one library of attacks: programs that test the walls around a sandbox, and ordinary ones that must work.
+"""The library of attacks: programs against the walls of a sandbox, and ordinary ones.
 
 Each is declared once. ``skillyard verify`` runs them against an installation, the conformance suite of sandboxes runs
 them over a backend; both judge what a program returns by :mod:`skillyard.testing.attacks.attack`.

@@ -1,4 +1,4 @@
-"""What an attack is, the place where it runs, and the judge of what became of it.
+"""The form of an attack, the place where it runs, and the judge of its runs.
 
 ``skillyard verify`` runs attacks through the public API of an installation, the conformance suite of sandboxes over a
 backend: each gives a :class:`Place`. The judge errs towards *broken*.
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from skillyard.domain.sandbox.guarantees import BOUNDARIES, Level
-from skillyard.domain.work.outcome import Outcome
+from skillyard.domain.work.record import Outcome
 from skillyard.testing.attacks.canaries import Canaries
 from skillyard.testing.attacks.prelude import ARMED, program
 
@@ -93,7 +93,7 @@ class Ran:
 
 
 class Need(StrEnum):
-    """What an attack must have besides a place that runs code."""
+    """The needs of an attack besides a place that runs code."""
 
     IN_PROCESS = "a runtime in this process"
     CANARIES = "planted targets (--canary)"
@@ -229,8 +229,7 @@ async def tried(place: Place, attack: Attack) -> Judgement:
 
 
 def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
-    """Returns whether any of ``walls`` is claimed, or a guarantee that they bear; an attack that names none always
-    counts."""
+    """Returns whether any of ``walls``, or a guarantee that they bear, is claimed; True for no walls."""
     borne = [name for name, evidence in BOUNDARIES.items() if not set(evidence.bearing).isdisjoint(walls)]
     return not walls or any(enforced.get(name, Level.MISSING) != Level.MISSING for name in (*walls, *borne))
 

@@ -1,4 +1,4 @@
-"""Real targets on this host for attacks to hunt: they are planted before, watched meanwhile and removed afterwards."""
+"""Real targets on this host for attacks to hunt: planted, watched, and removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by writing outside of a sandbox's own places, and by links, devices and other special files."""
+"""Attacks by writing outside of a sandbox's own places, and by special files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunts for targets that were planted on this host (:mod:`skillyard.testing.attacks.canaries`)."""
+"""Hunts for the targets that :mod:`skillyard.testing.attacks.canaries` plants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _hunts(
     told: Callable[[Canaries], Mapping[str, Any]] = lambda _: {},
     **options: Any,
 ) -> None:
-    """Adds a hunt: the findings of the program count, and so does what this side saw done to the targets."""
+    """Adds a hunt. The program's findings count, and so does the harm that this side saw."""
 
     async def steps(place: Place) -> Judgement:
         assert place.canaries is not None

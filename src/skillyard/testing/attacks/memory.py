@@ -1,4 +1,4 @@
-"""Attacks that exhaust memory, whoever holds it: processes, files, sockets, pipes, and other objects of the kernel."""
+"""Attacks that exhaust memory by processes, files, sockets and objects of the kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.testing.attacks.attack import Family, Judgement, Place, Verdict, judged, not_applicable
 
 LIMIT_MB, ASKED_MB = 64, 320
-"""What a run is given, and what it tries to hold: enough to be told apart from it, and no danger to the host."""
+"""The limit of a run, and what it tries to hold: far from the limit, and no danger to the host."""
 
 _MEMORY_ENDS = ("memory", "MemoryLimitExceeded", "MemoryError", "OSError", "disk", "DiskLimitExceeded",
                 "BrokenPipeError", "PermissionError", "FileNotFoundError")  # fmt: skip
@@ -340,8 +340,8 @@ def take():
 """
 
 
-def _queues(name: str, tries: str, define: str) -> None:
-    _takes(name, tries, "MiB in queues", ASKED_MB, define + _FLOOD, rests_on=("net_namespace",))
+def _queues(name: str, tries: str, define: str, asked_mb: int = ASKED_MB) -> None:
+    _takes(name, tries, "MiB in queues", asked_mb, define + _FLOOD, rests_on=("net_namespace",))
 
 
 _queues(
@@ -388,18 +388,19 @@ def one():
     held.append(socket.socketpair())
     return flood(held[-1][0])
 """,
+    2 * LIMIT_MB,  # as much as four hundred take where nobody widened their buffers
 )
 _takes(
     "tcp-ended",
     "Fill the queues of listeners with connections that ended, which nobody accepts.",
     "connections",
-    78_000,
+    39_000,
     """
 def take():
     if OWN_KERNEL:
         elsewhere("connections are its own kernel's there, none is the host's")
     listeners = [socket.create_server((f"127.0.0.{n}", 0), backlog=4096) for n in range(1, 40)]
-    for _ in range(2000):
+    for _ in range(1000):
         for listening in listeners:
             socket.create_connection(listening.getsockname()).close()
             held.append(1)

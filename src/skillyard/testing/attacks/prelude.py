@@ -100,6 +100,8 @@ def level(wall):
 def may_bound():
     """Returns whether the sandbox's maker could shrink its bounding set (capabilities(7), CAP_SETPCAP): as root, or in
     a user namespace. Else all other sets are empty and no_new_privs is set, so that nothing can come from it."""
+    if "bounding_set" in LEVELS:  # who made it says so
+        return LEVELS["bounding_set"] != "missing"
     return level("user_namespace") != "missing" or level("own_uid") != "missing" or libc.prctl(39, 0, 0, 0, 0) != 1
 
 
@@ -190,19 +192,22 @@ def evidence(**more):
 
 @cache
 def _table(names: tuple[str, ...]) -> str:
-    """Returns source that defines ``NR``: the numbers of these calls on the processor that it runs on."""
+    """Returns source that defines ``NR``: the numbers of these calls on its processor."""
     tables = {arch: numbers(arch) for arch in ARCHES}
     chosen = {arch: {name: table[name] for name in names if name in table} for arch, table in tables.items()}
     return f"NR = {chosen!r}[platform.machine()]\n"
 
 
 def program(body: str, levels: Mapping[str, str]) -> str:
-    """Returns source whose ``main(args)`` has ``body``, and returns the evidence unless ``body`` returns by itself.
-    ``levels`` are those of the protections that are not the kernel's."""
+    """Returns source whose ``main(args)`` has ``body``, and returns the evidence after it.
+
+    ``levels`` are those of the protections that are not the kernel's.
+    """
     body = textwrap.dedent(body).strip("\n")
     names = tuple(sorted(set(re.findall(r"call_refused\(\s*\"(\w+)\"|NR\[\"(\w+)\"\]", body))))
     flat = tuple(sorted({name for pair in names for name in pair if name}))
-    head = f"{_PRELUDE}\n{_table(flat)}\nLEVELS = {dict(levels)!r}\n"
+    told = {name: str(level) for name, level in levels.items()}
+    head = f"{_PRELUDE}\n{_table(flat)}\nLEVELS = {told!r}\n"
     return f"{head}\ndef main(args):\n{textwrap.indent(body, '    ')}\n    return evidence()\n"
 
 
@@ -217,6 +222,8 @@ def main(args):
 
 
 def moved(source: str) -> str:
-    """Returns a program that finds /workspace, /tmp, /dev/shm, /skills and /blobs where an isolation without mounts has
-    them: below the directory that holds its workspace."""
+    """Returns a program with the paths of an isolation that has no mounts.
+
+    It finds /workspace, /tmp, /dev/shm, /skills and /blobs below the directory that holds its workspace.
+    """
     return _MOVED.replace("{SOURCE}", repr(source))

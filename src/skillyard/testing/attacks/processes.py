@@ -1,4 +1,4 @@
-"""Attacks on other processes: to see, signal and slow them, and to stay when the run has ended."""
+"""Attacks on other processes, and attempts to stay when the run has ended."""
 
 from __future__ import annotations
 
@@ -125,8 +125,12 @@ PROCESSES.program(
     "peer-number",
     "Learn the number of the process at the other end of its channel.",
     """
-    channel = works("its channel", lambda: socket.socket(fileno=os.dup(3)))
-    pid, uid, gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    try:
+        channel = socket.socket(fileno=os.dup(3))
+        pid, uid, gid = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    except OSError:
+        elsewhere("the channel is not a socket")
+        return evidence()
     if OWN_KERNEL:
         elsewhere("the numbers of processes are those of the sandbox's own kernel")
     else:
@@ -142,7 +146,8 @@ _STAY = {
     "orphan": "os.fork() or (os.fork() and os._exit(0)) or os.execvp(sleep[0], sleep)",
     "sibling": 'raw(NR["clone"], 0x8000 | 17, 0, 0, 0, 0) or os.execvp(sleep[0], sleep)',
     "stopped": "os.kill(subprocess.Popen(sleep).pid, signal.SIGSTOP)",
-    "holder": "os.set_inheritable(3, True) or subprocess.Popen(sleep, close_fds=False)",
+    "holder": "[os.set_inheritable(fd, True) for fd in (3, 4) if os.path.exists(f'/proc/self/fd/{fd}')] and "
+    "subprocess.Popen(sleep, close_fds=False)",
     "forking": "os.fork() or [os.fork() and os._exit(0) for _ in iter(int, 1)]",
 }
 
@@ -159,7 +164,7 @@ def _marked(mark: str) -> list[str]:
 
 
 async def _stay(place: Place) -> Judgement:
-    """Each run leaves a process behind in its own way; the next look from the host must not find it."""
+    """Leaves a process behind in each way; a look from the host must not find it."""
     endings = ("return {}", "os._exit(3)", "os.kill(os.getpid(), 9)")
     for (name, leave), last in itertools.product(_STAY.items(), endings):
         mark = f"verify-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""Attacks by dangerous system calls, one for each family of them, and by other entries into the kernel."""
+"""Attacks by dangerous system calls, and by other entries into the kernel."""
 
 from __future__ import annotations
 

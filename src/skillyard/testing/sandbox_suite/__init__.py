@@ -10,29 +10,33 @@ a wall. A backend that attests a guarantee without walls is held to the checks o
 
 from __future__ import annotations
 
-from skillyard.testing.sandbox_suite.check import Check, Failed, Status, Verdict, examine, examine_all
+from skillyard.testing.sandbox_suite import library
+from skillyard.testing.sandbox_suite.check import (
+    Check,
+    Failed,
+    NotApplicable,
+    Status,
+    Verdict,
+    examine,
+    examine_all,
+)
 from skillyard.testing.sandbox_suite.egress import egress
 from skillyard.testing.sandbox_suite.endings import endings
-from skillyard.testing.sandbox_suite.endurance import endurance
 from skillyard.testing.sandbox_suite.files import files
 from skillyard.testing.sandbox_suite.ground import Ground
 from skillyard.testing.sandbox_suite.guest import guest
-from skillyard.testing.sandbox_suite.interpreter import interpreter
-from skillyard.testing.sandbox_suite.lifecycle import lifecycle
+from skillyard.testing.sandbox_suite.lifecycle import endurance, lifecycle
 from skillyard.testing.sandbox_suite.limits import limits
 from skillyard.testing.sandbox_suite.mounts import mounts
-from skillyard.testing.sandbox_suite.network import network
 from skillyard.testing.sandbox_suite.output import output
 from skillyard.testing.sandbox_suite.programs import programs
 from skillyard.testing.sandbox_suite.survival import survival
-from skillyard.testing.sandbox_suite.syscalls import syscalls
 from skillyard.testing.sandbox_suite.walls import walls
 
 _SECTIONS = (
-    lifecycle, programs, endings, output, limits, files, mounts, guest,
-    walls, network, egress, syscalls, interpreter, endurance, survival,
+    lifecycle, programs, endings, output, limits, files, mounts, guest, walls, egress, endurance, survival,
 )  # fmt: skip
 
-CHECKS: list[Check] = [check for section in _SECTIONS for check in section.checks]
+CHECKS: list[Check] = [*(check for section in _SECTIONS for check in section.checks), *library.CHECKS]
 
-__all__ = ["CHECKS", "Check", "Failed", "Ground", "Status", "Verdict", "examine", "examine_all"]
+__all__ = ["CHECKS", "Check", "Failed", "Ground", "NotApplicable", "Status", "Verdict", "examine", "examine_all"]

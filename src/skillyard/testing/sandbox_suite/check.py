@@ -11,13 +11,17 @@ from skillyard.domain.sandbox.guarantees import ABILITIES, BOUNDARIES, Level, Pr
 from skillyard.testing.sandbox_suite.ground import Ground
 
 SURVIVAL = "survival"
-"""What a check needs, beside protections, when a sandbox must outlive the server that made it."""
+"""The need of a check, beside protections, that a sandbox outlives the server that made it."""
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 class Failed(AssertionError):
     """The backend broke a promise; the message says which and what was seen instead."""
+
+
+class NotApplicable(Exception):
+    """A check tells nothing of this backend; the message says why."""
 
 
 def expect(held: object, promise: str, seen: object = None) -> None:
@@ -28,25 +32,33 @@ def expect(held: object, promise: str, seen: object = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``needs`` names guarantees, walls and abilities (and :data:`SURVIVAL`) without which the promise is not made."""
+    """``needs`` names guarantees, walls and abilities (and :data:`SURVIVAL`) without which the promise is not made; of
+    ``any_of`` one is enough."""
 
     name: str
     section: str
     needs: frozenset[str]
     function: Callable[[Ground], Awaitable[None]]
+    any_of: frozenset[str] = frozenset()
 
     @property
     def id(self) -> str:
         return f"{self.section}-{self.name}"
 
     def lacks(self, ground: Ground, probe: Probe) -> str:
-        """Why the backend makes no such promise here; empty when it does."""
+        """Returns why the backend makes no such promise here; empty when it does."""
         lacking = [_lacking(name, ground, probe) for name in sorted(self.needs)]
-        return "; ".join(reason for reason in lacking if reason)
+        others = [_lacking(name, ground, probe) for name in sorted(self.any_of)]
+        return "; ".join(reason for reason in (*lacking, *(others if all(others) else ())) if reason)
 
     async def run(self, ground: Ground) -> None:
-        """Raises Failed, or whatever the backend raised; TimeoutError after :data:`DEADLINE_S` of the ground's
-        patience."""
+        """Holds the backend to the promise.
+
+        Raises Failed, NotApplicable, TimeoutError after :data:`DEADLINE_S` of the ground's patience, and what the
+        backend raised.
+        """
+        if reason := self.lacks(ground, await ground.backend.probe()):
+            raise NotApplicable(reason)
         async with asyncio.timeout(DEADLINE_S * ground.patience):
             await self.function(ground)
 
@@ -83,12 +95,11 @@ class Verdict:
 
 
 async def examine(check: Check, ground: Ground) -> Verdict:
-    """Run one check. Whatever it raises is a failure, so that a run over all of them goes on."""
-    probe = await ground.backend.probe()
-    if reason := check.lacks(ground, probe):
-        return Verdict(check, Status.SKIPPED, reason)
+    """Runs one check. Any exception of it is a failure, so that a run over all of them goes on."""
     try:
         await check.run(ground)
+    except NotApplicable as reason:
+        return Verdict(check, Status.SKIPPED, str(reason))
     except TimeoutError:
         return Verdict(check, Status.FAILED, f"not done after {DEADLINE_S * ground.patience:.0f} s")
     except Exception as failure:  # noqa: BLE001 - the verdict carries it
@@ -97,7 +108,7 @@ async def examine(check: Check, ground: Ground) -> Verdict:
 
 
 async def examine_all(checks: Iterable[Check], ground: Ground) -> list[Verdict]:
-    """One verdict for each check, in order."""
+    """Returns one verdict for each check, in order."""
     return [await examine(check, ground) for check in checks]
 
 

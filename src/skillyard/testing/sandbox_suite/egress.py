@@ -301,16 +301,6 @@ async def a_sandbox_that_cannot_be_plugged_in_is_not_left(ground: Ground) -> Non
     raise Failed("a sandbox is not made for a session that the gate does not know")
 
 
-@egress.check("net_namespace")
-async def without_it_nothing_listens(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
-        told = await look(sandbox, TALK, "203.0.113.7 443", "127.0.0.1 53", f"127.0.0.1 {PROXY_PORT}")
-        names = await look(sandbox, LOOK_UP, KNOWN_NAME)
-    expect(not any(said.startswith("meant") for said, _ in told), "no address leads anywhere", told)
-    expect(isinstance(names[0][0], str), "no name is known", names)
-    expect(all(took < FAST_S * ground.patience for _, took in (*told, *names)), "and that is said at once", told)
-
-
 @egress.check()
 async def what_is_not_offered_is_refused(ground: Ground) -> None:
     ability = (await ground.backend.probe()).abilities.get("egress")

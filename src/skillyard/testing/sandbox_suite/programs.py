@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Argv
@@ -93,6 +94,22 @@ async def what_cannot_be_executed_exits_as_in_a_shell(ground: Ground) -> None:
             result = await run(sandbox, Argv(args))
             told = result.ending.outcome is Outcome.EXIT and result.ending.code == code
             expect(told and result.stderr, f"{args} exits {code} with a message on stderr", result)
+
+
+@programs.check()
+async def both_names_of_the_interpreter_work(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        for words in (("python3", "-c"), ("/usr/bin/env", "python3", "-c"), ("/bin/sh", "-c")):
+            script = "print(1)" if "python3" in words else "python3 -c 'print(1)'"
+            result = await run(sandbox, Argv((*words, script)))
+            expect(result.stdout == b"1\n", f"{' '.join(words)} finds the interpreter", result)
+
+
+@programs.check()
+async def certificates_are_there(ground: Ground) -> None:
+    source = "import json, ssl; print(json.dumps(len(ssl.create_default_context().get_ca_certs())))"
+    inside, outside = await ground.look(source), len(ssl.create_default_context().get_ca_certs())
+    expect((inside > 0) == (outside > 0), "the host's certificate authorities are known inside", inside)
 
 
 @programs.check()

@@ -1,4 +1,4 @@
-"""All attacks of ``skillyard verify``: those of the library, and those that need an installation."""
+"""All attacks of ``skillyard verify``: the library's, and those on an installation."""
 
 from __future__ import annotations
 

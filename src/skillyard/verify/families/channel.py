@@ -1,4 +1,4 @@
-"""Attacks on the server by answers: forged frames of a run's channel; results, logs and blobs that cost too much."""
+"""Attacks on the server by forged frames, and by results, logs and blobs that cost too much."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _LIES = {"SandboxError", "OutputNotSerializable", "OutputTooLarge", "PolicyRefus
 
 
 def _forges(name: str, tries: str, *lies: str) -> None:
-    """Adds an attack of one run for each of ``lies``, an expression for bytes; none may pass for a result."""
+    """Adds an attack of one run for each of ``lies``.
+
+    A lie is an expression for the bytes that the program writes to its channel; none may pass for a result.
+    """
 
     async def steps(yard: Yard) -> Judgement:
         for lie in lies:

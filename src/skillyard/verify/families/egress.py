@@ -1,4 +1,4 @@
-"""Attacks by runs that may reach one host: everything else must be refused, and that one must work."""
+"""Attacks by runs that may reach one host, and must reach that one alone."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ _LOOKS = """
 
 
 async def _neighbour(yard: Yard) -> Judgement:
-    """Looks from a run without a policy for the gate of one that has it and is at work meanwhile."""
+    """Looks for a working gate of another run from a run that has none."""
     there = outside_of(yard)
     holds = asyncio.create_task(_called(yard.fresh(), _HOLDS))
     try:

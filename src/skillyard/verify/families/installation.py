@@ -1,4 +1,4 @@
-"""Programs that need skills, blobs or environments of the installation, beside those of the library."""
+"""Programs that need skills, blobs or environments of an installation."""
 
 from __future__ import annotations
 

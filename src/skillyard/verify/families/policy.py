@@ -42,7 +42,7 @@ POLICY.steps("record", "Run where a wall is missing without the record or the po
 
 
 class _Weaker:
-    """A backend that promised all and made less: everything as the real one, but for one wall of its sandboxes."""
+    """A backend whose sandboxes lack one of the walls that its probe promised."""
 
     def __init__(self, real: Any, wall: str) -> None:
         self._real = real
@@ -84,7 +84,7 @@ class _Promising(_Weaker):
 
 
 async def _refused(yard: Yard, kind: type[_Weaker]) -> Judgement:
-    """Each wall in turn, over one real backend of the kind that this battery meets: no run may start."""
+    """Takes away each wall in turn, over a real backend of the kind met here: no run may start."""
     assert yard.runtime is not None
     name = str((await yard.run(HEARTBEAT, {"word": "policy"})).raw["isolation"])
     with workplace() as place:

@@ -1,4 +1,4 @@
-"""Secrets of skills: code that only mounts a skill must not get them, and their values must not leave."""
+"""Attacks on secrets of skills, by code that only mounts a skill and by the skill itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECRETS.steps(
 
 
 async def _leaving(yard: Yard) -> Judgement:
-    """Lets the skill that has the value say it in every way; no exact or base64 form may come back."""
+    """Lets a skill say its secret in every way; no exact or base64 form may come back."""
     value = secret_value(yard)
     forms = [value, *(base64.b64encode(b"x" * n + value.encode()).decode()[4:-4] for n in range(3))]
     for how in ("all", "raise", "exit"):
