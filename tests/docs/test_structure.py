@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "skillyard"
 MOST_MODULES = 15
 MOST_LINES = 500
-CROWDED = {
-    "testing": 16,
-}
+CROWDED: dict[str, int] = {}
 """Folders that have more than MOST_MODULES, and how many: this list only shrinks."""
 WITHOUT_RULE = {"_version"}
 """Holds one string."""

@@ -26,9 +26,8 @@ from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
-from skillyard.testing.memory_approvals import MemoryApprovals
 from skillyard.testing.memory_blobs import MemoryBlobs
-from skillyard.testing.memory_publications import MemoryPublications
+from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 
 
