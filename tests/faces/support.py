@@ -8,11 +8,13 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from skillyard.domain.errors import BlobNotFound, Forbidden, SkillNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
+from skillyard.engine.blobs.service import BlobService
+from skillyard.engine.skills.publishing import Publisher
 from skillyard.engine.table import METHODS
 from skillyard.faces.http.app import HttpLimits, create_app
 from skillyard.faces.http.guard import Bearer, Hosts
@@ -75,7 +77,7 @@ class Tokens:
 
 
 class Blobs:
-    """BlobAccess in memory."""
+    """A BlobService in memory."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[BlobInfo, bytes]] = {}
@@ -108,7 +110,7 @@ class Blobs:
 
 
 class NoSkills:
-    """SkillAccess without any; tests/attacks/front_door asks a real one."""
+    """A Publisher without skills; tests/attacks/front_door asks a real one."""
 
     async def publish(self, principal: Principal, _chunks: AsyncIterator[bytes]) -> Any:
         principal.require(Scope.PUBLISH)
@@ -142,8 +144,8 @@ async def serving(limits: HttpLimits | None = None, grace_s: float = 5.0) -> Asy
     engine, blobs, lifecycle, metrics, stop = Engine(), Blobs(), Lifecycle(), Metrics(METHODS), StopRequest()
     app = create_app(
         dispatcher=Dispatcher(METHODS, engine.invoke, metrics.call),
-        blobs=lambda: blobs,
-        skills=NoSkills,
+        blobs=lambda: cast("BlobService", blobs),
+        skills=lambda: cast("Publisher", NoSkills()),
         authenticator=Bearer(Tokens()),
         hosts=Hosts("127.0.0.1"),
         meter=metrics,

@@ -10,14 +10,16 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from skillyard.domain.principal import Scope as Right
+from skillyard.engine.blobs.service import BlobService
+from skillyard.engine.skills.publishing import Publisher
 from skillyard.faces.http import request
-from skillyard.faces.http.blobs import BlobAccess, BlobEndpoint
+from skillyard.faces.http.blobs import BlobEndpoint, Traffic
 from skillyard.faces.http.errors import MethodNotAllowed, NotFound
 from skillyard.faces.http.guard import OPEN_PATHS, Authentication, Authenticator, Guard, Hosts, principal_of
 from skillyard.faces.http.lifecycle import Lifecycle, Phase
 from skillyard.faces.http.replies import Edge, reply
 from skillyard.faces.http.rpc import MAX_BODY, RpcEndpoint
-from skillyard.faces.http.skills import SkillAccess, SkillEndpoint
+from skillyard.faces.http.skills import SkillEndpoint
 from skillyard.faces.rpc.dispatcher import Dispatcher
 from skillyard.faces.rpc.wire import dumps
 
@@ -58,12 +60,8 @@ def _check_get(scope: Scope) -> None:
         raise MethodNotAllowed("GET", "HEAD")
 
 
-class HttpMeter(Protocol):
+class HttpMeter(Traffic, Protocol):
     def response(self, path: str, status: int) -> None: ...
-
-    def received(self, count: int) -> None: ...
-
-    def sent(self, count: int) -> None: ...
 
     def render(self) -> bytes: ...
 
@@ -82,8 +80,8 @@ class HttpLimits:
 def create_app(
     *,
     dispatcher: Dispatcher,
-    blobs: Callable[[], BlobAccess],
-    skills: Callable[[], SkillAccess],
+    blobs: Callable[[], BlobService],
+    skills: Callable[[], Publisher],
     authenticator: Authenticator,
     hosts: Hosts,
     meter: HttpMeter,

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from skillyard.domain.checks import is_blob_id
 from skillyard.domain.errors import BlobNotFound
 from skillyard.domain.principal import Principal
+from skillyard.engine.blobs.service import BlobService
 from skillyard.faces.http import request
 from skillyard.faces.http.errors import BadRequest, MethodNotAllowed, RangeNotSatisfiable
 from skillyard.faces.http.guard import principal_of
@@ -98,20 +99,6 @@ DEFAULT_KIND = "application/octet-stream"
 Access = TypeVar("Access")
 
 
-class BlobAccess(Protocol):
-    """Blobs as a principal may use them; both check the scope and raise Forbidden."""
-
-    async def put(self, principal: Principal, kind: str, chunks: AsyncIterator[bytes]) -> BlobInfo:
-        """Raises QuotaExceeded, InvalidInput. Nothing is left when it fails, or when ``chunks`` does."""
-        ...
-
-    async def stat(self, principal: Principal, blob_id: str) -> BlobInfo:
-        """Raises BlobNotFound, for another principal's blob as well."""
-        ...
-
-    def read(self, blob_id: str, offset: int, length: int) -> AsyncIterator[bytes]: ...
-
-
 class Traffic(Protocol):
     """Told of the bytes that went through."""
 
@@ -172,7 +159,7 @@ def _check(scope: Scope, *methods: str) -> None:
         raise BadRequest("this path takes no query parameters")
 
 
-class BlobEndpoint(Transfers[BlobAccess]):
+class BlobEndpoint(Transfers[BlobService]):
     """``/blobs`` and ``/blobs/{blob_id}``."""
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:

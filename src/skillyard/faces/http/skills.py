@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
-from typing import Any, Protocol
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from skillyard.domain.principal import Principal
-from skillyard.domain.skill.skill import Finding, Skill
+from skillyard.domain.skill.skill import Skill
+from skillyard.engine.skills.publishing import Publisher
 from skillyard.faces.http import blobs, request
 from skillyard.faces.http.blobs import Transfers, upload_type
 from skillyard.faces.http.errors import UnsupportedMediaType
@@ -35,37 +34,7 @@ MAX_FINDINGS = 100
 _KINDS = {ArchiveForm.TAR_GZ: "application/gzip", ArchiveForm.ZIP: "application/zip"}
 
 
-class Outcome(Protocol):
-    """The result of an upload."""
-
-    @property
-    def created(self) -> bool: ...
-
-    @property
-    def findings(self) -> tuple[Finding, ...]: ...
-
-    def facts(self) -> dict[str, Any]:
-        """Returns name, version, digest, size_bytes, files and so on."""
-        ...
-
-
-class SkillAccess(Protocol):
-    """Publishes and exports skills for a principal. Both raise Forbidden without the scope."""
-
-    async def publish(self, principal: Principal, chunks: AsyncIterator[bytes]) -> Outcome:
-        """Raises BundleRefused, VersionTaken, QuotaExceeded, Busy. Nothing is left when it fails, or ``chunks``."""
-        ...
-
-    async def find(self, principal: Principal, name: str, version: str) -> Skill:
-        """Returns a version, which may be asked for as ``latest``. Raises SkillNotFound."""
-        ...
-
-    def export(self, principal: Principal, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
-        """Raises Busy, StoreFault."""
-        ...
-
-
-class SkillEndpoint(Transfers[SkillAccess]):
+class SkillEndpoint(Transfers[Publisher]):
     """``/skills`` and ``/skills/{name}/{version}``."""
 
     async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
