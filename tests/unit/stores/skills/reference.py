@@ -229,7 +229,7 @@ DIFFERENCES = (
     Difference(
         "metadata",
         False,
-        "`metadata` is no map, or holds something that is no string.",
+        "`metadata` is not a map of strings.",
         "The specification has a map from strings to strings.",
         (
             Sample(front(FINE + "metadata: x\n")),
