@@ -7,7 +7,6 @@ import re
 from skillyard.domain.errors import InvalidInput, shape, shown
 
 BLOB_ID = re.compile(r"blob:[A-Za-z0-9._-]{1,128}")
-RUN_ID = re.compile(r"run_[A-Za-z0-9]{1,64}")
 MAX_PAGE = 1000
 _MAX_TYPE = 255
 _NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"
@@ -23,10 +22,6 @@ _LONG = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOS
 def is_blob_id(text: str) -> bool:
     """Returns whether ``text`` has the form of a blob id (skills-protocol §5.1)."""
     return BLOB_ID.fullmatch(text) is not None and text not in ("blob:.", "blob:..")
-
-
-def is_run_id(text: str) -> bool:
-    return RUN_ID.fullmatch(text) is not None
 
 
 def check_blob_id(field: str, text: str) -> str:

@@ -88,10 +88,6 @@ class PublicationStore(Protocol):
 
     async def pinned(self, name: str) -> Pin | None: ...
 
-    async def pins(self) -> dict[str, str]:
-        """The pinned version of each name that has one."""
-        ...
-
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         """Returns the number of the newest line of all histories, and the names in newer lines.
 

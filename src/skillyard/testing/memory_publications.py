@@ -115,9 +115,6 @@ class MemoryPublications:
     async def pinned(self, name: str) -> Pin | None:
         return self._pins.get(name)
 
-    async def pins(self) -> dict[str, str]:
-        return {name: pin.version for name, pin in self._pins.items()}
-
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         return len(self._history), list({event.name for event in self._history[since:]})
 

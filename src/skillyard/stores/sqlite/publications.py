@@ -6,9 +6,10 @@ Operations on a connection return a refusal rather than raise it: raising would 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError
@@ -36,7 +37,6 @@ OF = f"SELECT {COLUMNS} FROM publications WHERE name = ?"  # noqa: S608
 EVERY = f"SELECT {COLUMNS} FROM publications ORDER BY seq"  # noqa: S608
 OWNER = "SELECT project FROM publications WHERE name = ? LIMIT 1"
 PINNED = f"SELECT {PIN} FROM publication_pins WHERE name = ?"  # noqa: S608
-PINS = "SELECT name, version FROM publication_pins"
 HISTORY = f"SELECT {EVENT} FROM publication_history WHERE name = ? ORDER BY seq DESC LIMIT ?"  # noqa: S608
 CHANGED = """
     SELECT coalesce(max(seq), 0), NULL FROM publication_history
@@ -55,12 +55,6 @@ _PIN = f"""
 _UNPIN = "DELETE FROM publication_pins WHERE name = ?"
 
 
-class _Judge(Protocol):
-    def __call__(
-        self, connection: sqlite3.Connection, wanted: Publication, limits: PublicationLimits, /, *, any_project: bool
-    ) -> Inserted | SkillyardError: ...
-
-
 class SqlitePublications:
     """A :class:`skillyard.ports.publications.PublicationStore`."""
 
@@ -69,16 +63,16 @@ class SqlitePublications:
         self._limits = limits or PublicationLimits()
 
     async def insert(self, publication: Publication, *, any_project: bool = False) -> Inserted:
-        return await self._judged(insert, publication, any_project)
+        return await self._judged(insert, publication, any_project=any_project)
 
     async def check(self, publication: Publication, *, any_project: bool = False) -> None:
-        await self._judged(judge, publication, any_project)
+        await self._judged(judge, publication, any_project=any_project)
 
-    async def _judged(self, judge: _Judge, publication: Publication, any_project: bool) -> Inserted:
-        place_of(publication.version)
-        judged = await self._database.write(
-            lambda connection: judge(connection, publication, self._limits, any_project=any_project)
-        )
+    async def _judged(
+        self, step: Callable[..., Inserted | SkillyardError], wanted: Publication, *, any_project: bool
+    ) -> Inserted:
+        place_of(wanted.version)
+        judged = await self._database.write(partial(step, wanted=wanted, limits=self._limits, any_project=any_project))
         if isinstance(judged, SkillyardError):
             raise judged
         return judged
@@ -120,9 +114,6 @@ class SqlitePublications:
     async def pinned(self, name: str) -> Pin | None:
         row = await self._database.lookup(PINNED, (name,))
         return Pin(*row) if row else None
-
-    async def pins(self) -> dict[str, str]:
-        return {row[0]: row[1] for row in await self._database.fetch(PINS)}
 
     async def changed(self, since: int) -> tuple[int, Sequence[str]]:
         (newest, _), *names = await self._database.fetch(CHANGED, (since,))
