@@ -279,7 +279,7 @@ DIFFERENCES = (
         False,
         "More than 64 KiB, 5,000 values or 16 levels of front matter; more than 512 files, 16 MiB or 16 directories of "
         "depth in the bundle.",
-        "What a host has to support ends there, and a server reads bundles of strangers.",
+        "A host need not support more, and a server reads bundles of unknown origin.",
         (
             Sample(front(f"{FINE}# {'x' * 66_000}\n")),
             Sample(front(FINE), more={f"f{number}": "" for number in range(520)}),
@@ -289,8 +289,8 @@ DIFFERENCES = (
     Difference(
         "file-names",
         False,
-        "A file's name holds control characters or backslashes, or is no UTF-8; a link leaves the bundle; something is "
-        "neither file nor directory.",
+        "A file's name holds control characters or backslashes, or is not UTF-8; a link leaves the bundle; something "
+        "is neither file nor directory.",
         "Such a bundle cannot be packed, copied and read alike everywhere.",
         (Sample(front(FINE), more={"a\\b": "x"}),),
         lambda sample: any("\\" in path or not path.isprintable() for path in sample.more),
