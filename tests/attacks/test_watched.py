@@ -50,17 +50,6 @@ MEMORY = {
         children = [beside(eater) for _ in range(5)]
         return [child.stdout.read() for child in children] and 'through'
     """,
-    "full sockets": """
-        os.fork()
-        held = [socket.socketpair() for _ in range(240)]
-        for one, _ in held:
-            one.setblocking(False)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-            while not refusal(one.send, bytes(1 << 15)):
-                pass
-        time.sleep(3)
-        return 'through'
-    """,
     "page tables": """
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

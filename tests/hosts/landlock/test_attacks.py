@@ -198,25 +198,6 @@ attempt('shared memory', mmap.mmap, -1, 4096)
     assert through(await tried(ground, body)) == {}
 
 
-async def test_no_other_identity_can_be_had(ground: Ground) -> None:
-    body = """
-for uid in (0, 1000, os.getuid() + 1, os.getuid() - 1):
-    for name in ('setuid', 'seteuid', 'setgid', 'setegid'): attempt(f'{name} {uid}', getattr(os, name), uid)
-    attempt(f'setresuid {uid}', os.setresuid, uid, uid, uid)
-    attempt(f'setresgid {uid}', os.setresgid, uid, uid, uid)
-    attempt(f'setgroups {uid}', os.setgroups, [uid])
-NEWUSER = 0x10000000
-attempt('unshare', call, 272, NEWUSER)
-attempt('clone', call, 56, NEWUSER | 17, 0, 0, 0, 0)
-attempt('clone3', call, 435, (ctypes.c_uint64 * 11)(NEWUSER, 0, 0, 0, 17), 88)
-attempt('mount', call, 165, b'none', HERE.encode() + b'/tmp', b'tmpfs', 0, 0)
-attempt('chroot', os.chroot, '.')
-attempt('a looser domain', call, 446, 0, 0)
-attempt('a further filter', call, 317, 1, 0, ctypes.create_string_buffer(16))
-"""
-    assert through(await tried(ground, body)) == {}
-
-
 @pytest.mark.parametrize("how", ["held open", "only mapped"])
 async def test_removed_files_count(how: str, ground: Ground) -> None:
     keep = {"held open": "held.append(fd)", "only mapped": "held.append(keep(fd)); os.close(fd)"}[how]
