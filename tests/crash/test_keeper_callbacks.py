@@ -31,13 +31,13 @@ BOUND_S = 30
 SELDOM = {
     "Sandbox.kill_program:after": "two seconds after a kill that init did not manage",
     "Connection._flush:watch": "a server that does not read",
+    "Connection._flush:after": "descriptors of which too many are on their way",
     "Host._sweep_again:after": "groups that a killed keeper left",
     "Keeper._until_empty:after": "when it ends",
     "PidSpace.end:watch": "when a zygote with packages is closed",
     "PidSpace.end.<locals>.reap:after": "the same",
     "Program.open_stdin:watch": "a reader that is gone before anything is written",
-    "Service.__init__:after": "four seconds after the start",
-    "Service.disconnected:after": "four seconds after a server is lost",
+    "Service._leave_soon:after": "four seconds after the start and after a server is lost",
     "Zygotes._age_later:after": "ten seconds without use",
     "ZygoteProcess._give_time:after": "an import that takes too long",
     "ZygoteProcess._look:after": "an import that takes a while",
@@ -46,9 +46,9 @@ SELDOM = {
     "Sandboxes._refill:after": "a run that is no longer short",
     "Sandboxes._refill_failed:after": "after a fault",
     "Zygote._promote:after": "a zygote that is replaced while it is at work",
-    "start.<locals>.lent:after": "the first sandbox that is lent",
+    "_watch_often.<locals>.lent:after": "the first sandbox that is lent",
     "end_orphans:watch": "a zygote that ended before it told of a clone",
-    "start.<locals>.again:after": "after a fault",
+    "_watch_often.<locals>.again:after": "after a fault",
 }
 if os.geteuid() != 0:
     SELDOM["Host.bury:when_idle"] = "control groups, which an ordinary user rarely has"
