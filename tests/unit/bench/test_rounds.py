@@ -69,7 +69,9 @@ async def test_throughput_has_a_window_for_each_level_and_subject() -> None:
     subject = Subject("a", "a", "none", SUM, Blocking(work), loaded=True)
     found = await turns.throughput([subject], plan(1), GivenUp())
     assert {level: len(rounds.samples) for level, rounds in found["a"].items()} == dict.fromkeys(CONCURRENCY, 2)
-    assert any(rate > 0 for rounds in found["a"].values() for rate in rounds.samples), "a busy machine may take a window"
+    assert any(rate > 0 for rounds in found["a"].values() for rate in rounds.samples), (
+        "a busy machine may take a window"
+    )
 
 
 async def test_a_failing_job_is_not_a_sample() -> None:
