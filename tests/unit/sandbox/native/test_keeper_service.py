@@ -50,6 +50,19 @@ def test_a_keeper_without_server_ends_when_its_last_sandbox_is_gone(looks: int) 
     assert slow.looks < 0
 
 
+class Failing(Slow):
+    def survey(self) -> list[object]:
+        if super().survey():
+            raise RuntimeError("a fault of the keeper's")
+        return []
+
+
+def test_a_fault_does_not_keep_it() -> None:
+    loop = Loop()
+    Service(loop, cast(Sandboxes, Failing(2)), cast(Ground, None), {}, linger_s=0.01)
+    assert run(loop)
+
+
 def test_a_server_that_comes_keeps_it() -> None:
     loop = Loop()
     service = Service(loop, cast(Sandboxes, Slow(0)), cast(Ground, None), {}, linger_s=0.01)

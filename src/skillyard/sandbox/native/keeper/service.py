@@ -52,6 +52,7 @@ class Service:
         """Counts servers: what one asked is never answered to the next."""
         self._linger_s = linger_s
         self._leaving: Timer | None = None
+        self._leaves = loop.guarded(lambda _: self._leave_soon())
         sandboxes.on_program_end = self._program_ended
         sandboxes.on_gone = self._gone
         loop.on_fault = self._tell_fault
@@ -374,7 +375,7 @@ class Service:
         return sandbox, program
 
     def _leave_soon(self) -> None:
-        self._leaving = self._loop.after(self._linger_s, self._consider_leaving)
+        self._leaving = self._leaves.after(self._linger_s, self._consider_leaving)
 
     def _consider_leaving(self) -> None:
         """Ends a keeper that has no server and holds nothing. One that holds something asks again."""
