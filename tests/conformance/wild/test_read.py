@@ -71,7 +71,7 @@ def test_its_python_is_python(path: Path) -> None:
 async def test_they_are_found_where_their_repository_has_them(checkout: Path) -> None:
     """Only names of directories are read here, whatever else the checkout holds."""
     [tree] = walk([str(checkout)], ScanLimits(), [])
-    assert set(map(str, skills_of(checkout))) <= set(tree.bundles())
+    assert set(map(str, skills_of(checkout))) <= {path for path, _ in tree.bundles()}
 
 
 async def test_nothing_of_a_checkout_is_a_problem(shelf: dict[str, Path], wild: Open) -> None:

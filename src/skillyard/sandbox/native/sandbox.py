@@ -143,6 +143,8 @@ class NativeSandbox:
     ) -> NativeProcess:
         if id in self.processes:
             return self.processes[id]
+        if self._over:
+            raise SandboxGone("the sandbox is gone")
         header, body = self.message(program)
         header.update(
             op="start",
@@ -153,9 +155,7 @@ class NativeSandbox:
             channel_bytes=streams.channel_bytes,
         )
         process = self.processes[id] = NativeProcess(self._link, self.handle, id)
-        if self._over:  # its endings are not announced to anybody any more
-            process.lost()
-        elif isinstance(program, Guest):
+        if isinstance(program, Guest):
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
         else:
             try:

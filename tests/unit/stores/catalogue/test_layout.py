@@ -20,7 +20,9 @@ def look(root: Path, before: Tree | None = None) -> Tree:
 
 def found(root: Path) -> list[str]:
     tree = look(root)
-    return [os.path.relpath(bundle, root) for bundle in sorted(tree.bundles(), key=tree.place)]
+    found = dict(tree.bundles())
+    assert found == {path: tree.place(path) for path in found}
+    return [os.path.relpath(bundle, root) for bundle in sorted(found, key=found.__getitem__)]
 
 
 def test_a_project_shows_its_agent_skills_and_nothing_else(tmp_path: Path) -> None:

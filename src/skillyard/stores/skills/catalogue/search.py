@@ -9,12 +9,14 @@ else in it. It skips names that begin with a dot, but for :data:`SHELVES`.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from skillyard.domain.skill.name import is_excluded
 from skillyard.domain.skill.skill import Finding
@@ -65,12 +67,16 @@ class Tree:
     folders: dict[str, Folder] = field(default_factory=dict)
     notes: tuple[Finding, ...] = ()
 
-    def bundles(self) -> Iterator[str]:
-        """Yields the path of each bundle, in no order."""
-        yield from self.tops
+    def bundles(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the path and the place of each bundle, in no order."""
+        for path in self.tops:
+            yield path, self.place(path)
         for path, folder in self.folders.items():
-            for name in folder.served:
-                yield below(path, name)
+            if folder.served:
+                place = self.place(path)
+                inner = place if len(place) == 1 else place + b"\0"
+                for name in folder.served:
+                    yield below(path, name), inner + name.encode("utf-8", "surrogatepass")
 
     @property
     def count(self) -> int:
@@ -112,6 +118,29 @@ def walk(roots: Sequence[str], limits: ScanLimits, before: Sequence[Tree]) -> li
     known = {tree.root: tree.folders for tree in before}
     taken: set[str] | None = set() if nested else None
     return [_Search(root, limits, known.get(root, {}), taken).tree() if root else Tree(root) for root in roots]
+
+
+def to_text(trees: Sequence[Tree], limits: ScanLimits) -> str:
+    """Returns trees as text for :func:`from_text`."""
+    return json.dumps([asdict(limits), [asdict(tree) for tree in trees]], separators=(",", ":"), default=bytes.hex)
+
+
+def from_text(text: str, limits: ScanLimits) -> list[Tree] | None:
+    """Returns the trees of a text, None when they were found within other limits."""
+    of, trees = json.loads(text)
+    return [_tree(values) for values in trees] if of == asdict(limits) else None
+
+
+def _tree(values: dict[str, Any]) -> Tree:
+    folders = {path: _folder(folder) for path, folder in values["folders"].items()}
+    notes = tuple(Finding(**note) for note in values["notes"])
+    return Tree(values["root"], tuple(values["starts"]), tuple(values["tops"]), folders, notes)
+
+
+def _folder(values: dict[str, Any]) -> Folder:
+    names = {part: tuple(map(sys.intern, values[part])) for part in ("folders", "bundles", "served", "links")}
+    note = values["note"]
+    return Folder(bytes.fromhex(values["stamp"]), **names, note=note and Finding(**note))
 
 
 def notes_of(trees: Sequence[Tree]) -> list[Finding]:

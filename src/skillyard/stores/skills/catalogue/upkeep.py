@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,7 +16,7 @@ from skillyard.domain.skill.skill import Finding
 from skillyard.stores.skills.catalogue.cache_file import BROKEN, Index, is_damage, mark_of
 from skillyard.stores.skills.catalogue.loading import Loader
 from skillyard.stores.skills.catalogue.rows import GUIDE_RANK, Damaged, Entry, Place
-from skillyard.stores.skills.catalogue.search import ScanLimits, Tree, notes_of, walk
+from skillyard.stores.skills.catalogue.search import ScanLimits, Tree, from_text, notes_of, to_text, walk
 from skillyard.stores.skills.catalogue.table import Table
 
 BATCH = 100
@@ -27,6 +28,8 @@ SLICE = 500
 AWAITED = 5000
 """Paths that a caller waits for: about 20 ms."""
 PROGRESS_S = 5.0
+_SEEN = "trees"
+"""The fact that holds the directories with which the index agrees, so that a start compares them by stamps alone."""
 
 Tell = Callable[[Collection[str] | None], None]
 """Called with the names whose skills may have changed, None for all, in the thread that changed them."""
@@ -62,8 +65,10 @@ class Upkeep:
     def _begin_from_index(self) -> None:
         self._index.table.load_revision()
         self._watched = self._index.table.sizes()[1]
-        self.trees: Sequence[Tree] = [Tree(root) for root in self._roots]
-        self._compared = False
+        seen = self._index.table.fact(_SEEN)
+        trees = from_text(seen, self._limits) if seen else None
+        self.trees: Sequence[Tree] = trees or [Tree(root) for root in self._roots]
+        self._compared = trees is not None
         self._unread: dict[str, Place] = {}
         self._gone: list[bytes] = []
 
@@ -201,12 +206,22 @@ class Upkeep:
             self._compared = False
             self.trees = trees
             self._compare()
+            if not self._is_busy:
+                self._remember()
         return self._is_busy
+
+    def _remember(self) -> None:
+        """Stores the directories that the index agrees with. Without them the next start takes longer."""
+        try:
+            self.change(lambda table: table.put_fact(_SEEN, to_text(self.trees, self._limits)))
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise
 
     def _compare(self) -> None:
         """Compares the index with the directories. Long when bundles are many."""
         found = {
-            path: Place(path, rank, tree.place(path)) for rank, tree in enumerate(self.trees) for path in tree.bundles()
+            path: Place(path, rank, place) for rank, tree in enumerate(self.trees) for path, place in tree.bundles()
         }
         gone = []
         for known in self._index.table.places():
@@ -229,7 +244,7 @@ class Upkeep:
         """Reads some bundles that have to be read; removes with the last what is gone. Returns whether to go on."""
         places = list(islice(self._unread.values(), limit))
         is_last = len(places) == len(self._unread)
-        is_lost = self._read(places, self._gone if is_last else ())
+        is_lost = self._read(places, self._gone, to_text(self.trees, self._limits)) if is_last else self._read(places)
         for place in places:
             del self._unread[place.path]
         if is_last:
@@ -243,12 +258,17 @@ class Upkeep:
         if is_lost:
             self.walk()
 
-    def _read(self, places: Sequence[Place], gone: Iterable[bytes] = ()) -> bool:
-        """Returns whether one of them is not a bundle any more: its folder is listed again."""
+    def _read(self, places: Sequence[Place], gone: Iterable[bytes] = (), seen: str | None = None) -> bool:
+        """Returns whether one of them is not a bundle any more: its folder is listed again. ``seen`` are the trees with
+        which the index agrees then."""
         entries = {place: self._entry(place) for place in places}
         lost = [place for place, entry in entries.items() if entry is None]
+        if lost:
+            seen = ""
 
         def put(table: Table) -> None:
+            if seen is not None:
+                table.put_fact(_SEEN, seen)
             for entry in filter(None, entries.values()):
                 table.put(entry)
             for key in (*gone, *(place.key for place in lost)):
