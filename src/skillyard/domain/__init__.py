@@ -1,1 +1,1 @@
-"""Pure values and rules: the standard library only, nothing awaits, nothing touches the outside."""
+"""Pure values and rules over the standard library; nothing awaits or has an effect."""

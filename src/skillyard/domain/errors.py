@@ -1,8 +1,8 @@
-"""The errors of skillyard, raised alike by a runtime, by a server's client and over every face.
+"""The errors of skillyard, raised alike by a runtime, a client and every face.
 
-``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code
-(skills-protocol §6, JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019. A run that fails raises no error:
-see :mod:`skillyard.domain.work.record`.
+``type`` is the stable name that a face sends as ``data.type``; ``code`` is the JSON-RPC code (skills-protocol §6,
+JSON-RPC 2.0 §5.1). Our own codes stay within -32000 to -32019. A run that fails raises no error: see
+:mod:`skillyard.domain.work.record`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class ParseError(SkillyardError):
 
 
 class InvalidRequest(SkillyardError):
-    """The request is not a valid JSON-RPC request or batch; ``id`` is its own where it could be read."""
+    """The request is not a valid JSON-RPC request or batch.
+
+    ``id`` is its own where it could be read.
+    """
 
     type = "InvalidRequest"
     code = -32600
@@ -71,7 +74,10 @@ class MethodNotFound(SkillyardError):
 
 
 class InvalidInput(SkillyardError):
-    """A value breaks a rule; ``data["field"]`` is the path of the parameter, such as ``limits.timeout_ms``."""
+    """A value breaks a rule.
+
+    ``data["field"]`` is the path of the parameter, such as ``limits.timeout_ms``.
+    """
 
     type = "InvalidParams"
     code = -32602
@@ -116,7 +122,7 @@ class BundleRefused(InvalidInput):
 
 
 class VersionTaken(InvalidInput):
-    """The version was published with other content, or is served from a directory: publish a higher one.
+    """The version has other content already, published or in a directory: publish a higher one.
 
     ``data["stored_digest"]`` and ``data["offered_digest"]`` tell the two contents apart.
     """
@@ -187,7 +193,10 @@ class Forbidden(SkillyardError):
 
 
 class ProtectionMissing(SkillyardError):
-    """The host cannot enforce a protection that was demanded; the message names it and the remedy."""
+    """The host cannot enforce a demanded protection.
+
+    The message names the protection and the remedy.
+    """
 
     type = "ProtectionMissing"
     code = -32004

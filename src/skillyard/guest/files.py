@@ -76,7 +76,7 @@ def read(path: str, offset: str = "0", length: str = "-") -> None:
     start, left = int(offset), sys.maxsize if length == "-" else int(length)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise NotRegular("it is no regular file")
+        raise NotRegular("it is not a regular file")
     os.lseek(fd, start, os.SEEK_SET)
     while left > 0 and (data := os.read(fd, min(left, _PIECE))):
         left -= len(data)

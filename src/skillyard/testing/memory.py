@@ -37,7 +37,7 @@ class ManualClock:
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """What an operator who sets the clock does: only ``now`` moves, also backwards."""
+        """Sets the clock as an operator does: only ``now`` moves, also backwards."""
         self._now += seconds
 
 

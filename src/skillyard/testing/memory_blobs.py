@@ -23,7 +23,10 @@ class _Blob:
 
 
 class MemoryBlobs:
-    """A :class:`skillyard.ports.blobs.BlobStore`; ``directory`` is where :meth:`path` puts its files."""
+    """A :class:`skillyard.ports.blobs.BlobStore`.
+
+    :meth:`path` puts its files into ``directory``.
+    """
 
     def __init__(self, directory: Path, clock: Clock, ids: Ids, *, limits: BlobLimits | None = None) -> None:
         self._directory = directory

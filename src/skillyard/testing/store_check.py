@@ -1,4 +1,4 @@
-"""What the suites of the stores share: a list of checks, and the words they are written in.
+"""The common part of the suites of stores: a list of checks, and their helpers.
 
 A check is an async function that takes a maker of fresh, empty stores and raises when a promise is broken::
 

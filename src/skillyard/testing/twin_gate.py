@@ -1,5 +1,7 @@
-"""A twin of the gate for the conformance suite of sandboxes: it serves a backend's sockets in this process, dials
-nobody, and remembers who came."""
+"""A twin of the gate for the conformance suite of sandboxes.
+
+It serves a backend's sockets in this process, dials nobody, and remembers who came.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ _RESPONSE, _NO_SUCH_NAME, _TYPE_A = 0x8180, 3, 1
 
 @dataclass
 class TwinSession:
-    """A connection is told ``meant ADDRESS PORT`` and stays open until the other end closes it or the session is cut.
-    ``arrived`` are the addresses and ports that were meant."""
+    """Greets each connection with ``meant ADDRESS PORT`` and remembers it in ``arrived``.
+
+    A connection stays open until the other end closes it or the session is cut.
+    """
 
     id: str
     env: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a sandbox may reach: rules, policies and decisions.
+"""The network of sandboxes: rules, policies and decisions.
 
 Values only; the gate acts on them.
 """

@@ -1,7 +1,7 @@
-"""What a run may reach: layers of rules, every one of which must allow a connection.
+"""The network policy of a run: layers of rules, all of which must allow a connection.
 
-The operator's layer bounds what a skill declares, and that bounds what a request narrows. So a later layer cannot
-widen, and a decision can name the layer and the rule that made it.
+The operator's layer bounds the rules that a skill declares, and these bound the rules that a request narrows. So a
+later layer cannot widen, and a decision can name the layer and the rule that made it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages that runs need: the requirements, the lock that they were resolved to, the environment that was built.
+"""The packages of runs: requirements, the lock of resolved ones, the built environment.
 
 The text of a lock is a requirements file in pip's hash-checking mode. It is written inside a sandbox, so it is read
 strictly and written anew::
@@ -32,7 +32,7 @@ SHOWN = 16
 
 
 class BadLock(SkillyardError):
-    """What was resolved is no list of exact versions with digests."""
+    """A lock is not a list of exact versions with digests."""
 
     type = "SandboxError"
 
@@ -54,7 +54,7 @@ def parse_lock(text: str) -> tuple[Pin, ...]:
     for line in _logical_lines(text):
         match = _PIN.fullmatch(line)
         if match is None:
-            raise BadLock(f"the resolved lock has a line that is no exact version with digests: {line[:100]!r}")
+            raise BadLock(f"the resolved lock has a line that is not an exact version with digests: {line[:100]!r}")
         pin = Pin(normalized(match[1]), match[2], tuple(dict.fromkeys(_HASH.findall(match[3]))))
         if pin.name in pins:
             raise BadLock(f"the resolved lock names {pin.name} twice")
@@ -65,7 +65,10 @@ def parse_lock(text: str) -> tuple[Pin, ...]:
 
 
 def agreed(one: Pin, other: Pin) -> Pin | None:
-    """Returns the pin with the files that both name; None for another version, and without a common file."""
+    """Returns the pin with the files that both name.
+
+    Returns None for another version, and without a common file.
+    """
     hashes = tuple(found for found in one.hashes if found in other.hashes)
     return Pin(one.name, one.version, hashes) if one.version == other.version and hashes else None
 
@@ -125,8 +128,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """``text`` is a requirements file with one exact version and its SHA-256 hashes for each package (pip's
-    hash-checking mode); ``platform`` names interpreter and platform. The environment's digest is the lock's."""
+    """The resolved packages.
+
+    ``text`` is a requirements file with one exact version and its SHA-256 hashes for each package (pip's hash-checking
+    mode); ``platform`` names interpreter and platform. The environment's digest is the lock's.
+    """
 
     text: str
     platform: str

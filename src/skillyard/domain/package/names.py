@@ -42,7 +42,10 @@ def denies(patterns: Iterable[str], name: str) -> bool:
 
 
 def admits(patterns: Iterable[str], name: str) -> bool:
-    """Returns whether some pattern (of :func:`parse_patterns`) names the package and no ``!`` one denies it."""
+    """Returns whether the patterns admit the package.
+
+    Some pattern (of :func:`parse_patterns`) names it then, and no ``!`` one denies it.
+    """
     plain, named = normalized(name), False
     for pattern in patterns:
         if fnmatchcase(plain, pattern.removeprefix("!")):
@@ -53,8 +56,10 @@ def admits(patterns: Iterable[str], name: str) -> bool:
 
 
 def within(version: str, bounds: str) -> bool | None:
-    """Returns whether ``version`` (its release numbers) fits ``bounds`` such as ``>=3.9,<4``; an empty one admits all.
-    None when a bound is not understood."""
+    """Returns whether ``version`` fits ``bounds`` such as ``>=3.9,<4``.
+
+    Its release numbers count. Empty bounds admit all. Returns None when a bound is not understood.
+    """
     answers = [_holds(_release(version), text.strip()) for text in bounds.split(",") if text.strip()]
     return None if None in answers else all(answers)
 

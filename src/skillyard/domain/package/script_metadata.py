@@ -1,6 +1,6 @@
-"""Inline metadata of Python scripts: what stands between ``# /// script`` and ``# ///`` (PEP 723).
+"""Inline metadata of Python scripts, between ``# /// script`` and ``# ///`` (PEP 723).
 
-The text is hostile: it is never executed, a block has a largest size, and what is wrong is a problem with its line.
+The text is hostile: it is never executed, a block has a largest size, and every error is a problem with its line.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class ScriptProblem:
 
 @dataclass(frozen=True, slots=True)
 class ScriptMetadata:
-    """What one script declares. ``dependencies`` are as they were written, those that are no requirement too (each has
-    its problem): who leaves out what it cannot give must say so. ``line`` is where the block begins."""
+    """The metadata of one script.
+
+    ``dependencies`` are as they were written, also those that are not valid requirements (each has its problem): a
+    caller that leaves one out must say so. ``line`` is where the block begins.
+    """
 
     line: int
     dependencies: tuple[str, ...] = ()
@@ -48,8 +51,10 @@ class ScriptMetadata:
     problems: tuple[ScriptProblem, ...] = ()
 
     def admits_python(self, version: str) -> bool:
-        """Whether ``requires-python`` admits ``version`` (``3.11.7``); a range that is not understood is a problem and
-        admits none."""
+        """Returns whether ``requires-python`` admits ``version`` (``3.11.7``).
+
+        A range that is not understood is a problem and admits none.
+        """
         return within(version, self.requires_python) is True
 
 

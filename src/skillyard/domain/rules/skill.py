@@ -123,7 +123,7 @@ SKILL_MD: tuple[Rule, ...] = (
         "yaml",
         "error",
         "error or warning",
-        "The front matter is no YAML, or uses anchors, tags or duplicate keys.",
+        "The front matter is not valid YAML, or uses anchors, tags or duplicate keys.",
         "mend the line named; a value that holds ': ' stands in quotes",
     ),
     always(

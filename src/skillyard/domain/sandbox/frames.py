@@ -40,8 +40,11 @@ class ResultFault(FrameFault):
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """The bounds of one run's frames: blobs, bytes of all blobs, open blobs, bytes of the result. Of the blobs that are
-    files in ``/workspace/out``: their number, the bytes of each and the bytes of all."""
+    """The bounds of one run's frames.
+
+    They bound blobs, bytes of all blobs, open blobs and bytes of the result; of the blobs that are files in
+    ``/workspace/out`` their number, the bytes of each and the bytes of all.
+    """
 
     blobs: int = 1000
     blob_bytes: int = 4 * 1024**3
@@ -87,7 +90,7 @@ class BlobAbandon:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the entrypoint returned, in JSON as it came."""
+    """The value that the entrypoint returned, in JSON as it came."""
 
     raw: bytes
 
@@ -115,10 +118,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """The guest's words about the run beside its result; all are foreign words, but for ``lost``. ``script``: no
-    function was called. ``skipped``: files that are not sent, each with the reason. ``others``: files elsewhere in the
-    working directory. ``more``: the number of further files of both kinds. ``stack``: the last stack of a program that
-    was ended. ``lost`` is ours: nobody could look."""
+    """The guest's report about the run beside its result, in foreign words except ``lost``.
+
+    ``script``: no function was called. ``skipped``: files that are not sent, each with the reason. ``others``: files
+    elsewhere in the working directory. ``more``: the number of further files of both kinds. ``stack``: the last stack
+    of a program that was ended. ``lost``, which we set: nobody could look.
+    """
 
     script: bool = False
     skipped: tuple[tuple[str, str], ...] = ()
@@ -132,7 +137,10 @@ Frame = BlobBegin | BlobData | BlobEnd | BlobAbandon | Notes | Result | Failure
 
 
 class FrameReader:
-    """Feed it the channel's bytes in any pieces; the frames and the fault do not depend on how they are cut."""
+    """Reads frames from the channel's bytes.
+
+    The frames and the fault do not depend on how the bytes are cut.
+    """
 
     def __init__(self, limits: FrameLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
@@ -173,8 +181,10 @@ class FrameReader:
         return frames
 
     def finish(self) -> Result | Failure | None:
-        """How the run says that it ended; None when it said nothing, as a killed one does, half a frame or not.
-        Raises FrameFault."""
+        """Returns the last frame, by which the run says how it ended.
+
+        Returns None when it said nothing, as a killed one does, half a frame or not. Raises FrameFault.
+        """
         if self._fault is not None:
             raise self._fault
         return self._final
@@ -215,7 +225,7 @@ class FrameReader:
         if not self._last < n <= _MAX_NUMBER:
             raise FrameFault(f"blob {n} begins after blob {self._last}")
         if not isinstance(kind, str) or not KIND.fullmatch(kind):
-            raise FrameFault(f"the kind of blob {n} is no MIME type")
+            raise FrameFault(f"the kind of blob {n} is not a MIME type")
         if self._blobs >= self._limits.blobs:
             raise FrameFault(f"the run writes more than {self._limits.blobs} blobs")
         if len(self._open) >= self._limits.open_blobs:
@@ -325,7 +335,7 @@ def _header(payload: bytes, type_: str) -> dict[str, Any]:
 def _integer(header: dict[str, Any], name: str, type_: str) -> int:
     value = header.get(name)
     if type(value) is not int or not 0 <= value < 2**63:
-        raise FrameFault(f"'{name}' of a frame {type_} is no count")
+        raise FrameFault(f"'{name}' of a frame {type_} is not a count")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Guarantees of a sandbox: names, who attests each, the walls behind them, and the demand of a policy (design §4).
+"""Guarantees of a sandbox, their attestors and walls, and a policy's demand (design §4).
 
 A guarantee is a promise about foreign code: it reaches no file of the host, or it holds to its memory limit. A wall is
 a part of Linux that upholds it, such as a mount namespace. A backend made of such parts names its walls, and the
@@ -20,7 +20,7 @@ AUTO = "auto"
 
 
 class Level(StrEnum):
-    """Who attests it: the kernel; our own watching and killing; the provider of the sandbox; nobody."""
+    """The attestor: the kernel, our own watching, the provider of the sandbox, or nobody."""
 
     KERNEL = "kernel"
     SUPERVISED = "supervised"
@@ -55,8 +55,11 @@ PROTECTIONS = WALLS + LIMITS
 
 
 class Evidence(NamedTuple):
-    """The walls of a guarantee: it stands or falls with those that are ``bearing``; ``further`` ones strengthen it, and
-    bear it where a backend is by its nature without all the first."""
+    """The walls of a guarantee.
+
+    It stands or falls with those that are ``bearing``. ``further`` ones strengthen it, and bear it where a backend is
+    by its nature without all the first.
+    """
 
     bearing: tuple[str, ...]
     further: tuple[str, ...]
@@ -91,11 +94,12 @@ KERNEL_CAN = frozenset({*BOUNDARIES, "memory", "cpus", "pids", "disk"})
 
 @dataclass(frozen=True, slots=True)
 class Nature:
-    """What a backend is by design, on any host.
+    """The design of a backend, the same on any host.
 
     ``rank`` is its place where an isolation is chosen by itself, the least first; without one it has to be named.
     ``without`` names the walls and guarantees that it does not have: choosing it accepts that, and nothing else.
-    ``network`` says whether its sandboxes can be given one. Probe, record and doctor show what is missing all the same.
+    ``network`` says whether its sandboxes can be given one. Probe, record and doctor show every missing wall all the
+    same.
     """
 
     rank: int | None = None
@@ -105,7 +109,7 @@ class Nature:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """One wall, limit or guarantee: who attests it here, by what, and how to get it when it is missing."""
+    """One wall, limit or guarantee: its attestor here, the evidence, and a remedy."""
 
     level: Level
     by: str = ""
@@ -139,7 +143,10 @@ def _attested(protection: Protection) -> Guarantee:
 
 
 def _boundary(name: str, offered: Mapping[str, Protection], without: frozenset[str]) -> Guarantee:
-    """It is missing as soon as one thing is that bears it, also where the backend itself says otherwise."""
+    """Returns the guarantee, which is missing as soon as one bearing wall is.
+
+    It is so also where the backend itself says otherwise.
+    """
     bearing, further = _bearers(name, without)
     named = {wall: offered[wall] for wall in (*bearing, *further) if wall in offered}
     if name in offered:
@@ -154,7 +161,10 @@ def _boundary(name: str, offered: Mapping[str, Protection], without: frozenset[s
 
 
 def _bearers(name: str, without: frozenset[str]) -> Evidence:
-    """The walls of a guarantee for a backend that is without some: the further ones bear it when no other is left."""
+    """Returns the walls of a guarantee for a backend that is without some.
+
+    The further ones bear it when no other is left.
+    """
     bearing, further = ([wall for wall in walls if wall not in without] for walls in BOUNDARIES[name])
     if not bearing:
         return Evidence(tuple(wall for wall in further if wall not in ADVISORY), tuple(further))
@@ -163,14 +173,17 @@ def _bearers(name: str, without: frozenset[str]) -> Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What policy asks of a backend. ``kernel_only`` names guarantees that the kernel itself must attest;
-    ``allow_degraded`` names guarantees, and walls, that may be missing."""
+    """The demand of a policy.
+
+    ``kernel_only`` names guarantees that the kernel itself must attest; ``allow_degraded`` names guarantees, and walls,
+    that may be missing.
+    """
 
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
 
     def check(self, offered: Mapping[str, Protection]) -> None:
-        """Raises ProtectionMissing naming everything that falls short and its mend."""
+        """Raises ProtectionMissing with everything that falls short, each with its remedy."""
         if short := dict(self._short(offered)):
             why = "; ".join(f"{name} ({reason})" for name, reason in short.items())
             raise ProtectionMissing(f"this host cannot enforce: {why}", protections=list(short))
@@ -199,15 +212,18 @@ class Demand:
                 yield name, f"only {word} here, and the policy requires the kernel"
 
     def _asked(self, offered: Mapping[str, Protection]) -> Iterator[str]:
-        """The names to look at: a guarantee that the backend speaks of by name, and the walls of any other. A wall that
-        is named counts in any case; one that is not counts where its guarantee is not attested otherwise."""
+        """Returns the names to look at.
+
+        They are a guarantee that the backend speaks of by name, and the walls of any other. A wall that is named counts
+        in any case; one that is not counts where its guarantee is not attested otherwise.
+        """
         spoken = [name for name in BOUNDARIES if name in offered or offered.keys().isdisjoint(_walls(name))]
         rested_on = {wall for name in BOUNDARIES if name not in spoken for wall in _walls(name)}
         walls = [wall for wall in WALLS if wall in rested_on or wall in offered]
         return filter(self.demands, (*spoken, *walls, *LIMITS))
 
     def _of_the_kernel(self, name: str) -> bool:
-        """A wall is asked of the kernel by its own name, and by that of a guarantee that rests on it."""
+        """Returns whether the kernel must attest a wall, named itself or by a guarantee on it."""
         if name in self.kernel_only:
             return True
         return any(name in _walls(asked) for asked in self.kernel_only if asked in BOUNDARIES)
@@ -219,8 +235,10 @@ def _walls(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a backend can do on this host, found by doing it. ``protections`` are its walls and limits, or guarantees,
-    by name."""
+    """The abilities of a backend on this host, found by trying.
+
+    ``protections`` are its walls and limits, or guarantees, by name.
+    """
 
     backend: str
     ready: bool
@@ -228,7 +246,7 @@ class Probe:
     facts: Mapping[str, str]
     """Versions and the like, for doctor and the run record."""
     abilities: Mapping[str, Protection] = field(default_factory=dict)
-    """What it can do beside (:data:`ABILITIES`); what is not named here it cannot."""
+    """Further abilities (:data:`ABILITIES`); the backend lacks those that are not named."""
 
     def demand(self, ability: str) -> None:
         """Raises ProtectionMissing, with the reason, when it cannot do that."""

@@ -1,4 +1,7 @@
-"""A sandbox and a call in it, as they are asked for: values that every backend realises its own way (design §4)."""
+"""A sandbox and a call in it, as they are asked for (design §4).
+
+They are values that every backend realises its own way.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from skillyard.domain.work.limits import Limits
 
 
 class Owner(StrEnum):
-    """RUN dies with the server that asked for it; TASK outlives the server and can be attached again."""
+    """The owner: RUN dies with its server; TASK outlives it and can be attached again."""
 
     RUN = "run"
     TASK = "task"
@@ -52,8 +55,11 @@ class EnvironmentRef:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was made ready for an environment: ``preloaded`` modules were imported ahead, ``faults`` say why others were
-    not; ``memory_bytes`` is what it holds while nothing runs."""
+    """The modules that were made ready for an environment.
+
+    ``preloaded`` ones were imported ahead, ``faults`` say why others were not; ``memory_bytes`` is the memory that they
+    hold while nothing runs.
+    """
 
     preloaded: tuple[str, ...] = ()
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -62,12 +68,14 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """A sandbox to be made. ``group`` keeps warm interpreters apart: two specs with different groups never
-    share one (a principal's name where policy says so). ``tenant`` is whose sandbox it is: where a backend shares
-    the host out, it does so between tenants. ``single`` says that one program will be started: the
-    sandbox may end with it, which is faster; it must still be destroyed. Where it stays after one that a limit ended or
-    that crashed, a second program can collect what that left. ``egress`` plugs it into a session of the
-    gate; without it there is no network."""
+    """A sandbox to be made.
+
+    ``group`` keeps warm interpreters apart: two specs with different groups never share one (a principal's name where
+    policy says so). ``tenant`` names whose share of the host it takes.
+    ``single`` says that one program will be started: the sandbox may end with it, which is faster; it must still be
+    destroyed. Where it stays after one that a limit ended or that crashed, a second program can collect the files that
+    the first left. ``egress`` plugs it into a session of the gate; without it there is no network.
+    """
 
     limits: Limits = field(default_factory=Limits)
     environment: EnvironmentRef = field(default_factory=EnvironmentRef)
@@ -94,8 +102,11 @@ class Argv:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Python run by our guest: one JSON request in, frames back on :attr:`Stream.CHANNEL`
-    (see :mod:`skillyard.guest`). stdout and stderr share :attr:`Stream.STDOUT`, in the order written."""
+    """Python run by our guest (see :mod:`skillyard.guest`).
+
+    One JSON request goes in, frames come back on :attr:`Stream.CHANNEL`. stdout and stderr share :attr:`Stream.STDOUT`,
+    in the order written.
+    """
 
     request: Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""What a run may use. A limit above its maximum is refused by name, never clamped (design §8)."""
+"""The limits of runs. One above its maximum is refused by name, never clamped (design §8)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from skillyard.domain.errors import InvalidInput, shown
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one run: milliseconds, MiB, cores, processes with threads, MiB of written files."""
+    """The limits of one run.
+
+    Units are milliseconds, MiB, cores, processes with threads, and MiB of written files.
+    """
 
     timeout_ms: int = 300_000
     memory_mb: int = 512

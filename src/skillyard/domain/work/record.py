@@ -37,9 +37,9 @@ ERROR_TYPES: dict[Outcome, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process tree used, as the kernel counted it. ``None`` where nothing counts it here.
+    """The usage of a process tree, as the kernel counted it; None where nothing counts it here.
 
-    ``source`` names who counted: ``cgroup``, ``rusage`` or ``sampled``.
+    ``source`` names the counter: ``cgroup``, ``rusage`` or ``sampled``.
     """
 
     cpu_ms: float | None = None
@@ -111,7 +111,10 @@ class RunRecord:
     enforced: dict[str, str] = field(default_factory=dict)
     """The level of each wall and limit of its sandbox."""
     guarantees: dict[str, Any] = field(default_factory=dict)
-    """What its sandbox guaranteed, by name: ``attestor`` and ``evidence``; empty in records of earlier versions."""
+    """The guarantees of its sandbox by name: ``attestor`` and ``evidence``.
+
+    Empty in records of earlier versions.
+    """
     usage: dict[str, Any] = field(default_factory=dict)
     digests: dict[str, Any] = field(default_factory=dict)
     output: Any = None
@@ -124,10 +127,15 @@ class RunRecord:
     logs_blob: str | None = None
     error: dict[str, Any] | None = None
     network: dict[str, Any] | None = None
-    """What it might reach and what it tried (:mod:`skillyard.engine.network.grant`); None without a network."""
+    """The hosts that it might reach, and its connections; None without a network.
+
+    :mod:`skillyard.engine.network.grant` makes it.
+    """
     needs: dict[str, Any] | None = None
-    """What its skills declare that they need, and what of it was granted (:mod:`skillyard.engine.skills.run_needs`);
-    None when they declare nothing."""
+    """The declared needs of its skills, and the granted part; None when they declare none.
+
+    :mod:`skillyard.engine.skills.run_needs` makes it.
+    """
     idempotency_key: str | None = None
     request_digest: str = ""
     sandbox: str | None = None

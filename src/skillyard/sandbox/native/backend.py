@@ -85,7 +85,7 @@ class NativeBackend:
         return await probe(self)
 
     async def facts(self) -> dict[str, Any]:
-        """What the keeper found out about the host. Raises SandboxFault."""
+        """Returns the keeper's findings about the host. Raises SandboxFault."""
         return await (await self._linked()).facts()
 
     async def create(self, spec: SandboxSpec, key: str) -> NativeSandbox:
@@ -142,7 +142,7 @@ class NativeBackend:
         return sockets
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> NativeSandbox:
-        """What stands for a sandbox that the keeper made."""
+        """Returns the server's object for a sandbox that the keeper made."""
         if self._plug is None:
             return NativeSandbox(link, handle, enforced)
         return PluggedSandbox(link, handle, enforced, self._plug)

@@ -1,4 +1,4 @@
-"""The server's connection to its keeper: questions with answers, and the endings that the keeper announces."""
+"""The server's connection to its keeper: questions with answers, and endings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Link:
         self._channel = Channel(self._loop, sock, self._heard, self._lost)
 
     async def facts(self) -> dict[str, Any]:
-        """What the keeper says of its host. Raises SandboxFault when it turns us away, SandboxGone when it ended."""
+        """Returns the keeper's findings about its host.
+
+        Raises SandboxFault when it turns us away, SandboxGone when it ended.
+        """
         return await asyncio.shield(self._hello)
 
     @property

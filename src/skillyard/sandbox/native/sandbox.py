@@ -75,7 +75,10 @@ class NativeProcess:
                 return
 
     def ended(self, header: dict[str, Any], body: bytes) -> Ending | None:
-        """Takes the keeper's announcement, with the output where it is small; returns the ending that is new."""
+        """Takes the keeper's announcement; returns the ending when it is new.
+
+        Output that is small comes with it.
+        """
         if self._ending.done():
             return None
         if "ending" not in header:
@@ -193,7 +196,7 @@ class NativeSandbox:
         return await self.start(program, id=f".files-{self._files}", timeout_ms=None, streams=DEFAULT_STREAMS)
 
     def message(self, program: Program) -> tuple[dict[str, Any], bytes]:
-        """What the keeper is told of ``program``: a header and a guest's request."""
+        """Returns a program's message to the keeper: a header and a guest's request."""
         return _message(program)
 
     def files_program(self) -> tuple[str, ...]:
@@ -219,7 +222,7 @@ _LOOK_AGAIN_S = 0.02
 
 
 def listen(egress: Egress) -> dict[str, Any]:
-    """What the keeper is asked to open for it."""
+    """Returns the ports that the keeper is asked to open for a session."""
     return {"streams": sorted({*egress.ports, DNS_PORT, PROXY_PORT}), "datagrams": [DNS_PORT]}
 
 
@@ -238,8 +241,11 @@ class PluggedSandbox(NativeSandbox):
             await self._hand_over(egress, await self._open(egress))
 
     async def plug_first(self, egress: Egress, sockets: Sequence[socket.socket]) -> None:
-        """Hand over what the keeper opened when it lent the sandbox. Whoever asked for the same sandbox meanwhile got
-        no sockets, and waits here until the gate has them. Raises SandboxGone, GateFault."""
+        """Hands over the sockets that the keeper opened when it lent the sandbox.
+
+        A second caller for the same sandbox got no sockets, and waits here until the gate has them. Raises SandboxGone,
+        GateFault.
+        """
         async with self._plugging:
             if sockets:
                 await self._hand_over(egress, sockets)
@@ -254,7 +260,10 @@ class PluggedSandbox(NativeSandbox):
         self._served.update(egress.ports, (DNS_PORT, PROXY_PORT))
 
     async def _open(self, egress: Egress) -> list[socket.socket]:
-        """An earlier server's gate, which nobody here knows, may be about to end: its ports come free then."""
+        """Opens the ports, and waits a moment for those that an earlier gate still holds.
+
+        The gate of an earlier server, unknown to this one, may be about to end: its ports come free then.
+        """
         clock = asyncio.get_running_loop().time
         asked = listen(egress)
         until = clock() + _OLD_GATE_S

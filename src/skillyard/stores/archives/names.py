@@ -90,7 +90,7 @@ def _decoded(name: bytes) -> str:
     try:
         text = name.decode()
     except UnicodeDecodeError:
-        raise ArchiveRefused("archive-encoding", name, "has a name that is no UTF-8") from None
+        raise ArchiveRefused("archive-encoding", name, "has a name that is not valid UTF-8") from None
     if not text or not is_visible(text):
         raise ArchiveRefused("archive-name", name, "has an empty name, or one with characters that nobody sees")
     if "\\" in text:

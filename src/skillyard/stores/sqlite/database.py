@@ -1,15 +1,14 @@
 """One SQLite file behind one event loop: quick to write, never in the loop's way for long.
 
-A short write runs **on the loop's own thread** when nothing else is being written. The hop to a writer
-thread and back costs more than the write itself, and while the loop computes, a thread that needs the
-interpreter lock for every step of SQLite can starve for seconds. What bounds it: that connection never
-waits for a lock (a busy database sends the write to the writer thread), never syncs to disk and never
-checkpoints; beyond the first few, writes that come in one turn of the loop share a transaction; after one
-slow transaction the writer thread takes over for a second.
+A short write runs **on the loop's own thread** when nothing else is being written. The hop to a writer thread and back
+costs more than the write itself, and while the loop computes, a thread that needs the interpreter lock for every step
+of SQLite can starve for seconds. Such a write is bounded: that connection never waits for a lock (a busy database sends
+the write to the writer thread), never syncs to disk and never checkpoints; beyond the first few, writes that come in
+one turn of the loop share a transaction; after one slow transaction the writer thread takes over for a second.
 
-Durability: WAL. A commit survives the death of the process, kill -9 included. With ``durable`` it is also
-synced to the disk before it is reported and so survives the loss of power; without, the last commits before
-a power loss may be gone, and the file is intact.
+Durability: WAL. A commit survives the death of the process, kill -9 included. With ``durable`` it is also synced to the
+disk before it is reported and so survives the loss of power; without, the last commits before a power loss may be gone,
+and the file is intact.
 """
 
 from __future__ import annotations
@@ -231,10 +230,10 @@ class Database:
 
     @classmethod
     async def open(cls, path: Path, *, durable: bool = False, busy_timeout_s: float = 10.0) -> Database:
-        """Open or make the file (0600, in a 0700 directory) and bring its schema up to date.
+        """Opens or makes the file (0600, in a 0700 directory) and brings its schema up to date.
 
-        Raises StoreFault, naming cause and mend, when it is damaged, locked for ``busy_timeout_s``, not
-        writable, another application's, or of a newer skillyard.
+        Raises StoreFault, naming cause and remedy, when it is damaged, locked for ``busy_timeout_s``, not writable,
+        another application's, or of a newer skillyard.
         """
         connections = await asyncio.to_thread(_connect_all, path, durable, busy_timeout_s)
         return cls(path, connections, durable=durable)
@@ -377,7 +376,10 @@ class Database:
         return self._connections.reader.execute(sql, values).fetchall()
 
     def _checkpoint(self) -> None:
-        """Copy the log into the file beside running writers; let it start over when it has grown long."""
+        """Copies the log into the file beside running writers.
+
+        A log that has grown long starts over.
+        """
         try:
             pages = self._connections.reader.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1]
             if pages > RESTART_PAGES:
@@ -430,7 +432,10 @@ def _connect(path: Path, opened: list[sqlite3.Connection], durable: bool, timeou
 
 
 def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Changing the mode waits for nobody, whatever the timeout: two processes that open a new file meet here."""
+    """Sets the WAL mode, and tries again while another process does.
+
+    The change ignores SQLite's timeout, and two processes that open a new file meet here.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         try:

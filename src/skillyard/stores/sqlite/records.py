@@ -158,8 +158,10 @@ class SqliteRecords:
 
 
 def encode(record: RunRecord) -> str:
-    """All but what stands apart, as ASCII JSON: half a surrogate pair, which SQLite's text cannot hold, stays an
-    escape."""
+    """Returns all fields without columns of their own, as ASCII JSON.
+
+    Half a surrogate pair, which SQLite's text cannot hold, stays an escape.
+    """
     return _encode({name: getattr(record, name) for name in _FIELDS})
 
 
@@ -182,7 +184,10 @@ def conflict() -> IdempotencyConflict:
 
 
 def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[object, ...]) -> InvalidInput | None:
-    """Returns why the record is refused; it is not raised, since raising would undo others' writes beside it."""
+    """Returns why the record is refused.
+
+    It does not raise that, since raising would undo others' writes beside it.
+    """
     if connection.execute(_INSERT, values).rowcount == 1:
         return None
     key = (record.principal, record.idempotency_key)

@@ -229,7 +229,7 @@ async def tried(place: Place, attack: Attack) -> Judgement:
 
 
 def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
-    """Returns whether any of ``walls``, or a guarantee that they bear, is claimed; True for no walls."""
+    """Returns whether any of ``walls`` is claimed, or a guarantee on them; True for no walls."""
     borne = [name for name, evidence in BOUNDARIES.items() if not set(evidence.bearing).isdisjoint(walls)]
     return not walls or any(enforced.get(name, Level.MISSING) != Level.MISSING for name in (*walls, *borne))
 

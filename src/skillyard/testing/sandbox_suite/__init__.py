@@ -1,4 +1,4 @@
-"""The conformance suite of the sandbox port: what every backend promises, as functions that need no test runner.
+"""The conformance suite of the sandbox port, as functions that need no test runner.
 
     ground = Ground(backend, scratch=empty_directory)
     for verdict in await examine_all(CHECKS, ground):

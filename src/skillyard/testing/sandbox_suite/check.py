@@ -32,8 +32,11 @@ def expect(held: object, promise: str, seen: object = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``needs`` names guarantees, walls and abilities (and :data:`SURVIVAL`) without which the promise is not made; of
-    ``any_of`` one is enough."""
+    """One promise of the port.
+
+    ``needs`` names guarantees, walls and abilities (and :data:`SURVIVAL`) without which the promise is not made; of
+    ``any_of`` one is enough.
+    """
 
     name: str
     section: str
@@ -128,8 +131,11 @@ def _lacking(name: str, ground: Ground, probe: Probe) -> str:
 
 
 def _borne(wall: str, probe: Probe) -> bool:
-    """Returns whether a backend without that wall attests by name everything that the wall bears. It then promises what
-    the wall gives; a filter aside, since a kernel of its own may answer the calls that a filter refuses."""
+    """Returns whether a backend without that wall attests everything that the wall bears.
+
+    It then promises the effects of the wall, except of a filter, since a kernel of its own may answer the calls that a
+    filter refuses.
+    """
     borne = [name for name, walls in BOUNDARIES.items() if wall in walls.bearing and wall != "seccomp"]
     attested = [probe.protections[name].level for name in borne if name in probe.protections]
     return bool(borne) and len(attested) == len(borne) and Level.MISSING not in attested

@@ -1,4 +1,4 @@
-"""A network with no way out but the gate: what a sandbox can reach is what the gate was given to serve."""
+"""A network whose only way out is the gate: a sandbox reaches what the gate serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ egress = Section("egress")
 
 PORTS = (443, 8080)
 FAST_S = 1.0
-"""What is refused is refused at once; a busy machine is given this long."""
+"""Seconds for a refusal, which comes at once; a busy machine is given this long."""
 
 TALK = """
 import json, socket, sys, time
@@ -344,7 +344,10 @@ async def _plugged(ground: Ground, ports: tuple[int, ...] = PORTS) -> AsyncItera
 
 
 async def _until(condition: Any, promise: str) -> None:
-    """What the twin sees it sees in this very event loop. Bounded by the check's deadline."""
+    """Waits until the twin, which works in this very event loop, has seen it.
+
+    The check's deadline bounds the wait.
+    """
     for _ in range(500):
         if condition():
             return

@@ -211,7 +211,10 @@ except OSError: os.mkfifo('socket')  # not even that is given here
 
 @files.check()
 async def names_move_and_multiply_between_directories(ground: Ground) -> None:
-    """rename(2) and link(2), which a file system wall may forbid across directories (landlock(7), REFER)."""
+    """rename(2) and link(2) across directories.
+
+    A file system wall may forbid them (landlock(7), REFER).
+    """
     steps = """
 import json, os
 os.chdir(HERE + '/workspace')

@@ -1,4 +1,4 @@
-"""Where checks stand: a backend, a scratch directory, and short ways to make sandboxes and run programs."""
+"""The ground of checks: a backend, a scratch directory, and short ways to run programs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Ground:
             return await run(sandbox, program)
 
     async def look(self, source: str, *args: str, **options: Any) -> Any:
-        """What a Python program in a sandbox of its own prints, as JSON."""
+        """Returns the JSON that a Python program prints in a sandbox of its own."""
         async with self.sandbox(**options) as sandbox:
             return await look(sandbox, source, *args)
 
@@ -113,7 +113,10 @@ def python(source: str, *args: str, **options: Any) -> Argv:
 
 
 def code(source: str, args: Mapping[str, Any] | None = None, **options: Any) -> Guest:
-    """Python source as a guest program whose ``main`` is called with ``args``; ``options`` are GuestCall's."""
+    """Returns Python source as a guest program.
+
+    Its ``main`` is called with ``args``; ``options`` are GuestCall's.
+    """
     prefix = f"blob:{uuid.uuid4().hex}-"
     return Guest(GuestCall(prefix, code=_placed(source), args=args or {}, **options).request())
 

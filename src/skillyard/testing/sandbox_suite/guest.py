@@ -1,7 +1,7 @@
-"""Python run by our guest: a request goes in, frames come back, whatever foreign code does to the channel.
+"""Python run by our guest: a request goes in, frames come back.
 
-The frames (see :mod:`skillyard.guest`) are read in the plainest way here. The server's reader is another one: a check
-that used it would not notice a mistake that both share.
+Foreign code may do anything to the channel. The frames (see :mod:`skillyard.guest`) are read in the plainest way here.
+The server's reader is another one: a check that used it would not notice a mistake that both share.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ class Frame:
 
 
 def frames(channel: bytes) -> list[Frame]:
-    """Raises Failed for what is no whole sequence of frames."""
+    """Raises Failed for bytes that are not a whole sequence of frames."""
     found, at = [], 0
     while at < len(channel):
         if len(channel) - at < 5:

@@ -1,4 +1,7 @@
-"""The library of attacks over a backend: every attack and benign program is a check of the same name."""
+"""The library of attacks over a backend.
+
+Every attack and benign program is a check of the same name.
+"""
 
 from __future__ import annotations
 

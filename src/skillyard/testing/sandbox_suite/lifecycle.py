@@ -199,7 +199,10 @@ async def create_that_is_given_up_leaves_nothing(ground: Ground) -> None:
 
 
 async def _forgotten(ground: Ground, key: str) -> None:
-    """Raises Failed unless no sandbox of these keys is held; a backend may need a moment to hear of it."""
+    """Raises Failed unless no sandbox of these keys is held.
+
+    A backend may need a moment to hear of it.
+    """
     held = []
     for _ in range(100):
         held = [held for held in await ground.backend.survey() if held.key.startswith(key)]

@@ -1,4 +1,7 @@
-"""Limits: what a program may use, how it ends when it takes more, and that the host does not notice."""
+"""Limits: the most that a program may use, and its end when it takes more.
+
+The host does not notice it.
+"""
 
 from __future__ import annotations
 

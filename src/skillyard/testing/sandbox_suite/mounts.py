@@ -1,4 +1,4 @@
-"""What the host shows inside: skills, blobs, packages."""
+"""The files of the host inside: skills, blobs, packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs write: streams that can be read from any offset, during and after."""
+"""The output of programs: streams that can be read from any offset, during and after."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _read_gzipped_tar(archive: BinaryIO, size: int, collected: Collected) -> Non
 
 def _check_format(head: bytes, *, complete: bool) -> None:
     if complete and not is_tar(head):
-        raise ArchiveRefused("archive-format", "", "is gzipped, and what is in it is no tar archive")
+        raise ArchiveRefused("archive-format", "", "is gzipped, and its content is not a tar archive")
 
 
 def _inflated(archive: BinaryIO) -> Iterator[bytes]:

@@ -84,12 +84,12 @@ def _check_end(archive: BinaryIO, entry: ZipEntry, at: int, end: int) -> None:
             raise ArchiveRefused("archive-trailing", entry.name, "is followed by bytes that belong to no entry")
         return
     if end - at not in _DESCRIPTORS:
-        raise ArchiveRefused("archive-trailing", entry.name, "is followed by bytes that are no data descriptor")
+        raise ArchiveRefused("archive-trailing", entry.name, "is followed by bytes that are not a data descriptor")
     marked, layout = _DESCRIPTORS[end - at]
     archive.seek(at)
     raw = archive.read(end - at)
     if marked and raw[:4] != _DESCRIPTOR_MARK:
-        raise ArchiveRefused("archive-trailing", entry.name, "is followed by bytes that are no data descriptor")
+        raise ArchiveRefused("archive-trailing", entry.name, "is followed by bytes that are not a data descriptor")
     if struct.unpack(layout, raw[4:] if marked else raw) != (entry.crc, entry.packed, entry.size):
         raise ArchiveRefused("archive-mismatch", entry.name, "is another in its data descriptor than in the directory")
 

@@ -44,7 +44,7 @@ def read_index(directory: Path) -> Iterator[Tracked]:
     """Of a checkout's root. Raises ArchiveRefused, OSError."""
     raw = _bounded(_git_directory(directory) / "index")
     if raw[:4] != b"DIRC" or len(raw) < _HEADER:
-        raise _unreadable("is no index of git")
+        raise _unreadable("is not an index of git")
     version, count = int.from_bytes(raw[4:8], "big"), int.from_bytes(raw[8:12], "big")
     if version not in (2, 3, 4):
         raise _unreadable(f"has version {version}, which is not known")

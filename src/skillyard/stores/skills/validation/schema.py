@@ -75,7 +75,7 @@ def read_json(raw: bytes) -> Mapping[str, Any]:
     except (RecursionError, ValueError) as error:
         raise NotJson(f"is not JSON that can be read: {error}") from None
     if not _is_unicode(value):
-        raise NotJson("must not escape surrogates, which are no characters")
+        raise NotJson("must not escape surrogates, which are not characters")
     if not isinstance(value, dict):
         raise NotJson("must hold a JSON object")
     return value

@@ -53,9 +53,9 @@ class Document:
             self.value = self._document(yaml.parse(replaced, Loader=yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
             line = next((m.line + 1 for m in (error.problem_mark, error.context_mark) if m), 1)
-            raise YamlRefused(f"is no YAML: {error.problem or error.context}", line) from None
+            raise YamlRefused(f"is not valid YAML: {error.problem or error.context}", line) from None
         except yaml.YAMLError as error:
-            raise YamlRefused(f"is no YAML: {_reason(error)}", _line_of(text, error)) from None
+            raise YamlRefused(f"is not valid YAML: {_reason(error)}", _line_of(text, error)) from None
 
     def _document(self, events: Iterator[yaml.Event]) -> Any:
         value: Any = None
@@ -89,7 +89,7 @@ class Document:
             raise YamlRefused(f"must not have more than {MAX_DEPTH} levels or {MAX_NODES} values", _line(event))
 
         if not _is_unicode(getattr(event, "value", "")):
-            raise YamlRefused("must not escape surrogates, which are no characters", _line(event))
+            raise YamlRefused("must not escape surrogates, which are not characters", _line(event))
 
     def _sequence(self, events: Iterator[yaml.Event], path: Path) -> list[Any]:
         items: list[Any] = []
