@@ -1,26 +1,20 @@
 """Finds prose that breaks the rules for plain English; ``./check`` runs it as a gate.
 
-    python tests/docs/prose.py            compare each package with its number in prose.json
-    python tests/docs/prose.py engine     show every finding of a package
-    python tests/docs/prose.py --lower    lower the numbers to what is found now
-
-The numbers may only shrink: more findings fail, and fewer fail until the number is lowered.
+python tests/docs/prose.py                         every finding
+python tests/docs/prose.py src/skillyard/engine    those of files whose path begins so
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "skillyard"
-NUMBERS = Path(__file__).with_name("prose.json")
 SUMMARY = 90
 GENERATED = "<!-- Written by docs/generate.py"
 """How a page begins whose text stands in the source, where it is looked at."""
@@ -145,52 +139,26 @@ def texts_of_markdown(source: str, place: str) -> Iterator[Text]:
         line += block.count("\n")
 
 
-def packages() -> dict[str, list[Finding]]:
-    """Returns the findings of every package, of the modules beside them (``skillyard``), and of the documents."""
-    found: dict[str, list[Finding]] = {}
-    for file in sorted(SOURCE.rglob("*.py")):
-        inside = file.relative_to(SOURCE)
-        if inside.parts[0] == "bundled":
-            continue
-        name = inside.parts[0] if len(inside.parts) > 1 else "skillyard"
+def texts(under: str) -> Iterator[Text]:
+    """Yields the prose of the files whose path from the root begins with ``under``."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for file in sorted([*SOURCE.rglob("*.py"), *pages]):
         place = str(file.relative_to(ROOT))
-        for text in texts_of_python(file.read_text(encoding="utf-8"), place):
-            found.setdefault(name, []).extend(faults(text))
-    for file in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]:
+        if not place.startswith(under) or "bundled" in file.parts or file.name == "CHANGELOG.md":
+            continue
         source = file.read_text(encoding="utf-8")
-        if file.name != "CHANGELOG.md" and not source.startswith(GENERATED):
-            for text in texts_of_markdown(source, str(file.relative_to(ROOT))):
-                found.setdefault("documents", []).extend(faults(text))
-    return found
+        if file.suffix == ".py":
+            yield from texts_of_python(source, place)
+        elif not source.startswith(GENERATED):
+            yield from texts_of_markdown(source, place)
 
 
-def verdicts(counts: dict[str, int], numbers: dict[str, int]) -> Iterator[str]:
-    """Yields what differs from the numbers."""
-    for name in sorted({*counts, *numbers}):
-        count, number = counts.get(name, 0), numbers.get(name, 0)
-        if count > number:
-            yield f"{name}: {count} findings, {number} allowed; to see them: python tests/docs/prose.py {name}"
-        elif count < number:
-            yield f"{name}: {count} findings, {number} allowed; lower it: python tests/docs/prose.py --lower"
-
-
-def main(arguments: list[str]) -> int:
-    found = packages()
-    counts = {name: len(findings) for name, findings in sorted(found.items())}
-    numbers: dict[str, int] = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else counts
-    if arguments == ["--lower"]:
-        kept = {name: min(count, numbers.get(name, 0)) for name, count in counts.items()}
-        NUMBERS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        numbers = kept
-    elif arguments:
-        for name in arguments:
-            print(*found.get(name, ()), sep="\n")
-            print(name, dict(Counter(finding.rule for finding in found.get(name, ()))))
-        return 0
-    differences = list(verdicts(counts, numbers))
-    print(*differences, sep="\n")
-    return 1 if differences else 0
+def main(under: str = "") -> int:
+    found = [finding for text in texts(under) for finding in faults(text)]
+    for finding in found:
+        print(finding)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

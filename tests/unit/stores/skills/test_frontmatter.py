@@ -165,7 +165,9 @@ def test_json_is_read_as_itself(value: dict[str, object]) -> None:
         complaint = str(error)
     else:
         complaint = "" if read == value else f"read as {read!r}"
-    assert complaint == "" or "is not valid YAML" in complaint  # characters and long keys that JSON has and YAML has not
+    assert (
+        complaint == "" or "is not valid YAML" in complaint
+    )  # characters and long keys that JSON has and YAML has not
 
 
 @given(st.text(alphabet="ab:-[]{}&*!|>'\"#%@`?,. \n\t~<0", max_size=40))
