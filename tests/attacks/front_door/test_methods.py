@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from skillyard.engine.table import METHODS
-from tests.attacks.front_door.conftest import Door
+from tests.attacks.front_door.conftest import INSIDES, Door
 from tests.attacks.front_door.methods import CANARY, HIDDEN, params_of
 from tests.attacks.front_door.wire import Response
 from tests.examples import fewer
@@ -28,6 +28,7 @@ def test_any_parameters_get_an_answer_of_the_protocol(door: Door, name: str) -> 
         @given(params=params_of(METHODS[name]), who=st.sampled_from(("alice", "mallory", "reader")))
         def hold(params: dict[str, Any], who: str) -> None:
             body = json.dumps({"jsonrpc": "2.0", "id": "x", "method": name, "params": _calm(name, params)}).encode()
+            assume(not INSIDES.search(body))  # an error names the parameter, which would be taken for our insides
             _check(name, door.checked(wire.send(door.post(body, who=who)).response()))
 
         hold()

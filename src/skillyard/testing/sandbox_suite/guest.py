@@ -27,7 +27,7 @@ OWN_CHANNEL = """
 import os
 def channels():
     found = []
-    for number in range(3, 64):
+    for number in range(3, 1024):
         try: os.fstat(number)
         except OSError: continue
         found.append(number)
