@@ -218,6 +218,7 @@ def test_the_time_tells_nothing(door: Door, alices: Things, made_up: Things, met
                 began = time.perf_counter()
                 wire.send(request).response()
                 times.append(time.perf_counter() - began)
-    theirs, absent = (statistics.median(times) for times in took.values())
+    # The least of many is what the work takes; a busy host adds to each, and to one side more than to the other.
+    theirs, absent = (statistics.fmean(sorted(times)[:8]) for times in took.values())
     assert theirs < 2.5 * absent
     assert absent < 2.5 * theirs

@@ -206,7 +206,7 @@ _ABOUT_MANY = {"setpriority": (0, 1), "ioprio_set": (1, 2)}
 """The same calls for processes and groups, with the kinds that may be named. A user may not: it may be the server's."""
 
 _MODES_AND_TIMES = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "utimensat", "futimesat",
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat",
 )  # fmt: skip
 """Landlock lets the owner of a file do these wherever it lies. Where the sandbox's user is the server's, they change
 nothing and report success, as on a file system without modes, because programs that copy files would fail otherwise. A
@@ -254,6 +254,7 @@ def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.
         program += _identities(nr, *ids)
     else:
         program += _closed(nr, _MODES_AND_TIMES, _DONE)
+        program += bpf.when(nr["utimensat"], _times())
     program += _closed(nr, closed)
     return bpf.assemble([*program, ALLOW])
 
@@ -267,6 +268,15 @@ def closing_filter(arch: str = kernel.ARCH) -> bytes:
 def _closed(nr: Mapping[str, int], names: Iterable[str], answer: int = errno.EPERM) -> list[Instruction]:
     answers = {"clone3": errno.ENOSYS, "fallocate": errno.EOPNOTSUPP}
     return [step for name in names if name in nr for step in bpf.when(nr[name], [refuse(answers.get(name, answer))])]
+
+
+def _times() -> list[Instruction]:
+    """Reports success likewise, but refuses the present time for a path.
+
+    ``Path.touch`` takes success for a file that is there, and would make none.
+    """
+    now_of_path = bpf.unless_null(ARG1, [refuse()])
+    return [*bpf.unless_null(ARG2, [refuse(_DONE)]), *now_of_path, refuse(_DONE)]
 
 
 def _pair() -> list[Instruction]:
