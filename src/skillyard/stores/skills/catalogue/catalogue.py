@@ -40,6 +40,8 @@ MAX_PROBLEMS = 5000
 SHARE = 0.1
 """The part of one processor that rescans take at most while nothing changes."""
 WALK_EVERY_S = 0.5
+PAUSE = 2
+"""Times the length of a search that found changes until the next: there are often more."""
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -286,8 +288,10 @@ class Catalogue:
             while after is not None and not self._end.is_set():
                 began = loop.time()
                 if began >= due:
-                    await self._in_thread(Upkeep.walk)
-                    due = began + max(WALK_EVERY_S, (loop.time() - began) / SHARE)
+                    changed = await self._in_thread(Upkeep.walk)
+                    took = loop.time() - began
+                    due = began + max(WALK_EVERY_S, took * PAUSE if changed else took / SHARE)
+                    began = loop.time()
                 after = await self._in_thread(partial(Upkeep.survey, after=after))
                 await self._rest((loop.time() - began) * (1 / SHARE - 1))
             await self._rest(due - loop.time())

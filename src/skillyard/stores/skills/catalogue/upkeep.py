@@ -149,10 +149,12 @@ class Upkeep:
             while after is not None:
                 after = self.survey(after)
 
-    def walk(self) -> None:
-        """Looks at the directories, and reads new bundles in them; of many, with rests for others."""
+    def walk(self) -> bool:
+        """Looks at the directories, and reads new bundles in them; of many, with rests for others.
+
+        Returns whether anything had changed."""
         with self._one:
-            busy = self._look()
+            busy = changed = self._look()
         while busy:
             self._check_stop()
             started = time.monotonic()
@@ -160,6 +162,7 @@ class Upkeep:
                 busy = self._step(GENTLE)
             if len(self._unread) > GENTLE:
                 self._stop.wait(time.monotonic() - started)
+        return changed
 
     def survey(self, after: int) -> int | None:
         """Looks at the next bundles, and reads those that changed. Returns where to go on, None at the end."""
