@@ -6,6 +6,7 @@ Headers are those of RFC 9110 §8, §13 and §14; the paths are those of skills-
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class Traffic(Protocol):
     def sent(self, count: int) -> None: ...
 
 
-class Transfers(Generic[Access]):
+class Transfers(ABC, Generic[Access]):
     """Takes uploads by PUT to a collection, and sends an item by GET.
 
     ``access`` is called at each request: a server listens before its services have started. ``most`` bounds the bytes
@@ -138,11 +139,11 @@ class Transfers(Generic[Access]):
         with self._lifecycle.working():
             await self._get(scope, receive, send)
 
-    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
-    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _get(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def _send_chunks(self, send: Send, chunks: AsyncIterator[bytes]) -> None:
         async for chunk in chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -128,7 +129,8 @@ BOMBS = {
 @pytest.mark.anyio
 async def test_bombs_end_with_facts_or_a_reason(pool: JailedPool) -> None:
     for name, source in BOMBS.items():
-        facts = await pool.read_python(source)
+        async with asyncio.timeout(20):
+            facts = await pool.read_python(source)
         assert facts.unread or facts.full or facts.imports or facts.uses, name
     assert (await pool.read_python("import os")).imports == (Import("os", "", 1),)
 

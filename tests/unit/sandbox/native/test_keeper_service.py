@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from skillyard.ipc.channel import FrameReader, encode
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Ground
 from skillyard.sandbox.native.keeper.loop import Loop
@@ -130,3 +131,35 @@ def test_a_connection_that_closes_forgets_what_waits() -> None:
     assert run(loop)
     assert given[0].fileno() == -1
     pair[1].close()
+
+
+class Without(Slow):
+    """No sandbox is held."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.all: dict[str, object] = {}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_start_without_a_sandbox_is_told_either_way(asked: bool) -> None:
+    """A start that wants no answer has its end announced: its caller waits for that."""
+    loop = Loop()
+    service = Service(loop, cast(Sandboxes, Without()), cast(Ground, None), {}, linger_s=0.01)
+    ours, theirs = socket.socketpair()
+    service.connected(Connection(loop, ours, service.heard, service.disconnected))
+    header = {"op": "start", "handle": "gone", "id": "p", **({"q": 7} if asked else {})}
+    theirs.sendall(encode(header))
+    loop.after(0.05, lambda: theirs.shutdown(socket.SHUT_WR))
+    assert run(loop)
+    reader = FrameReader()
+    reader.feed(theirs.recv(1 << 16))
+    theirs.close()
+    told = []
+    while (frame := reader.next()) is not None:
+        told.append(frame[0])
+    assert told[0]["event"] == "hello"
+    if asked:
+        assert (told[1]["a"], "gone" in told[1]) == (7, True)
+    else:
+        assert told[1:] == [{"event": "end", "handle": "gone", "id": "p", "gone": False}]

@@ -25,7 +25,7 @@ from skillyard.faces.cli.options import bench_options, data_dir_option, isolatio
     multiple=True,
     help="A directory of skills. May repeat.",
 )
-@click.option("--no-auth", is_flag=True, help="Serve whoever reaches the port, without a token; loopback only.")
+@click.option("--no-auth", is_flag=True, help="Serve every caller without a token; loopback only.")
 @isolation_option("What runs get.  [default: native]")
 @click.option(
     "--config",
