@@ -34,9 +34,9 @@ def test_the_plain_one_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "is no index"),
-        (b"DIRC", "is no index"),
-        (b"DIRX" + index(GOOD)[4:], "is no index"),
+        (b"", "is not an index"),
+        (b"DIRC", "is not an index"),
+        (b"DIRX" + index(GOOD)[4:], "is not an index"),
         (index(GOOD, version=1), "version 1"),
         (index(GOOD, version=5), "version 5"),
         (index(GOOD, sum_=b"x" * 20), "check sum"),
