@@ -12,7 +12,7 @@ _MIB = 1024 * 1024
 HEAD = """# Archives, and what skills are installed from
 
 A bundle comes as a directory, as a git checkout on disk, or as an archive: a zip, a tar or a gzipped tar, told apart by
-content. Whoever made it is not trusted.
+content. Its maker is not trusted.
 
 <!-- run -->
 ```sh

@@ -12,7 +12,7 @@ from skillyard.engine.table import METHODS, openrpc
 HEAD = """# Methods
 
 Called by `POST /rpc` (JSON-RPC 2.0, `params` by name), by `Client.call` and by `Runtime.call`. The first eight are the
-Skills Protocol's; those with a dot are additive, for whoever operates the server. An unknown parameter is refused.
+Skills Protocol's; those with a dot are additive, for operators of the server. An unknown parameter is refused.
 Every method may answer `-32602` `InvalidParams`, `-32001` `Unauthenticated`, `-32003` `Forbidden` and `-32603`
 `InternalError` besides the errors that it lists. A run that fails is no error: `status` says so.
 

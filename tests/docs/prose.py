@@ -49,7 +49,8 @@ PATTERNS = {
     "is-no": re.compile(
         r"(?<!there )\b(?:is|are|was|were|be) no (?!longer\b|more\b|less\b|later\b)[a-z`]", re.IGNORECASE
     ),
-    "clause-as-subject": re.compile(r"(?:^|(?<=[.:!] ))(?:What|Who|Whoever|Whatever) [^.?!]*(?:[.!]|$)"),
+    "clause-as-subject": re.compile(r"(?:^|(?<=[.:!] ))(?:What|Who|Whatever) [^.?!]*(?:[.!]|$)"),
+    "whoever": re.compile(r"\bwho(?:so)?ever\b", re.IGNORECASE),
     "metaphor": re.compile(rf"(?<![\w`./-])(?:{'|'.join(METAPHORS)})(?![\w`(]|\.\w)", re.IGNORECASE),
     "narration": re.compile(
         r"\b(?:previously|formerly|refactored|(?:has|have) been (?:renamed|moved|replaced|rewritten)"

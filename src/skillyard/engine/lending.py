@@ -151,7 +151,7 @@ class Loan:
 
 
 class Lender:
-    """Lends sandboxes to whoever got a place for one."""
+    """Lends sandboxes to callers that got a place for one."""
 
     def __init__(self, admission: Admission, tasks: Tasks, emit: Observer) -> None:
         self._admission = admission

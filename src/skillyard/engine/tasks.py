@@ -16,7 +16,7 @@ class Tasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start ``work``; its failure is for whoever awaits the task."""
+        """Starts ``work``; its failure is for the caller that awaits the task."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)

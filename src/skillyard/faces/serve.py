@@ -58,7 +58,9 @@ async def serve(settings: Settings, *, no_auth: bool = False, announce: Callable
     server = settings.server
     with _listening(server.host, server.port) as sock:
         if no_auth and not is_loopback(sock.getsockname()[0]):
-            raise InvalidInput("--no-auth", "is for loopback only: whoever reaches the port could execute code")
+            raise InvalidInput(
+                "--no-auth", "is for loopback only: any program that reaches the port could execute code"
+            )
         with logging_to(level=server.log_level, style=server.log_format), _tracing() as tracing:
             await _Process(settings, sock, no_auth, announce, tracing).run()
 
@@ -193,7 +195,7 @@ def _tracing() -> Iterator[Tracing | None]:
     try:
         provider = exporting_provider()
     except TracingUnavailable as error:
-        # Spans are for whoever watches: the server is worth more than they are.
+        # Spans are for observers: the server is worth more than they are.
         logger.warning("no spans are exported: %s", error.message)
         yield None
         return

@@ -46,7 +46,7 @@ class Dialer:
             async with asyncio.timeout(within):
                 await turn.acquire()
                 looked_up = loop.run_in_executor(self._threads, _lookup, name)
-                # Whoever gives up, the thread is taken until it is back.
+                # Also when the caller gives up, the thread is taken until it is back.
                 looked_up.add_done_callback(lambda done: _back(done, turn))
                 return await asyncio.shield(looked_up)
         except TimeoutError:

@@ -33,7 +33,7 @@ class Arrived(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An archive of ``size`` bytes. The same bundle gives the same bytes, whoever asks and whenever."""
+    """An archive of ``size`` bytes. The same bundle gives every caller the same bytes, at any time."""
 
     size: int
     chunks: AsyncIterator[bytes]
@@ -49,5 +49,5 @@ class BundleStore(Protocol):
         ...
 
     def export(self, skill: Skill, form: ArchiveForm) -> AbstractAsyncContextManager[Exported]:
-        """The bundle, file for file: whoever reads the archive gets the same digest. Raises StoreFault."""
+        """The bundle, file for file: a reader of the archive gets the same digest. Raises StoreFault."""
         ...

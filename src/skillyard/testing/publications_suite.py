@@ -99,9 +99,9 @@ async def a_name_belongs_to_the_first_project(make: Maker) -> None:
         await refused(Forbidden, store.insert(published(project="hr")), "for the same bytes too")
         expect(await store.find("a.b", "2.0.0") is None, "nothing was stored")
         stored = await store.insert(theirs, any_project=True)
-        expect(stored.publication.project == "crm", "whoever may, publishes for the owner", stored)
+        expect(stored.publication.project == "crm", "a principal with the scope publishes for the owner", stored)
         fresh = await store.insert(published(name="x.y", project="hr"), any_project=True)
-        expect(fresh.publication.project == "hr", "a free name goes to whoever takes it")
+        expect(fresh.publication.project == "hr", "a free name goes to its first publisher")
 
 
 @check

@@ -84,7 +84,7 @@ def secrets_for_code(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_principal(patch: pytest.MonkeyPatch) -> None:
-    """Whoever asks is taken for the operator."""
+    """Takes any caller for the operator."""
     plain = table.invoke
 
     async def invoke(engine: Any, principal: Any, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ MUTANTS = (
         ("secrets-mounting",), outside=secrets_for_code,
     ),
     Mutant(
-        "one_principal", ("rule: objects are their principal's",), "whoever asks is taken for the operator",
+        "one_principal", ("rule: objects are their principal's",), "any caller is taken for the operator",
         ("principals-stealing", "principals-same-key", "principals-scopes", "publishing-own-approval"),
         outside=one_principal, short=True,
     ),

@@ -131,7 +131,7 @@ class Building:
             self._fetching -= Counter([owner])
 
     def stop(self) -> None:
-        """Begin nothing more, and end what is at work; whoever waits is told."""
+        """Begins nothing more, and ends the builds at work; their callers are told."""
         self._closed = True
         self._tasks.cancel()
 
@@ -172,7 +172,7 @@ class Building:
             raise
         except TimeoutError:
             await self._broke(build, BuildFailed("the build's sandbox no longer answers"))
-        except Exception as error:  # noqa: BLE001 - whoever waits has to be told
+        except Exception as error:  # noqa: BLE001 - the callers have to be told
             await self._broke(build, error)
         finally:
             self._at_work.pop(wanted.digest, None)

@@ -2,7 +2,7 @@
 
 ``resolve`` writes a requirements file with digests to standard output, ``install`` a tar archive of the installed
 packages, ``fetch`` one of wheels. uv's own words go to standard error. Standard library only; it imports nothing of
-ours, and whoever reads its output trusts nothing of it.
+ours, and readers of its output trust nothing of it.
 """
 
 from __future__ import annotations

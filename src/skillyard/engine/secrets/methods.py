@@ -35,7 +35,10 @@ async def call(book: SecretBook, principal: Principal, name: str, params: Params
 
 
 async def rotate(book: SecretBook, principal: Principal) -> int:
-    """Seal everything under a new key; how many values. For whoever is at the files: no method of the table does it."""
+    """Seals everything under a new key and returns the number of values.
+
+    It is for an operator at the files: no method of the table does it.
+    """
     count = await book.store.rotate()
     await book.audit.record([SecretEvent(book.clock.now(), SecretAct.ROTATED, "*", principal.name)])
     return count
@@ -105,7 +108,10 @@ async def audit_secrets(book: SecretBook, _principal: Principal, params: Params)
 
 
 def view(entry: SecretEntry, used_at: float | None) -> dict[str, Any]:
-    """All that is told of a secret. Not even a digest: whoever may set values could try guesses against one."""
+    """Returns all that is told of a secret.
+
+    No digest is told, since a principal that may set values could try guesses against one.
+    """
     current = entry.version(entry.current)
     assert current is not None
     return {

@@ -138,7 +138,7 @@ TABLE = (
             {
                 "name": SKILL_NAME,
                 "version": _EXACT,
-                "reason": described(STRING, "told to whoever asks for it", maxLength=MAX_REASON, default=""),
+                "reason": described(STRING, "told to callers that ask for it", maxLength=MAX_REASON, default=""),
             },
             "name",
             "version",

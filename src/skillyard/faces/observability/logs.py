@@ -40,7 +40,7 @@ from skillyard.engine.observer import (
 LogFormat = Literal["json", "console"]
 
 QUEUE = 10_000
-"""Records that may wait while whoever reads standard error is slow; further ones are dropped and counted."""
+"""Records that may wait while the reader of standard error is slow; further ones are dropped and counted."""
 
 MAX_TEXT = 2000
 _SECRET_KEY = re.compile(r"authorization|token|secret|password|cookie|api_?key", re.IGNORECASE)

@@ -202,7 +202,7 @@ class NativeBackend:
             link = await self._linked()
             told, _ = await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
-            return Prepared()  # a hint: whoever creates one will hear of it
+            return Prepared()  # a hint: the next create tells the fault
         return Prepared(tuple(told["modules"]), told["faults"], told["memory_mb"] << 20)
 
     async def stats(self) -> dict[str, Any]:

@@ -178,7 +178,7 @@ while time.monotonic() < until:
 _endless("time-sleep", "Sleep past the time limit.", "time.sleep(6)")
 _endless(
     "time-handover",
-    "Hand over from child to child so that whoever is killed is not the one that works.",
+    "Hand over from child to child so that a killed process is not the one that works.",
     """
 until = time.monotonic() + 6
 while time.monotonic() < until:

@@ -188,7 +188,7 @@ async def wait_is_not_held_up_by_a_pipe_in_other_hands(ground: Ground) -> None:
     async with ground.sandbox() as sandbox:
         process = await start(sandbox, python(STUBBORN + "raise SystemExit(3)", marker))
         ending = await _bounded(process)
-        expect(ending.code == 3, "wait returns when the leader is gone, whoever holds its pipes", ending)
+        expect(ending.code == 3, "wait returns when the leader is gone, also while others hold its pipes", ending)
         async with asyncio.timeout(BOUND_S):
             output = await collect(process)
         expect(output == b"ready\n", "and the output ends", output)

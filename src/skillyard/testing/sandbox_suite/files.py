@@ -1,4 +1,4 @@
-"""Files in and out, and trees that foreign code made to break whoever reads or removes them."""
+"""Files in and out, and trees that foreign code made to break their readers and removers."""
 
 from __future__ import annotations
 

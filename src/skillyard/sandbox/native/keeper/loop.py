@@ -82,7 +82,7 @@ class Loop:
         sys.stderr.flush()
         try:
             self.on_fault(f"{type(error).__name__}: {error}"[:500])
-        except Exception as again:  # noqa: BLE001 - whoever is to hear of it may be what fails
+        except Exception as again:  # noqa: BLE001 - the one to be told may be what fails
             traceback.print_exception(again)
 
     def watch(self, fd: int, events: int, callback: Callback, fault: Fault = _told_already) -> None:

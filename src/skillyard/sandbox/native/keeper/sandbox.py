@@ -451,7 +451,7 @@ class Sandbox:
         self.loop.forget(self.pidfd)
         try:
             self.place.gone(self, self._bury)
-        except Exception as error:  # noqa: BLE001 - whoever waits for its end hears of it
+        except Exception as error:  # noqa: BLE001 - callers that wait for its end hear of it
             self.loop.report(error)
             if not self.dead:
                 self._bury()

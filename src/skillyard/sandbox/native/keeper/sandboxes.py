@@ -212,7 +212,7 @@ class Sandboxes:
         shown = functools.partial(self._shown, sandbox, asked)
         try:
             sandbox.place.show(sandbox, asked.shows, shown)
-        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it
             shown(error)
 
     def _shown(self, sandbox: Sandbox, asked: Asked, error: Exception | None) -> None:
@@ -229,7 +229,7 @@ class Sandboxes:
         try:
             if asked.listen is not None:
                 sockets = self._listen_first(sandbox, asked.listen)
-        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it
             self._throw_away(sandbox, asked, error)
             return
         sandbox.lease = asked.lease
@@ -255,7 +255,7 @@ class Sandboxes:
         """While nobody waits: routes are changed under a lock that all of the host's networks share."""
         wanted = sandbox.shape.listen
         if wanted is not None and len(wanted.streams) <= _STREAMS_AHEAD:
-            with contextlib.suppress(OSError):  # whoever asks for it will hear why
+            with contextlib.suppress(OSError):  # a caller that asks for it will hear why
                 sandbox.opened = self.listen(sandbox, wanted)
 
     def _listen_first(self, sandbox: Sandbox, wanted: Listen) -> Sequence[socket.socket]:

@@ -107,7 +107,7 @@ class Service:
             self._server.send({"event": "fault", "text": text})
 
     def _answer(self, number: Number, body: bytes = b"", sockets: Sequence[socket.socket] = (), **fields: Any) -> None:
-        """``sockets`` go to whoever asked, or are closed."""
+        """``sockets`` go to the caller, or are closed."""
         if self._server is not None and number is not None and number[0] == self._era:
             self._server.send({"a": number[1], **fields}, body, sockets)
         else:
@@ -346,7 +346,7 @@ class Service:
         inline = {name: size for name, size in sizes.items() if size <= IN_MEMORY}
         try:
             body = b"".join(program.spools[name].read(0, size) for name, size in inline.items())
-        except OSError:  # whoever reads it is told why
+        except OSError:  # its reader is told why
             inline, body = {}, b""
         self._server.send(
             {

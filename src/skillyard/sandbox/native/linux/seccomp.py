@@ -122,7 +122,7 @@ BUILDING: Mapping[str, str] = {
 
 _WATCHES = (
     "inotify(7) watches inodes: of a bound directory it tells what the host and every other sandbox open there, and "
-    "its instances are counted against whoever made the user namespace, so that one sandbox could leave "
+    "its instances are counted against the maker of the user namespace, so that one sandbox could leave "
     "the host with none"
 )
 _RINGS = "io_uring(7) makes calls that no filter sees"

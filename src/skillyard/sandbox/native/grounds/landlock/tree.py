@@ -240,7 +240,7 @@ def work(loop: Turns, steps: Iterator[None], done: Callable[[OSError | None], No
         except OSError as error:
             done(error)
             return
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+        except Exception as error:  # noqa: BLE001 - the waiting caller hears of it
             loop.report(error)
             done(OSError(0, f"{type(error).__name__}: {error}"))
             return

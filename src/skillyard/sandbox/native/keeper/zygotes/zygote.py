@@ -200,7 +200,7 @@ class Zygote:
             return
         self._current = process.replaced_by
         if self._current is None and again and not process.ready and process.modules:
-            self._current = self._start()  # whoever waits has asked for no module in particular
+            self._current = self._start()  # its callers have asked for no module in particular
             if self._current is not None:
                 return
         self._give_up(self._why_of(process))
