@@ -14,6 +14,14 @@ class Clock(Protocol):
         """Seconds from an arbitrary start; never goes back."""
         ...
 
+    def boottime(self) -> float:
+        """Seconds since the machine was started, with those in which it slept; nobody can set it."""
+        ...
+
+    def boot(self) -> str:
+        """Names this boot of the machine. Readings of :meth:`boottime` of two boots cannot be compared."""
+        ...
+
 
 class Ids(Protocol):
     def run(self) -> str:

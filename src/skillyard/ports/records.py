@@ -1,45 +1,88 @@
-"""Run records: compare-and-set, terminal is terminal."""
+"""Run records: compare-and-set on the revision, terminal is terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from skillyard.domain.work.event import Event
 from skillyard.domain.work.record import RunRecord
+
+NO_LABELS: Mapping[str, str] = {}
 
 
 class RecordStore(Protocol):
-    async def insert(self, record: RunRecord) -> None:
-        """Durable when it returns. Raises IdempotencyConflict when (principal, idempotency_key) is taken
-        by a record with another ``request_digest`` or another run id."""
+    """Stores records, and the events of those that are owned as TASK.
+
+    There is an event for each state that such a record gets, added in the transaction that changes it, and others that
+    a driver adds. A record that is owned as RUN has none: it tells all of them itself."""
+
+    async def insert(self, record: RunRecord, request: str | None = None) -> None:
+        """Durable when it returns.
+
+        ``request`` is kept beside the record until that has ended. Raises IdempotencyConflict when (principal,
+        idempotency_key) is taken by a record with another ``request_digest`` or another run id.
+        """
         ...
 
-    async def update_running(self, record: RunRecord) -> bool:
-        """Replaces a record that is still RUNNING.
+    async def change(
+        self, record: RunRecord, at: float, kind: str = "", data: Mapping[str, Any] | None = None
+    ) -> RunRecord | None:
+        """Replaces a live record that still has the revision of ``record``, which is live too.
 
-        Returns False, and changes nothing, when it is terminal or absent.
+        ``at`` is the time of the change, for the event of a new state and for one of ``kind`` with ``data``. Labels and
+        the request stay; so do a ``network`` that is there, and the later end of a lease of the same holder. Returns
+        the record with its new revision, or None, with nothing changed, when there is no such record: then somebody
+        else changed it.
         """
         ...
 
     async def finish(self, record: RunRecord) -> bool:
-        """Move RUNNING to the record's terminal state; False when it was terminal already."""
+        """Moves a live record of this revision to the record's terminal state.
+
+        Its request is forgotten. Returns False, and changes nothing, when it was terminal already or somebody else
+        changed it.
+        """
+        ...
+
+    async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
+        """Replaces the connections of a live record, whatever its revision, which stays. False when it is not live."""
+        ...
+
+    async def renew(self, holder: str, until: float) -> int:
+        """Prolongs all leases of a holder's live records; returns their number. Revisions stay."""
         ...
 
     async def get(self, run_id: str) -> RunRecord | None: ...
 
+    async def request(self, run_id: str) -> str | None:
+        """Returns the request that was kept for a live record."""
+        ...
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        """Returns the first events with a number above ``after``, in their order."""
+        ...
+
     async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None: ...
 
     async def list(
-        self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
+        self,
+        principal: str | None,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        status: str | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> Sequence[RunRecord]:
         """Returns records, newest first, without ``network`` and ``needs``, which can be large.
 
-        ``principal`` is None for those of all; ``after`` is the last run id of the page before.
+        ``principal`` is None for those of all; ``after`` is the last run id of the page before; each of ``labels`` must
+        be among a record's own.
         """
         ...
 
     async def unfinished(self) -> Sequence[RunRecord]:
-        """All RUNNING records: what start-up has to attach or call lost."""
+        """All live records: what start-up has to attach or call lost."""
         ...
 
     async def sweep(self, older_than: float) -> int:
@@ -48,4 +91,8 @@ class RecordStore(Protocol):
 
     async def trim(self, most: int) -> int:
         """Deletes the oldest ended records of each principal above ``most``; returns their number."""
+        ...
+
+    def listen(self, listener: Callable[[RunRecord], None]) -> None:
+        """Has ``listener`` called with each record that was inserted, changed or finished."""
         ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from functools import cache
+from pathlib import Path
 
 
 class SystemClock:
@@ -11,6 +13,12 @@ class SystemClock:
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
+
+    def boottime(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def boot(self) -> str:
+        return _boot()
 
 
 class SystemIds:
@@ -21,3 +29,12 @@ class SystemIds:
 
     def blob(self) -> str:
         return f"blob:{secrets.token_hex(16)}"
+
+
+@cache
+def _boot() -> str:
+    """Returns the kernel's name of this boot. Where it tells none, no lease of an earlier process is in force."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return secrets.token_hex(16)

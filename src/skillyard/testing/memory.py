@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, shape, shown
 from skillyard.domain.principal import Principal, check_principal, check_token_value
-from skillyard.domain.work.record import RunRecord, RunStatus, check_status
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.event import Event, next_event, of_end
+from skillyard.domain.work.labels import check_labels
+from skillyard.domain.work.record import RunRecord, check_status
 from skillyard.ports.clock import Clock
+from skillyard.ports.records import NO_LABELS
 from skillyard.ports.tokens import TokenInfo
 
 
@@ -31,6 +36,12 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def boottime(self) -> float:
+        return self._monotonic
+
+    def boot(self) -> str:
+        return "boot"
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
@@ -60,8 +71,14 @@ class MemoryRecords:
 
     def __init__(self) -> None:
         self._records: dict[str, RunRecord] = {}
+        self._requests: dict[str, str] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._listeners: list[Callable[[RunRecord], None]] = []
 
-    async def insert(self, record: RunRecord) -> None:
+    def listen(self, listener: Callable[[RunRecord], None]) -> None:
+        self._listeners.append(listener)
+
+    async def insert(self, record: RunRecord, request: str | None = None) -> None:
         for name in ("run_id", "principal", "idempotency_key"):
             check_unicode(name, getattr(record, name) or "")
         if record.idempotency_key is not None:
@@ -73,16 +90,72 @@ class MemoryRecords:
         if record.run_id in self._records:
             raise InvalidInput("run_id", "is taken", shown(record.run_id))
         self._records[record.run_id] = record
+        self._events[record.run_id] = []
+        if request is not None:
+            self._requests[record.run_id] = request
+        self._add(record, record.created_at, record.status.value, {})
+        self._tell(record)
 
-    async def update_running(self, record: RunRecord) -> bool:
-        if record.status is not RunStatus.RUNNING:
-            raise ValueError("update_running takes a running record; finish moves it on")
-        return self._replace(record)
+    async def change(
+        self, record: RunRecord, at: float, kind: str = "", data: Mapping[str, Any] | None = None
+    ) -> RunRecord | None:
+        if not record.status.live:
+            raise ValueError("change takes a live record; finish moves it on")
+        held = self._same(record)
+        if held is None:
+            return None
+        lease = record.lease
+        if (
+            lease is not None
+            and held.lease is not None
+            and (lease.holder, lease.boot) == (held.lease.holder, held.lease.boot)
+        ):
+            lease = replace(lease, until=max(lease.until, held.lease.until))
+        network = record.network if held.network is None else held.network
+        self._replace(replace(record, lease=lease, network=network, labels=held.labels))
+        if held.status is not record.status:
+            self._add(record, at, record.status.value, {})
+        if kind:
+            self._add(record, at, kind, dict(data or {}))
+        changed = self._records[record.run_id]
+        self._tell(changed)
+        return changed
 
     async def finish(self, record: RunRecord) -> bool:
-        if record.status is RunStatus.RUNNING:
+        if record.status.live:
             raise ValueError("finish takes a record in a terminal state")
-        return self._replace(record)
+        held = self._same(record)
+        if held is None:
+            return False
+        self._replace(replace(record, labels=held.labels))
+        self._requests.pop(record.run_id, None)
+        at = record.created_at if record.ended_at is None else record.ended_at
+        self._add(record, at, record.status.value, of_end(record))
+        self._tell(self._records[record.run_id])
+        return True
+
+    async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
+        held = self._records.get(run_id)
+        if held is None or not held.status.live:
+            return False
+        self._records[run_id] = replace(held, network=network)
+        return True
+
+    async def renew(self, holder: str, until: float) -> int:
+        own = {
+            run_id: replace(record, lease=replace(record.lease, until=until))
+            for run_id, record in self._records.items()
+            if record.status.live and record.lease is not None and record.lease.holder == holder
+        }
+        self._records |= own
+        return len(own)
+
+    async def request(self, run_id: str) -> str | None:
+        return self._requests.get(run_id)
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        check_page(limit)
+        return [event for event in self._events.get(run_id, ()) if event.seq > after][:limit]
 
     async def get(self, run_id: str) -> RunRecord | None:
         return self._records.get(run_id)
@@ -92,7 +165,13 @@ class MemoryRecords:
         return next((r for r in self._records.values() if (r.principal, r.idempotency_key) == key), None)
 
     async def list(
-        self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
+        self,
+        principal: str | None,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        status: str | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> Sequence[RunRecord]:
         check_page(limit)
         check_status(status)
@@ -102,21 +181,23 @@ class MemoryRecords:
             if after not in ids:
                 raise InvalidInput("after", "must be the id of an existing run", shown(after))
             found = found[ids.index(after) + 1 :]
+        wanted = check_labels(labels).items()
+        found = [record for record in found if wanted <= record.labels.items()]
         page = [record for record in found if status is None or record.status == status][:limit]
         return [replace(record, network=None, needs=None) for record in page]
 
     async def unfinished(self) -> Sequence[RunRecord]:
-        return [record for record in self._records.values() if record.status is RunStatus.RUNNING]
+        return [record for record in self._records.values() if record.status.live]
 
     async def sweep(self, older_than: float) -> int:
         ended = [
             record.run_id
             for record in self._records.values()
-            if record.status is not RunStatus.RUNNING
+            if not record.status.live
             and (record.created_at if record.ended_at is None else record.ended_at) < older_than
         ]
         for run_id in ended:
-            del self._records[run_id]
+            del self._records[run_id], self._events[run_id]
         return len(ended)
 
     async def trim(self, most: int) -> int:
@@ -125,20 +206,32 @@ class MemoryRecords:
             held.setdefault(record.principal, []).append(record)
         gone = []
         for records in held.values():
-            ended = [record.run_id for record in records if record.status is not RunStatus.RUNNING]
+            ended = [record.run_id for record in records if not record.status.live]
             gone += ended[: max(0, len(records) - most)]
         for run_id in gone:
-            del self._records[run_id]
+            del self._records[run_id], self._events[run_id]
         return len(gone)
 
-    def _replace(self, record: RunRecord) -> bool:
+    def _same(self, record: RunRecord) -> RunRecord | None:
+        """Returns the live record that ``record`` may replace."""
         held = self._records.get(record.run_id)
-        if held is None or held.status is not RunStatus.RUNNING:
-            return False
-        if (held.principal, held.idempotency_key) != (record.principal, record.idempotency_key):
-            return False
-        self._records[record.run_id] = record
-        return True
+        if held is None or not held.status.live or held.revision != record.revision:
+            return None
+        mine = held.principal, held.idempotency_key
+        return held if mine == (record.principal, record.idempotency_key) else None
+
+    def _replace(self, record: RunRecord) -> None:
+        self._records[record.run_id] = replace(record, revision=record.revision + record.status.live)
+
+    def _add(self, record: RunRecord, at: float, kind: str, data: dict[str, Any]) -> None:
+        events = self._events[record.run_id]
+        event = next_event(len(events), at, kind, data)
+        if event is not None and record.owner is Owner.TASK:
+            events.append(event)
+
+    def _tell(self, record: RunRecord) -> None:
+        for listener in self._listeners:
+            listener(record)
 
 
 class MemoryTokens:

@@ -9,7 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput
-from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.event import MOST_EVENTS, Event
+from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef
 from skillyard.ports.records import RecordStore
 from skillyard.testing.store_check import Checks, expect, refused
 
@@ -65,7 +68,23 @@ FULL = RunRecord(
     idempotency_key="key 'with' \"quotes\" \0",
     request_digest="d",
     sandbox="handle",
+    revision=7,
+    owner=Owner.TASK,
+    labels={"team/name": "ö", "empty": ""},
+    lease=Lease("server", "boot", 12.5),
+    deadline=99.5,
+    cancel_requested="half a surrogate \ud800",
+    program="program",
+    offsets=Offsets(2**40, 3),
+    blob_prefix="blob:p-",
+    secrets=(SecretRef("NAME", "project", "a.b", "store:1"),),
+    network_session="session",
 )
+
+
+def detached(number: int, **changes: Any) -> RunRecord:
+    """A record of a run that outlives its server and waits for its turn."""
+    return running(number, **{"owner": Owner.TASK, "status": RunStatus.QUEUED} | changes)
 
 
 @check
@@ -126,20 +145,24 @@ async def racing_inserts_of_one_key_have_one_winner(make: Maker) -> None:
 
 
 @check
-async def only_a_running_record_changes(make: Maker) -> None:
+async def only_a_live_record_changes(make: Maker) -> None:
     async with make() as store:
         first = running(1)
         started = replace(first, started_at=5.0, sandbox="handle")
-        expect(not await store.update_running(started), "an absent record is not updated")
+        expect(await store.change(started, 1.0) is None, "an absent record is not changed")
         expect(not await store.finish(ended(first)), "an absent record is not finished")
         await store.insert(first)
-        expect(await store.update_running(started), "a running record is updated")
-        expect(await store.get("run_1") == started, "the update is there")
-        expect(await store.finish(ended(started)), "a running record is finished")
-        for late in (ended(started, status=RunStatus.FAILED), ended(started)):
+        changed = await store.change(started, 1.0)
+        expect(changed == replace(started, revision=2), "a live record is changed", changed)
+        expect(await store.get("run_1") == changed, "the change is there")
+        expect(await store.change(started, 1.0) is None, "one that names an older revision is not taken")
+        expect(not await store.finish(ended(started)), "nor an end that names one")
+        assert changed is not None
+        expect(await store.finish(ended(changed)), "a live record is finished")
+        for late in (ended(changed, status=RunStatus.FAILED), ended(changed)):
             expect(not await store.finish(late), "a terminal record is not finished again")
-        expect(not await store.update_running(started), "a terminal record does not run again")
-        expect(await store.get("run_1") == ended(started), "terminal is terminal")
+        expect(await store.change(changed, 1.0) is None, "a terminal record does not live again")
+        expect(await store.get("run_1") == ended(changed), "terminal is terminal")
 
 
 @check
@@ -147,9 +170,135 @@ async def a_run_keeps_its_principal(make: Maker) -> None:
     async with make() as store:
         await store.insert(running(1))
         stolen = running(1, principal="mallory")
-        expect(not await store.update_running(stolen), "another principal's record is absent to an update")
+        expect(await store.change(stolen, 1.0) is None, "another principal's record is absent to a change")
         expect(not await store.finish(ended(stolen)), "and to finish")
         expect(await store.get("run_1") == running(1), "nothing changed")
+
+
+@check
+async def of_racing_changes_of_one_revision_one_is_made(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(detached(1))
+        asked = [detached(1, program=str(number)) for number in range(20)]
+        made = await asyncio.gather(*[store.change(record, 1.0, "raced") for record in asked])
+        winners = [record for record in made if record is not None]
+        expect(len(winners) == 1, "one change is made", len(winners))
+        expect(await store.get("run_1") == winners[0], "it stands")
+        expect([event.kind for event in await store.events("run_1")] == ["queued", "raced"], "the others tell nothing")
+
+
+@check
+async def each_state_of_a_detached_run_is_an_event(make: Maker) -> None:
+    async with make() as store:
+        record = detached(1, created_at=10.0)
+        await store.insert(record, "the request")
+        for at, status, kind in ((11.0, "starting", ""), (12.0, "running", "attached"), (13.0, "running", "")):
+            changed = await store.change(replace(record, status=RunStatus(status)), at, kind, {"n": at})
+            assert changed is not None
+            record = changed
+        expect(await store.request("run_1") == "the request", "its request is kept")
+        await store.finish(ended(record, ended_at=14.0, reason="so"))
+        end = Event(5, 14.0, "completed", {"outcome": "exit", "reason": "so"})
+        wanted = [Event(1, 10.0, "queued"), Event(2, 11.0, "starting"), Event(3, 12.0, "running")]
+        wanted += [Event(4, 12.0, "attached", {"n": 12.0}), end]
+        told = await store.events("run_1")
+        expect(told == wanted, "each state is told once, and what was added", told)
+        expect(await store.events("run_1", 3, 1) == wanted[3:4], "from any number on")
+        expect(await store.request("run_1") is None, "its request is forgotten with its end")
+        expect(await store.sweep(1000.0) == 1 and await store.events("run_1") == [], "its events go with it")
+        await store.insert(detached(2))
+        expect([event.seq for event in await store.events("run_2")] == [1], "the next run has its own alone")
+
+
+@check
+async def an_attached_run_has_no_events_and_no_request(make: Maker) -> None:
+    async with make() as store:
+        await store.insert(running(1))
+        await store.change(running(1), 1.0, "kind")
+        await store.finish(ended(running(1, revision=2)))
+        expect(await store.events("run_1") == [], "its record tells them")
+        expect(await store.request("run_1") is None and await store.request("run_2") is None, "no request is known")
+
+
+@check
+async def events_are_bounded_and_the_end_has_room(make: Maker) -> None:
+    async with make() as store:
+        record: RunRecord | None = detached(1)
+        assert record is not None
+        await store.insert(record)
+        for number in range(MOST_EVENTS + 3):
+            record = await store.change(record, float(number), "tick")
+            assert record is not None
+        await store.finish(ended(record))
+        told = await store.events("run_1", MOST_EVENTS - 3)
+        kinds = [(event.seq, event.kind) for event in told]
+        wanted = [(MOST_EVENTS - 2, "tick"), (MOST_EVENTS - 1, "dropped"), (MOST_EVENTS, "completed")]
+        expect(kinds == wanted, "the end of a full list", kinds)
+
+
+@check
+async def a_lease_is_renewed_by_its_holder_alone(make: Maker) -> None:
+    async with make() as store:
+        mine, other = Lease("mine", "boot", 5.0), Lease("other", "boot", 5.0)
+        await store.insert(detached(1, lease=mine))
+        await store.insert(detached(2, lease=other))
+        await store.insert(detached(3))
+        await store.insert(detached(4, lease=mine))
+        await store.finish(ended(detached(4, lease=mine)))
+        expect(await store.renew("mine", 9.0) == 1, "those of its live records are renewed")
+        renewed = detached(1, lease=replace(mine, until=9.0))
+        expect(await store.get("run_1") == renewed, "the revision stays")
+        expect(await store.get("run_2") == detached(2, lease=other), "those of others stay")
+        changed = await store.change(detached(1, lease=mine), 1.0)
+        found = await store.get("run_1")
+        expect(found == replace(renewed, revision=2), "an older end of the same lease shortens nothing", found)
+        assert changed is not None
+        assert found is not None
+        await store.change(replace(found, lease=replace(other, until=1.0)), 1.0)
+        found = await store.get("run_1")
+        expect(found is not None and found.lease == replace(other, until=1.0), "another holder's lease is as given")
+
+
+@check
+async def a_listener_hears_of_stored_changes(make: Maker) -> None:
+    async with make() as store:
+        heard: list[tuple[str, str, int]] = []
+        store.listen(lambda record: heard.append((record.run_id, record.status.value, record.revision)))
+        await store.insert(running(1))
+        await refused(InvalidInput, store.insert(running(1)), "a taken run id is refused")
+        await store.insert(detached(2))
+        await store.change(detached(2, status=RunStatus.STARTING), 1.0)
+        await store.change(detached(2, status=RunStatus.RUNNING), 1.0)
+        await store.finish(ended(detached(2, revision=2)))
+        await store.finish(ended(running(1)))
+        await store.finish(ended(running(1)))
+        wanted = [("run_1", "running", 1), ("run_2", "queued", 1), ("run_2", "starting", 2)]
+        wanted += [("run_2", "completed", 2), ("run_1", "completed", 1)]
+        expect(heard == wanted, "each once, and nothing of what was refused", heard)
+
+
+@check
+async def a_list_filters_by_labels(make: Maker) -> None:
+    async with make() as store:
+        for number, labels in enumerate(({"a": "1"}, {"a": "1", "b": "x"}, {"a": "2"}, {})):
+            await store.insert(running(number, labels=labels))
+        await store.insert(detached(9, principal="bob", labels={"a": "1"}))
+        await store.change(detached(9, principal="bob", labels={"a": "2"}), 1.0)
+        for owner, labels, ids in (
+            ("alice", {"a": "1"}, ["run_1", "run_0"]),
+            ("alice", {"b": "x", "a": "1"}, ["run_1"]),
+            ("alice", {"b": "y"}, []),
+            ("bob", {"a": "2"}, []),
+            (None, {"a": "1"}, ["run_9", "run_1", "run_0"]),
+        ):
+            found = [record.run_id for record in await store.list(owner, labels=labels)]
+            expect(found == ids, f"the runs of {owner} with {labels}", found)
+        await refused(InvalidInput, store.list("alice", labels={"A": "1"}), "a label that cannot be is refused")
+        await store.finish(ended(running(1, labels={})))
+        kept = [record.labels for record in await store.list("alice", labels={"b": "x"})]
+        expect(kept == [{"a": "1", "b": "x"}], "labels stay to the end", kept)
+        await store.sweep(5000.0)
+        expect(await store.list("alice", labels={"b": "x"}) == [], "and go with their run")
 
 
 @check
@@ -166,7 +315,7 @@ async def racing_ends_have_one_winner(make: Maker) -> None:
 async def updates_cannot_end_and_ends_cannot_run(make: Maker) -> None:
     async with make() as store:
         await store.insert(running(1))
-        for asked in (store.update_running(ended(running(1))), store.finish(running(1))):
+        for asked in (store.change(ended(running(1)), 1.0), store.finish(running(1))):
             try:
                 await asked
             except ValueError:
@@ -203,11 +352,17 @@ async def a_list_is_without_what_can_be_large(make: Maker) -> None:
         expect(await store.list("alice") == [replace(first, network=None, needs=None)], "a list has neither")
         expect(await store.unfinished() == [first], "what is unfinished has it")
         changed = replace(first, network={"connections": [], "dropped": 7})
-        expect(await store.update_running(changed), "it changes while the run goes on")
+        assert changed.network is not None
+        expect(await store.keep_network("run_1", changed.network), "its network changes while the run goes on")
         expect(await store.get("run_1") == changed, "the change is there")
+        expect(await store.change(first, 1.0) is not None, "the record changes beside it")
+        changed = replace(changed, revision=2)
+        expect(await store.get("run_1") == changed, "and leaves the network alone")
+        first = replace(first, revision=2)
         last = ended(first, network={"connections": [{"port": 443}], "dropped": 0})
         expect(await store.finish(last), "a running record is finished")
         expect(await store.get("run_1") == last, "what it ended with stands")
+        expect(not await store.keep_network("run_1", {}), "the network of an ended run stays")
 
 
 @check
@@ -215,9 +370,17 @@ async def a_list_filters_by_status(make: Maker) -> None:
     async with make() as store:
         for number in range(4):
             await store.insert(running(number))
+        await store.insert(detached(4))
+        await store.insert(detached(5, status=RunStatus.STARTING))
         await store.finish(ended(running(1)))
         await store.finish(ended(running(2), status=RunStatus.FAILED))
-        for status, ids in (("running", ["run_3", "run_0"]), ("completed", ["run_1"]), ("failed", ["run_2"])):
+        for status, ids in (
+            ("queued", ["run_4"]),
+            ("starting", ["run_5"]),
+            ("running", ["run_3", "run_0"]),
+            ("completed", ["run_1"]),
+            ("failed", ["run_2"]),
+        ):
             found = [record.run_id for record in await store.list("alice", status=status)]
             expect(found == ids, f"the runs that are {status}", found)
 
@@ -235,13 +398,15 @@ async def a_list_refuses_what_cannot_be(make: Maker) -> None:
 
 
 @check
-async def unfinished_gives_what_runs(make: Maker) -> None:
+async def unfinished_gives_what_lives(make: Maker) -> None:
     async with make() as store:
         for number in range(3):
             await store.insert(running(number))
+        await store.insert(detached(3))
+        await store.insert(detached(4, status=RunStatus.STARTING))
         await store.finish(ended(running(1)))
         found = [record.run_id for record in await store.unfinished()]
-        expect(sorted(found) == ["run_0", "run_2"], "all running records and no other", found)
+        expect(sorted(found) == ["run_0", "run_2", "run_3", "run_4"], "all live records and no other", found)
 
 
 @check

@@ -54,6 +54,12 @@ class ManualClock:
     def monotonic(self) -> float:
         return self.time
 
+    def boottime(self) -> float:
+        return self.time
+
+    def boot(self) -> str:
+        return "boot"
+
 
 class DictSecrets(MemorySecrets):
     """With ``values`` for everybody, which a test may change as it likes."""

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shown
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.lease import Lease
 
 
 class Outcome(StrEnum):
@@ -70,17 +72,51 @@ class RunKind(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """RUNNING becomes exactly one of the other two, once; terminal is terminal."""
+    """The first three are live, the others terminal; terminal is terminal.
 
+    A live run becomes exactly one of the terminal ones, once. A run that is owned by its server has no record before
+    it is RUNNING.
+    """
+
+    QUEUED = "queued"
+    STARTING = "starting"
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
+
+    @property
+    def live(self) -> bool:
+        return self is not RunStatus.COMPLETED and self is not RunStatus.FAILED
 
 
 def check_status(status: str | None) -> None:
     """Raises InvalidInput for a status that does not exist; None stands for any."""
     if status is not None and status not in tuple(RunStatus):
         raise InvalidInput("status", f"must be one of {', '.join(RunStatus)}", shown(status))
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """The output that was taken for good: a driver that attaches reads the channel from here on.
+
+    Frames before it are in the record. It lies between frames, where no blob is open."""
+
+    channel: int = 0
+    stdout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """Names a secret of the run without its value: ``version`` is that of :class:`skillyard.domain.secret.Secret`,
+    ``skill`` the one that declares it."""
+
+    name: str
+    project: str
+    skill: str
+    version: str
+
+
+NOTHING_TAKEN = Offsets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +176,26 @@ class RunRecord:
     request_digest: str = ""
     sandbox: str | None = None
     """The backend's handle while it runs: how a restart finds it."""
+    revision: int = 1
+    """The number of the record's writes so far. A write names the revision that it read, and counts it up."""
+    owner: Owner = Owner.RUN
+    labels: dict[str, str] = field(default_factory=dict)
+    """Stay as they were inserted."""
+    lease: Lease | None = None
+    """The server that drives the run; None for a run that is owned by its server, and for one that nobody drives."""
+    deadline: float | None = None
+    """Seconds of CLOCK_BOOTTIME, in the boot that the lease names."""
+    cancel_requested: str | None = None
+    """The reason for which somebody asked it to end."""
+    program: str | None = None
+    """The id of the process in the sandbox."""
+    offsets: Offsets = NOTHING_TAKEN
+    blob_prefix: str = ""
+    """Begins the ids of the blobs that it makes."""
+    secrets: tuple[SecretRef, ...] = ()
+    """The secrets that are taken out of its output."""
+    network_session: str | None = None
+    """The key of its session of the gate."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, as ``runs show --json`` prints it (skills-protocol §11)."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, RunNotFound, SandboxGone
 from skillyard.domain.network.policy import is_open, parse_rules
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.spec import Stream
-from skillyard.domain.work.record import RunRecord, RunStatus
+from skillyard.domain.work.record import RunRecord
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
 from skillyard.engine.runs.execution import ActiveRun, ActiveRuns
@@ -28,7 +27,8 @@ IDLE_S = 0.05
 PAGE_S = 1.0
 """How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
 
-_PRIVATE = ("idempotency_key", "request_digest", "sandbox")
+_PRIVATE = ("idempotency_key", "request_digest", "sandbox", "owner", "lease", "deadline", "program", "offsets",
+            "blob_prefix", "secrets", "network_session")  # fmt: skip
 
 
 class RunHistory:
@@ -75,7 +75,7 @@ class RunHistory:
         record = await self.owned(principal, run_id)
         run = view(record)
         active = self._active.get(run_id)
-        if active is not None and active.network is not None and record.status is RunStatus.RUNNING:
+        if active is not None and active.network is not None and record.status.live:
             run["network"] = await active.network.so_far()
         return run
 
@@ -106,7 +106,7 @@ class RunHistory:
 
     def _network_of(self, record: RunRecord) -> RunNetwork:
         active = self._active.get(record.run_id)
-        if active is None or record.status is not RunStatus.RUNNING:
+        if active is None or not record.status.live:
             raise _ended()
         if active.network is None:
             raise InvalidInput("run_id", "must be of a run that was started with a network: this one has none")
@@ -131,9 +131,7 @@ class RunHistory:
         return told
 
     async def _keep(self, run_id: str, network: RunNetwork) -> None:
-        record = await self._records.get(run_id)
-        if record is not None and record.status is RunStatus.RUNNING:
-            await self._records.update_running(replace(record, network=await network.so_far()))
+        await self._records.keep_network(run_id, await network.so_far())
 
 
 def _ended() -> InvalidInput:
@@ -172,7 +170,7 @@ async def _page(
         data, last = await _stored(blobs, record, offset, max_bytes)
     if not last:
         data = cut_head(data)
-    running = active is not None or record.status is RunStatus.RUNNING
+    running = active is not None or record.status.live
     return {
         "run_id": record.run_id,
         "content": data.decode("utf-8", "replace"),

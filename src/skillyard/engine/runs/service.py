@@ -56,7 +56,7 @@ class Keys:
             record = await self._records.by_key(*key)
             if record is not None:
                 _check(digest, record.request_digest)
-            yield record if record is not None and record.status is not RunStatus.RUNNING else None
+            yield record if record is not None and not record.status.live else None
         finally:
             del self._first[key]
             mine.ended.set_result(None)

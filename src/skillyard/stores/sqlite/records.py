@@ -5,39 +5,67 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
 from skillyard.domain.errors import IdempotencyConflict, InvalidInput, StoreFault, shown
-from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus, check_status
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.event import Event, next_event, of_end
+from skillyard.domain.work.labels import check_labels
+from skillyard.domain.work.lease import Lease
+from skillyard.domain.work.record import Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef, check_status
+from skillyard.ports.records import NO_LABELS
 from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-_APART = ("network", "needs")
+_COLUMNS = ("network", "needs", "revision", "lease", "labels")
 """The fields with columns of their own."""
-_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in _APART)
+_WORK = ("owner", "sandbox", "deadline", "cancel_requested", "program", "offsets", "blob_prefix", "secrets",
+         "network_session")  # fmt: skip
+"""The fields that are stored when they differ from their defaults: most runs have none of them."""
+_DEFAULTS = [(field.name, field.default) for field in fields(RunRecord) if field.name in _WORK]
+_FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK))
+_STORED = frozenset((*_FIELDS, *_WORK))
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=asdict).encode
 
 _INSERT = """
     INSERT INTO runs (run_id, principal, status, created_at, ended_at, idempotency_key, request_digest, record,
-        network, needs)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+        network, needs, revision, lease_holder, lease_boot, lease_until, labels, request)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+_LABEL = "INSERT INTO run_labels (run, principal, name, value) SELECT seq, principal, ?, ? FROM runs WHERE run_id = ?"
 _TAKEN = """
     SELECT run_id, request_digest FROM runs WHERE principal = ? AND idempotency_key = ?"""
+_STATUS = """
+    SELECT status FROM runs
+    WHERE run_id = ? AND revision = ? AND ended_at IS NULL AND principal = ? AND idempotency_key IS ?"""
 _REPLACE = """
-    UPDATE runs SET status = ?, ended_at = ?, record = ?, network = ?, needs = ?
-    WHERE run_id = ? AND status = 'running' AND principal = ? AND idempotency_key IS ?"""
+    UPDATE runs SET status = ?1, ended_at = ?2, record = ?3, network = iif(?9, ?4, coalesce(network, ?4)), needs = ?5,
+        lease_until = iif(lease_holder IS ?6 AND lease_boot IS ?7, max(lease_until, ?8), ?8), lease_holder = ?6,
+        lease_boot = ?7, revision = revision + iif(?9, 0, 1), request = iif(?9, NULL, request)
+    WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
+_KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
+_RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
+_READ = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until, network, needs FROM runs"
+_READ_LINE = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until FROM runs"
+_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ?)"
+_OWN_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ? AND principal = ?)"
+_LAST_EVENT = """
+    SELECT seq, (SELECT max(number) FROM run_events WHERE run = seq) FROM runs WHERE run_id = ?"""
+_ADD_EVENT = "INSERT INTO run_events (run, number, at, kind, data) VALUES (?, ?, ?, ?, ?)"
+_EVENTS = """
+    SELECT number, at, kind, data FROM run_events
+    WHERE run = (SELECT seq FROM runs WHERE run_id = ?) AND number > ? ORDER BY number LIMIT ?"""
 _SWEEP = """
     DELETE FROM runs WHERE seq IN (SELECT seq FROM runs WHERE ended_at < ? LIMIT ?)"""
 
 _CROWDED = "SELECT principal FROM runs GROUP BY principal HAVING count(*) > ?"
 _TRIM = """
     DELETE FROM runs WHERE seq IN (
-        SELECT seq FROM runs WHERE principal = ?1 AND status <> 'running' ORDER BY seq
+        SELECT seq FROM runs WHERE principal = ?1 AND ended_at IS NOT NULL ORDER BY seq
         LIMIT min(?3, max(0, (SELECT count(*) FROM runs WHERE principal = ?1) - ?2)))"""
 
 
@@ -46,8 +74,12 @@ class SqliteRecords:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._listeners: list[Callable[[RunRecord], None]] = []
 
-    async def insert(self, record: RunRecord) -> None:
+    def listen(self, listener: Callable[[RunRecord], None]) -> None:
+        self._listeners.append(listener)
+
+    async def insert(self, record: RunRecord, request: str | None = None) -> None:
         values = (
             record.run_id,
             record.principal,
@@ -59,64 +91,98 @@ class SqliteRecords:
             encode(record),
             _apart(record.network),
             _apart(record.needs),
+            record.revision,
+            *_lease(record.lease),
+            _apart(record.labels or None),
+            request,
         )
+        simple = record.owner is Owner.RUN and not record.labels
         try:
-            if await self._database.execute(_INSERT, values) == 1:
+            if simple and await self._database.execute(_INSERT, values) == 1:
+                self._tell(record)
                 return
         except UnicodeEncodeError:
-            for name in ("run_id", "principal", "idempotency_key"):
-                check_unicode(name, getattr(record, name) or "")
+            _check_texts(record)
             raise
+        _check_texts(record)
         refusal = await self._database.write(lambda connection: _insert(connection, record, values))
         if refusal is not None:
             raise refusal
+        self._tell(record)
 
-    async def update_running(self, record: RunRecord) -> bool:
-        if record.status is not RunStatus.RUNNING:
-            raise ValueError("update_running takes a running record; finish moves it on")
-        return await self._replace(record)
+    async def change(
+        self, record: RunRecord, at: float, kind: str = "", data: Mapping[str, Any] | None = None
+    ) -> RunRecord | None:
+        if not record.status.live:
+            raise ValueError("change takes a live record; finish moves it on")
+        return await self._replaced(record, at, kind, dict(data or {}))
 
     async def finish(self, record: RunRecord) -> bool:
-        if record.status is RunStatus.RUNNING:
+        if record.status.live:
             raise ValueError("finish takes a record in a terminal state")
-        return await self._replace(record)
+        if record.owner is Owner.TASK:
+            return await self._replaced(record, _ended(record) or 0.0, "", {}) is not None
+        done = await self._database.execute(_REPLACE, _replacing(record)) == 1
+        if done:
+            self._tell(record)
+        return done
+
+    async def keep_network(self, run_id: str, network: dict[str, Any]) -> bool:
+        return await self._database.execute(_KEEP_NETWORK, (_apart(network), run_id)) == 1
+
+    async def renew(self, holder: str, until: float) -> int:
+        return await self._database.execute(_RENEW, (until, holder))
 
     async def get(self, run_id: str) -> RunRecord | None:
-        row = await self._database.lookup("SELECT record, network, needs FROM runs WHERE run_id = ?", (run_id,))
+        row = await self._database.lookup(f"{_READ} WHERE run_id = ?", (run_id,))
         return decode(*row) if row else None
+
+    async def request(self, run_id: str) -> str | None:
+        row = await self._database.lookup("SELECT request FROM runs WHERE run_id = ?", (run_id,))
+        return None if row is None else row[0]
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> Sequence[Event]:
+        check_page(limit)
+        rows = await self._database.fetch(_EVENTS, (run_id, after, limit))
+        return [Event(number, at, kind, json.loads(data)) for number, at, kind, data in rows]
 
     async def by_key(self, principal: str, idempotency_key: str) -> RunRecord | None:
         row = await self._database.lookup(
-            "SELECT record, network, needs FROM runs WHERE principal = ? AND idempotency_key = ?",
-            (principal, idempotency_key),
+            f"{_READ} WHERE principal = ? AND idempotency_key = ?", (principal, idempotency_key)
         )
         return decode(*row) if row else None
 
     async def list(
-        self, principal: str | None, *, limit: int = 50, after: str | None = None, status: str | None = None
+        self,
+        principal: str | None,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        status: str | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
     ) -> Sequence[RunRecord]:
-        """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist,
-        and an ``after`` that names no run of this principal."""
+        """As the port says. Raises InvalidInput for a limit outside 1 to 1000, a status that does not exist, a label
+        that cannot be one, and an ``after`` that names no run of this principal."""
         check_page(limit)
         check_status(status)
-        conditions: list[tuple[str, object]] = []
+        conditions: list[tuple[str, tuple[object, ...]]] = []
         if principal is not None:
-            conditions.append(("principal = ?", principal))
+            conditions.append(("principal = ?", (principal,)))
         if after is not None:
-            conditions.append(("seq < ?", await self._position(principal, after)))
+            conditions.append(("seq < ?", (await self._position(principal, after),)))
         if status is not None:
-            conditions.append(("status = ?", str(status)))
+            conditions.append(("status = ?", (str(status),)))
+        for label in check_labels(labels).items():
+            conditions.append((_LABELLED, label) if principal is None else (_OWN_LABELLED, (*label, principal)))
         where = " AND ".join(condition for condition, _ in conditions) or "TRUE"
         rows = await self._database.fetch(
-            f"SELECT record FROM runs WHERE {where} ORDER BY seq DESC LIMIT ?",  # noqa: S608 - fixed texts
-            [*(value for _, value in conditions), limit],
+            f"{_READ_LINE} WHERE {where} ORDER BY seq DESC LIMIT ?",
+            [*(value for _, values in conditions for value in values), limit],
         )
-        return [decode(row[0]) for row in rows]
+        return [decode(*row) for row in rows]
 
     async def unfinished(self) -> Sequence[RunRecord]:
-        rows = await self._database.fetch(
-            "SELECT record, network, needs FROM runs WHERE status = 'running' ORDER BY seq"
-        )
+        rows = await self._database.fetch(f"{_READ} WHERE ended_at IS NULL ORDER BY seq")
         return [decode(*row) for row in rows]
 
     async def sweep(self, older_than: float) -> int:
@@ -137,18 +203,33 @@ class SqliteRecords:
                 trimmed += count
         return trimmed
 
-    async def _replace(self, record: RunRecord) -> bool:
-        values = (
-            record.status.value,
-            _ended(record),
-            encode(record),
-            _apart(record.network),
-            _apart(record.needs),
-            record.run_id,
-            record.principal,
-            record.idempotency_key,
-        )
-        return await self._database.execute(_REPLACE, values) == 1
+    async def _replaced(self, record: RunRecord, at: float, kind: str, data: dict[str, Any]) -> RunRecord | None:
+        """Replaces a live record, and adds its events in the same transaction."""
+        values = _replacing(record)
+
+        def replaced(connection: sqlite3.Connection) -> bool:
+            before = connection.execute(_STATUS, values[-4:]).fetchone()
+            if before is None:
+                return False
+            connection.execute(_REPLACE, values)
+            if record.owner is Owner.TASK:
+                if before[0] != record.status.value:
+                    _add_event(
+                        connection, record, at, record.status.value, {} if record.status.live else of_end(record)
+                    )
+                if kind:
+                    _add_event(connection, record, at, kind, data)
+            return True
+
+        if not await self._database.write(replaced):
+            return None
+        changed = replace(record, revision=record.revision + record.status.live)
+        self._tell(changed)
+        return changed
+
+    def _tell(self, record: RunRecord) -> None:
+        for listener in self._listeners:
+            listener(record)
 
     async def _position(self, principal: str | None, run_id: str) -> int:
         row = await self._database.lookup("SELECT seq, principal FROM runs WHERE run_id = ?", (run_id,))
@@ -162,21 +243,51 @@ def encode(record: RunRecord) -> str:
 
     Half a surrogate pair, which SQLite's text cannot hold, stays an escape.
     """
-    return _encode({name: getattr(record, name) for name in _FIELDS})
+    values = {name: getattr(record, name) for name in _FIELDS}
+    for name, default in _DEFAULTS:
+        value = getattr(record, name)
+        if value != default:
+            values[name] = value
+    return _encode(values)
 
 
-def decode(text: str, network: str | None = None, needs: str | None = None) -> RunRecord:
+def decode(
+    text: str,
+    revision: int,
+    labels: str | None,
+    holder: str | None,
+    boot: str | None,
+    until: float | None,
+    network: str | None = None,
+    needs: str | None = None,
+) -> RunRecord:
     """Fields that a later version added are passed over; missing ones get their defaults."""
     try:
-        values = {name: value for name, value in json.loads(text).items() if name in _FIELDS}
+        values = {name: value for name, value in json.loads(text).items() if name in _STORED}
         values["kind"] = RunKind(values["kind"])
         values["status"] = RunStatus(values["status"])
         values["outcome"] = None if values.get("outcome") is None else Outcome(values["outcome"])
         for name in ("output_blobs", "files", "notes"):
             values[name] = tuple(values.get(name, ()))
-        return RunRecord(**values, network=_whole(network), needs=_whole(needs))
+        for name in values.keys() & _WHOLES.keys():
+            values[name] = _WHOLES[name](values[name])
+        return RunRecord(
+            **values,
+            revision=revision,
+            labels=_whole(labels) or {},
+            lease=None if holder is None else Lease(holder, boot or "", until or 0.0),
+            network=_whole(network),
+            needs=_whole(needs),
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFault("a run record is damaged; restore the database from a backup") from error
+
+
+_WHOLES: dict[str, Callable[[Any], Any]] = {
+    "owner": Owner,
+    "offsets": lambda value: Offsets(**value),
+    "secrets": lambda values: tuple(SecretRef(**value) for value in values),
+}
 
 
 def conflict() -> IdempotencyConflict:
@@ -189,12 +300,48 @@ def _insert(connection: sqlite3.Connection, record: RunRecord, values: tuple[obj
     It does not raise that, since raising would undo others' writes beside it.
     """
     if connection.execute(_INSERT, values).rowcount == 1:
+        connection.executemany(_LABEL, [(*label, record.run_id) for label in record.labels.items()])
+        if record.owner is Owner.TASK:
+            _add_event(connection, record, record.created_at, record.status.value, {})
         return None
     key = (record.principal, record.idempotency_key)
     taken = None if record.idempotency_key is None else connection.execute(_TAKEN, key).fetchone()
     if taken is None:
         return InvalidInput("run_id", "is taken", shown(record.run_id))
     return None if taken == (record.run_id, record.request_digest) else conflict()
+
+
+def _check_texts(record: RunRecord) -> None:
+    for name in ("run_id", "principal", "idempotency_key"):
+        check_unicode(name, getattr(record, name) or "")
+
+
+def _add_event(connection: sqlite3.Connection, record: RunRecord, at: float, kind: str, data: dict[str, Any]) -> None:
+    run, last = connection.execute(_LAST_EVENT, (record.run_id,)).fetchone()
+    event = next_event(last or 0, at, kind, data)
+    if event is not None:
+        connection.execute(_ADD_EVENT, (run, event.seq, event.at, event.kind, _encode(event.data)))
+
+
+def _replacing(record: RunRecord) -> tuple[Any, ...]:
+    """Returns the values of ``_REPLACE``; the last four are those of its condition."""
+    return (
+        record.status.value,
+        _ended(record),
+        encode(record),
+        _apart(record.network),
+        _apart(record.needs),
+        *_lease(record.lease),
+        not record.status.live,
+        record.run_id,
+        record.revision,
+        record.principal,
+        record.idempotency_key,
+    )
+
+
+def _lease(lease: Lease | None) -> tuple[str | None, str | None, float | None]:
+    return (None, None, None) if lease is None else (lease.holder, lease.boot, lease.until)
 
 
 def _sweep(connection: sqlite3.Connection, older_than: float) -> int:
@@ -214,6 +361,6 @@ def _whole(text: str | None) -> Any:
 
 
 def _ended(record: RunRecord) -> float | None:
-    if record.status is RunStatus.RUNNING:
+    if record.status.live:
         return None
     return record.created_at if record.ended_at is None else record.ended_at
