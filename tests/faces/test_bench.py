@@ -36,7 +36,8 @@ def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_the_command_measures_runs_beside_a_plain_interpreter() -> None:
     command = [sys.executable, "-m", "skillyard", "bench", "--quick", "--json", "--ready", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
     rows = by_id(found["latency"])
     assert {"ready", "on_demand", "http", "http_on_demand", "python", "python_bare"} == rows.keys()

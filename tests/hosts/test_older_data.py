@@ -51,7 +51,8 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
     home = tmp_path_factory.mktemp("older")
     home.chmod(0o755)
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(home, filter="fully_trusted")
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # not in 3.11.0 to 3.11.3
+        archive.extractall(home)
     index = json.loads((home / "expected.json").read_text())["index"]
     settings = {"SKILLYARD_PACKAGES__INDEX": index, "SKILLYARD_PACKAGES__RUN_CODE": '["*"]'}
     with ServerProcess(home / "data", settings=settings) as server:

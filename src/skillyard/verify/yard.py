@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from skillyard.client.methods import ProtocolMethods
 from skillyard.client.run import Run
 from skillyard.domain.errors import SkillyardError
-from skillyard.domain.sandbox.guarantees import Level
-from skillyard.testing.attacks.attack import Need, Place, Ran
+from skillyard.testing.attacks.attack import Need, Place, Ran, weaker
 from skillyard.testing.attacks.prelude import moved, program
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ WHERE = "import os\ndef main(args):\n    return {'cwd': os.getcwd()}\n"
 async def at_home(yard: Yard) -> None:
     """Finds out where its sandboxes have their own places, and which walls stand round them."""
     where = await yard.run(WHERE)
-    yard.levels = {name: level for name, level in yard.enforced.items() if level != Level.KERNEL}
+    yard.levels = weaker(yard.enforced)
     yard.moved = where.ok and where.output["cwd"] != "/workspace"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from skillyard.domain.sandbox.guarantees import BOUNDARIES, Level
+from skillyard.domain.sandbox.guarantees import BOUNDARIES, WALLS, Level
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.attacks.canaries import Canaries
 from skillyard.testing.attacks.prelude import ARMED, program
@@ -232,6 +232,15 @@ def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
     """Returns whether any of ``walls`` is claimed, or a guarantee on them; True for no walls."""
     borne = [name for name, evidence in BOUNDARIES.items() if not set(evidence.bearing).isdisjoint(walls)]
     return not walls or any(enforced.get(name, Level.MISSING) != Level.MISSING for name in (*walls, *borne))
+
+
+def weaker(enforced: Mapping[str, str]) -> dict[str, str]:
+    """Returns the levels of the protections that are not the kernel's.
+
+    A wall that a sandbox does not name is missing unless a guarantee stands on it.
+    """
+    silent = {wall: Level.MISSING for wall in WALLS if wall not in enforced and not claims(enforced, (wall,))}
+    return silent | {name: level for name, level in enforced.items() if level != Level.KERNEL}
 
 
 def held_to_its_claims(judgement: Judgement, attack: Attack, enforced: Mapping[str, str]) -> Judgement:

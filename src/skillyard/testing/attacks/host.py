@@ -205,16 +205,24 @@ PROC.program(
              "kernel/ns_last_pid", "kernel/randomize_va_space", "vm/overcommit_memory", "vm/drop_caches",
              "vm/panic_on_oom", "fs/suid_dumpable", "net/ipv4/ip_forward", "net/ipv4/ping_group_range",
              "net/core/somaxconn", "user/max_user_namespaces", "fs/binfmt_misc/register")
+    def opened(path):
+        fd = os.open(path, os.O_WRONLY)
+        if os.fstat(fd).st_rdev == os.makedev(1, 3):  # /dev/null lies over it
+            os.close(fd)
+            raise OSError(errno.ENOENT, "hidden")
+        if path.endswith("ns_last_pid"):  # anybody may open it; writing is judged
+            os.write(fd, b"300")
+        return fd
     for name in names:
-        must_fail(f"write {name}", os.open, "/proc/sys/" + name, os.O_WRONLY)
+        must_fail(f"write {name}", opened, "/proc/sys/" + name)
     for name in ("sysrq-trigger", "kcore", "kmsg", "timer_list", "latency_stats", "mtrr"):
-        must_fail(name, os.open, "/proc/" + name, os.O_WRONLY)
+        must_fail(name, opened, "/proc/" + name)
     writable = []
     tops = ("/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/sys")
     for top, _, files in (found for top in tops for found in os.walk(top)):
         for name in files:
             try:
-                os.close(os.open(os.path.join(top, name), os.O_WRONLY))
+                os.close(opened(os.path.join(top, name)))
             except OSError:
                 continue
             writable.append(os.path.join(top, name))

@@ -237,7 +237,7 @@ LIMITS.program(
     must_hold(f"{count} signals pending", count < 20_000)
     works("some were possible", lambda: count > 10)
     """,
-    walls=("user_namespace",),
+    walls=("pids",),
 )
 
 

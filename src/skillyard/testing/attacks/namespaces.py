@@ -54,7 +54,7 @@ NAMESPACES.program(
             call_refused("setns", fd, 0x7E020000)
     works("its own number", lambda: os.getpid() > 1)
     """,
-    walls=("seccomp", "pid_namespace", "no_capabilities"),
+    walls=("seccomp", "pid_namespace"),
 )
 
 NAMESPACES.program(

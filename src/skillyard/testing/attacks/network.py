@@ -115,7 +115,7 @@ NETWORK.program(
         must_fail("bind to a device's traffic", socket.socket().setsockopt, 1, 36, 1)
     works("ask for the flags", fcntl.ioctl, socket.socket(), 0x8913, down)
     """,
-    walls=("net_namespace", "no_capabilities"),
+    walls=("net_namespace",),
     rests_on=("net_namespace",),
 )
 

@@ -13,7 +13,7 @@ from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.attacks import ATTACKS
-from skillyard.testing.attacks.attack import FAILURES, Attack, Need, Place, Ran, Verdict, tried
+from skillyard.testing.attacks.attack import FAILURES, Attack, Need, Place, Ran, Verdict, tried, weaker
 from skillyard.testing.attacks.canaries import Canaries, planted, planted_file
 from skillyard.testing.attacks.prelude import moved
 from skillyard.testing.sandbox_suite.check import Check, Failed, NotApplicable
@@ -30,7 +30,7 @@ class _Over(Place):
         self.canaries = canaries
         self.hidden = [str(path) for path in ground.hidden]
         self.enforced = dict(enforced)
-        self.levels = {name: level for name, level in enforced.items() if level != Level.KERNEL}
+        self.levels = weaker(enforced)
         self.levels["bounding_set"] = Level.MISSING if ground.keeps_bounding_set else Level.KERNEL
         self.outcomes = set()
 

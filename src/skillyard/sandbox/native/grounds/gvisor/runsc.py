@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ MEND = (
     "docs/gvisor.md says more"
 )
 _BOUND_S = 10.0
+_FEW_DESCRIPTORS = 8192
+"""Below it a host's limit can be less than the files that gVisor remembers, each of which takes a descriptor."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -67,6 +70,9 @@ class Runsc:
             "directfs": "false",
             "log": "/dev/null",
         }
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if 0 <= most < _FEW_DESCRIPTORS:
+            wanted["dcache"] = str(most // 4)
         flags = [f"--{flag}={value}" for flag, value in wanted.items() if flag in self.flags]
         return [program, *flags, "run", "--bundle", bundle, name]
 
