@@ -255,7 +255,8 @@ def within_its_means(
 ) -> Judgement:
     """A program that did not work where something that it rests on is missing shows nothing. Runs that were lost or
     ended by a limit say more than that, and stay as they are; so does every escape."""
-    lacking = [wall for wall in attack.rests_on if enforced.get(wall) == Level.MISSING]
+    levels = weaker(enforced)
+    lacking = [wall for wall in attack.rests_on if levels.get(wall) == Level.MISSING]
     finished = set(outcomes) <= {"", Outcome.EXIT}
     if judgement.verdict not in (Verdict.BROKEN, Verdict.TOO_TIGHT) or not lacking or not finished:
         return judgement
