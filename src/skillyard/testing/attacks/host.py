@@ -210,7 +210,7 @@ PROC.program(
         if os.fstat(fd).st_rdev == os.makedev(1, 3):  # /dev/null lies over it
             os.close(fd)
             raise OSError(errno.ENOENT, "hidden")
-        if path.endswith("ns_last_pid"):  # anybody may open it; writing is judged
+        if path.endswith("ns_last_pid") and level("private_proc") == "missing":  # anybody may open it
             os.write(fd, b"300")
         return fd
     for name in names:
