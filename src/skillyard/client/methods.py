@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +24,7 @@ from skillyard.client.run import Run
 if TYPE_CHECKING:
     from skillyard.client.sources import Sink
 
+_POLL_MS = 30_000
 Detail = Literal["full", "brief"]
 """``brief`` leaves of a run what a model needs."""
 
@@ -81,12 +83,14 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
+        labels: Mapping[str, str] | None = None,
         detail: Detail | None = None,
     ) -> Run:
         """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``network``: rules that
         narrow what the skill declares, such as ``api.x.com:443``; an empty list for no network.
         ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on when this caller
-        goes away; else it is cancelled. ``detail='brief'``: of the run only what a model needs."""
+        goes away; else it is cancelled. ``labels``: pairs that :meth:`list_runs` finds it by. ``detail='brief'``: of
+        the run only what a model needs."""
         params = given(
             name=name,
             args=args,
@@ -99,6 +103,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
             network=listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
+            labels=labels,
             detail=detail,
         )
         return Run.of(await self.call("execute_skill", params))
@@ -120,6 +125,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         network: Sequence[str] | None = None,
         idempotency_key: str | None = None,
         detach: bool | None = None,
+        labels: Mapping[str, str] | None = None,
         detail: Detail | None = None,
     ) -> Run:
         """Run source text; its function ``entrypoint`` (``main``) gets ``args``. ``network``: rules that narrow what
@@ -140,6 +146,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
             network=listed(network),
             idempotency_key=idempotency_key,
             detach=detach,
+            labels=labels,
             detail=detail,
         )
         return Run.of(await self.call("run_code", params))
@@ -185,21 +192,47 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
     async def list_runs(
         self,
         *,
-        status: Literal["running", "completed", "failed"] | None = None,
+        status: Literal["queued", "starting", "running", "completed", "failed"] | None = None,
+        labels: Mapping[str, str] | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         all: bool | None = None,
     ) -> Json:
-        """One page of run records, newest first: ``runs`` and ``next_cursor``. ``all`` needs ``admin``."""
-        return await self.call("runs.list", given(status=status, limit=limit, cursor=cursor, all=all))
+        """One page of run records, newest first: ``runs`` and ``next_cursor``. ``labels``: those that have all of them.
+        ``all`` needs ``admin``."""
+        asked = given(status=status, labels=labels, limit=limit, cursor=cursor, all=all)
+        return await self.call("runs.list", asked)
 
     async def show_run(self, run_id: str, *, detail: Detail | None = None) -> Json:
         """``run``: the run record."""
         return await self.call("runs.show", given(run_id=run_id, detail=detail))
 
-    async def run_logs(self, run_id: str, *, offset: int | None = None, max_bytes: int | None = None) -> Json:
-        """A piece of the run's log, also while it runs: ``content``, ``next_offset``, ``complete``."""
-        return await self.call("runs.logs", given(run_id=run_id, offset=offset, max_bytes=max_bytes))
+    async def wait_run(self, run_id: str, *, timeout_ms: int | None = None, detail: Detail | None = None) -> Run:
+        """Returns the run when it has ended, or as it is after ``timeout_ms``.
+
+        Without ``timeout_ms`` it waits as long as the run takes. No run ends when this caller goes away.
+        """
+        end = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            left = _POLL_MS if end is None else max(0, round((end - time.monotonic()) * 1000))
+            asked = given(run_id=run_id, wait_ms=min(left, _POLL_MS), detail=detail)
+            answer = await self.call("runs.wait", asked)
+            if answer["ended"] or (end is not None and left <= _POLL_MS):
+                return Run.of(answer["run"])
+
+    async def run_logs(
+        self, run_id: str, *, offset: int | None = None, max_bytes: int | None = None, wait_ms: int | None = None
+    ) -> Json:
+        """A piece of the run's log, also while it runs: ``content``, ``next_offset``, ``complete``. ``wait_ms``: waits
+        that long for something new."""
+        return await self.call("runs.logs", given(run_id=run_id, offset=offset, max_bytes=max_bytes, wait_ms=wait_ms))
+
+    async def run_events(
+        self, run_id: str, *, after: int | None = None, limit: int | None = None, wait_ms: int | None = None
+    ) -> Json:
+        """Events of the run with a number above ``after``: ``events``, ``next_after``, ``complete``. ``wait_ms``: waits
+        that long for the first one."""
+        return await self.call("runs.events", given(run_id=run_id, after=after, limit=limit, wait_ms=wait_ms))
 
     async def cancel_run(self, run_id: str, *, reason: str | None = None, detail: Detail | None = None) -> Json:
         """End a run: ``cancelled`` (False when it had ended before) and ``run``, its record. Returns when
@@ -323,7 +356,9 @@ class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods):
     load_skills_protocol_guide = blocking(ProtocolMethods.load_skills_protocol_guide)
     list_runs = blocking(ProtocolMethods.list_runs)
     show_run = blocking(ProtocolMethods.show_run)
+    wait_run = blocking(ProtocolMethods.wait_run)
     run_logs = blocking(ProtocolMethods.run_logs)
+    run_events = blocking(ProtocolMethods.run_events)
     cancel_run = blocking(ProtocolMethods.cancel_run)
     set_run_network = blocking(ProtocolMethods.set_run_network)
     explain_policy = blocking(ProtocolMethods.explain_policy)

@@ -48,8 +48,9 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class Run(Mapping[str, Any]):
-    """How one run ended. ``status`` is ``completed`` or ``failed`` and speaks of the execution only.
+    """How one run ended, or how far a detached one is.
 
+    ``status`` is ``completed`` or ``failed``, of one that has not ended ``queued``, ``starting`` or ``running``.
     ``output`` is what the entrypoint returned, at most 4,096 bytes as JSON; bigger values are the blob that
     ``output["blob_id"]`` names. ``files`` are what it left in ``/workspace/out``. Also a mapping:
     ``run["status"]``, with all that the server sent.
@@ -91,9 +92,13 @@ class Run(Mapping[str, Any]):
     def ok(self) -> bool:
         return self.status == "completed"
 
+    @property
+    def ended(self) -> bool:
+        return self.status in ("completed", "failed")
+
     def raise_for_status(self) -> Run:
-        """This run when it completed. Raises RunFailed."""
-        if not self.ok:
+        """Returns this run, unless it failed. Raises RunFailed."""
+        if self.ended and not self.ok:
             raise RunFailed(self)
         return self
 

@@ -25,6 +25,8 @@ IDEMPOTENT = frozenset(
         "runs.list",
         "runs.show",
         "runs.logs",
+        "runs.wait",
+        "runs.events",
         "runs.cancel",
         "blobs.list",
         "blobs.stat",
@@ -44,24 +46,32 @@ RUNS = frozenset({"execute_skill", "run_code"})
 LONGEST_RUN_S = 3600.0
 RUN_MARGIN_S = 30.0
 """Time of a server beside the run itself: admission, mounts, records."""
+WAITS = {"runs.wait": 30_000, "runs.logs": 0, "runs.events": 0}
+"""Methods that wait for a run, with their default ``wait_ms``."""
 BUILDS = frozenset({"environments.build", "environments.wheels"})
 BUILD_S = 900.0
 """Time for the build of an environment, which a run's own timeout does not count."""
 
 
 def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFailed], ...]:
-    """After which failures the call is sent again. A lost connection cancels a run, so even one with a
-    key is sent again only where nothing was sent at all."""
+    """After which failures the call is sent again. A lost connection cancels a run that is not detached, so such a one
+    with a key is sent again only where nothing was sent at all."""
     if method in IDEMPOTENT:
         return (Unreachable, ConnectionLost)
-    return (Unreachable,) if method in RUNS and params.get("idempotency_key") else ()
+    if method not in RUNS or not params.get("idempotency_key"):
+        return ()
+    return (Unreachable, ConnectionLost) if params.get("detach") else (Unreachable,)
 
 
 def patience(method: str, params: Mapping[str, Any], timeout: float) -> float:
     """Returns the seconds to wait for an answer.
 
-    For a run they are its own timeout or the longest one, the build of its environment, and a margin.
+    For a run they are its own timeout or the longest one, the build of its environment, and a margin; for a call that
+    waits for a run, the time that it asks for is added.
     """
+    if method in WAITS:
+        asked = params.get("wait_ms", WAITS[method])
+        return timeout + (asked / 1000 if isinstance(asked, (int, float)) else 0)
     if method in BUILDS:
         return max(timeout, BUILD_S + RUN_MARGIN_S)
     if method not in RUNS:

@@ -94,6 +94,12 @@ class AdmissionSettings(Section):
         description="Runs that may wait for a place; more are refused with `Busy`.",
     )
     queued_each: int = Field(default=128, ge=0, description="Runs of one principal that may wait.")
+    polls: int = Field(
+        default=512,
+        ge=1,
+        description="Calls that may wait for runs at a time: those of `runs.wait`, `runs.logs` and `runs.events`.",
+    )
+    polls_each: int = Field(default=64, ge=1, description="Calls of one principal that may wait for runs.")
     overcommit: float = Field(
         default=4.0,
         gt=0,

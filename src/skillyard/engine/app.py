@@ -31,6 +31,7 @@ from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
 from skillyard.engine.runs.service import RunService
+from skillyard.engine.runs.waiting import Waiting
 from skillyard.engine.secrets.service import RunSecrets, SecretBook
 from skillyard.engine.shares import Admission, Budget, LargeReads
 from skillyard.engine.skills.approval_methods import Approvals
@@ -110,6 +111,9 @@ class App:
         )
         self.publisher = Publisher(ports.publications, ports.bundles, self.skills, ports.clock, self.tasks, emit)
         self.environments = self._environments(builder, emit)
+        most, each = config.admission.polls, config.admission.polls_each
+        polls = Budget(most, each, "too many calls wait for runs at once; come again later")
+        self.waiting = Waiting(ports.records, polls)
         self.runs = self._runs(emit)
         self.history = RunHistory(
             self.runs,
@@ -118,6 +122,7 @@ class App:
             ports.blobs,
             ports.clock,
             emit,
+            self.waiting,
             open_network=config.network.open,
         )
         self.reaper = self._reaper(emit)
@@ -155,6 +160,7 @@ class App:
         """Refuse new runs, and those that wait, with Busy; those at work go on. Builds end, since what they are for
         would not be admitted."""
         self.admission.close()
+        self.waiting.close()
         self.environments.building.stop()
 
     async def close(self, grace_s: float = 0.0) -> None:

@@ -1,7 +1,8 @@
 """Parameter checks over a subset of JSON Schema, compiled once into closures.
 
 The subset: ``type`` (one name or a list), ``enum``, ``minimum``, ``maximum``, ``minLength``, ``maxLength``,
-``pattern``, ``items``, ``maxItems``, ``properties``, ``required``, ``additionalProperties`` (true or false).
+``pattern``, ``items``, ``maxItems``, ``properties``, ``required``, ``additionalProperties`` (true, false, or a schema
+where there are no ``properties``).
 ``description``, ``default`` and ``title`` are carried and not checked. A schema with anything else is refused when it
 is compiled, so that no rule of the method table is without effect.
 """
@@ -34,6 +35,8 @@ _CARRIED = {"description", "default", "title"}
 def compile_schema(schema: Schema) -> Check:
     """A check of ``(path, value)``. It raises InvalidInput with the field, the rule and the shape."""
     checks = [build(schema) for key, build in _RULES.items() if key in schema]
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        checks.append(_values(schema))
     unknown = set(schema) - set(_RULES) - _CARRIED - {"required", "additionalProperties"}
     if unknown:
         raise ValueError(f"not in the schema subset: {', '.join(sorted(unknown))}")
@@ -157,6 +160,18 @@ def _items(schema: Schema) -> Check:
     def check(path: str, value: Any) -> None:
         for index, item in enumerate(value):
             each(f"{path}[{index}]", item)
+
+    return check
+
+
+def _values(schema: Schema) -> Check:
+    if "properties" in schema:
+        raise ValueError("not in the schema subset: additionalProperties as a schema beside properties")
+    each = compile_schema(schema["additionalProperties"])
+
+    def check(path: str, value: Any) -> None:
+        for name in value:
+            each(join(path, name) if isinstance(name, str) else path, value[name])
 
     return check
 

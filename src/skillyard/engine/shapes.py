@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from skillyard.domain.work.record import Outcome, RunKind
+from skillyard.domain.work.record import Outcome, RunKind, RunStatus
 from skillyard.engine.method import BOOLEAN, INTEGER, NUMBER, OBJECT, STRING, answer, described, list_of
 from skillyard.engine.schema import Schema
 
@@ -37,6 +37,13 @@ def table_of(values: Schema, text: str) -> Schema:
 
 # Runs
 
+STATUSES = [status.value for status in RunStatus]
+_STATUS: Schema = {
+    "type": "string",
+    "enum": STATUSES,
+    "description": "'completed' and 'failed' are final; 'queued' and 'starting' are of detached runs only",
+}
+LABELS = table_of(STRING, "the labels that its caller gave it")
 FILE = shape(
     "File",
     "a file that a run left in /workspace/out",
@@ -68,9 +75,9 @@ ENFORCED = table_of(
 )
 RUN = shape(
     "Run",
-    "how one run ended",
+    "how one run ended, or how far a detached one is",
     {
-        "status": {"type": "string", "enum": ["completed", "failed"]},
+        "status": _STATUS,
         "run_id": STRING,
         "summary": STRING,
         "output": described(OBJECT, "what the code returned; of completed runs"),
@@ -94,9 +101,20 @@ RUN = shape(
         "limits": RUN_LIMITS,
         "least": described(STRING, "why it got the least policy: no network and no secrets that its skills declare"),
         "enforced": ENFORCED,
+        "labels": LABELS,
     },
     optional="output output_blobs files notes logs_preview logs_blob error skill version environment outcome isolation"
-    " network usage limits least enforced",
+    " network usage limits least enforced labels",
+)
+RUN_EVENT = shape(
+    "RunEvent",
+    "something that happened to a run",
+    {
+        "seq": described(INTEGER, "counts from 1"),
+        "at": NUMBER,
+        "kind": described(STRING, "a status that it got, or a word for another happening"),
+        "data": OBJECT,
+    },
 )
 BRIEF_OR_NOT: Schema = {
     "type": "string",
@@ -169,7 +187,10 @@ _LINE: dict[str, Schema] = {
     "kind": {"type": "string", "enum": [kind.value for kind in RunKind]},
     "principal": STRING,
     "project": STRING,
-    "status": {"type": "string", "enum": ["running", "completed", "failed"]},
+    "status": _STATUS,
+    "detached": described(BOOLEAN, "it outlives its caller and the server"),
+    "labels": LABELS,
+    "cancel_requested": described(TEXT_OR_NULL, "the reason for which somebody asked it to end"),
     "outcome": described(TEXT_OR_NULL, "as in a run; null until it ends"),
     "reason": STRING,
     "created_at": NUMBER,

@@ -52,6 +52,16 @@ class ActiveRun:
     process: Process | None = None
     cancel_reason: str | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _starters: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def begin(self, process: Process) -> None:
+        """Its program was started."""
+        self.process = process
+        _wake(self._starters)
+
+    def starting(self) -> asyncio.Future[None]:
+        """Done when its program is started, or its last record is written."""
+        return _waiter(self._starters)
 
     async def cancel(self, reason: str) -> None:
         """End the process tree; what is not started yet will not be."""
@@ -62,16 +72,25 @@ class ActiveRun:
 
     def ending(self) -> asyncio.Future[None]:
         """Done when the last record is written."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return waiter
+        return _waiter(self._waiters)
 
     def wake(self) -> None:
         """Tell everybody who waits for the end."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+        _wake(self._waiters)
+        _wake(self._starters)
+
+
+def _waiter(waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.append(waiter)
+    return waiter
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
 
 
 class ActiveRuns(dict[str, ActiveRun]):
@@ -195,12 +214,13 @@ class Execution:
         tools, plan, found = self._tools, self._plan, self._found
         found.created_ms = (tools.clock.monotonic() - plan.taken_at) * 1000
         found.started_at = tools.clock.now()
-        self._active.process = process = await sandbox.start(
+        process = await sandbox.start(
             Guest(guest),
             id=plan.run_id,
             timeout_ms=plan.limits.timeout_ms,
             streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
         )
+        self._active.begin(process)
         tools.emit(
             RunStarted(
                 run_id=plan.run_id,

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skillyard.domain.errors import InvalidInput, RunNotFound, SandboxGone
 from skillyard.domain.network.policy import is_open, parse_rules
 from skillyard.domain.principal import Principal, Scope
-from skillyard.domain.sandbox.spec import Stream
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.event import Event, told_by
 from skillyard.domain.work.record import RunRecord
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
 from skillyard.engine.runs.execution import ActiveRun, ActiveRuns
+from skillyard.engine.runs.log_pages import FIRST_S, PAGE_S, LogPages
 from skillyard.engine.runs.service import RunService
-from skillyard.engine.text import cut_head
+from skillyard.engine.runs.waiting import Waiting
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
 
-FIRST_S = 0.5
-"""How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
-IDLE_S = 0.05
-"""How long it waits for more once it has something."""
-PAGE_S = 1.0
-"""How long a page takes at most, however the run goes on writing: what is not read by then is for the next page."""
-
-_PRIVATE = ("idempotency_key", "request_digest", "sandbox", "owner", "lease", "deadline", "program", "offsets",
-            "blob_prefix", "secrets", "network_session")  # fmt: skip
+_PRIVATE = ("idempotency_key", "request_digest", "revision", "owner", "lease", "deadline", "sandbox", "program",
+            "offsets", "blob_prefix", "secrets", "network_session")  # fmt: skip
 
 
 class RunHistory:
@@ -45,23 +40,26 @@ class RunHistory:
         blobs: BlobStore,
         clock: Clock,
         emit: Observer,
+        waiting: Waiting,
         *,
         open_network: bool,
     ) -> None:
         self._runs = runs
         self._active = active
         self._records = records
-        self._blobs = blobs
         self._clock = clock
         self._emit = emit
+        self._waiting = waiting
+        self._pages = LogPages(blobs)
         self._open_network = open_network
+        records.listen(self._changed)
         self._kept: dict[str, Any] = {}
 
     async def list(
-        self, owner: str | None, *, limit: int, after: str | None, status: str | None
+        self, owner: str | None, *, limit: int, after: str | None, status: str | None, labels: Mapping[str, str]
     ) -> Sequence[RunRecord]:
         """Returns records, newest first; ``owner`` is None for everybody's. Raises InvalidInput for ``after``."""
-        return await self._records.list(owner, limit=limit, after=after, status=status)
+        return await self._records.list(owner, limit=limit, after=after, status=status, labels=labels)
 
     async def owned(self, principal: Principal, run_id: str) -> RunRecord:
         """Returns the record when it exists and the principal may see it. Raises RunNotFound, alike for both."""
@@ -79,10 +77,65 @@ class RunHistory:
             run["network"] = await active.network.so_far()
         return run
 
-    async def logs(self, principal: Principal, run_id: str, offset: int, max_bytes: int) -> dict[str, Any]:
-        """Returns a page of the log. Raises RunNotFound."""
-        record = await self.owned(principal, run_id)
-        return await _page(self._active.get(run_id), self._blobs, record, offset, max_bytes)
+    async def wait(self, principal: Principal, run_id: str, wait_ms: int) -> RunRecord:
+        """Returns the record when the run has ended, or as it is after ``wait_ms``. Raises RunNotFound, Busy."""
+
+        async def ended() -> RunRecord | None:
+            record = await self.owned(principal, run_id)
+            return None if record.status.live else record
+
+        found = await self._waiting.poll(principal.name, run_id, wait_ms, ended)
+        return found or await self.owned(principal, run_id)
+
+    async def events(self, principal: Principal, run_id: str, after: int, limit: int, wait_ms: int) -> dict[str, Any]:
+        """Returns the events behind number ``after``; waits for one while there is none. Raises RunNotFound, Busy."""
+
+        async def told() -> dict[str, Any]:
+            record = await self.owned(principal, run_id)
+            events = await self._events(record, after, limit)
+            return {
+                "run_id": run_id,
+                "events": [event.as_dict() for event in events],
+                "next_after": events[-1].seq if events else after,
+                "complete": not record.status.live and len(events) < limit,
+            }
+
+        async def news() -> dict[str, Any] | None:
+            page = await told()
+            return page if page["events"] or page["complete"] else None
+
+        return await self._waiting.poll(principal.name, run_id, wait_ms, news) or await told()
+
+    def _changed(self, record: RunRecord) -> None:
+        if not record.status.live:
+            self._pages.forget(record.run_id)
+
+    async def _events(self, record: RunRecord, after: int, limit: int) -> Sequence[Event]:
+        if record.owner is Owner.TASK:
+            return await self._records.events(record.run_id, after, limit)
+        return [event for event in told_by(record) if event.seq > after][:limit]
+
+    async def logs(
+        self, principal: Principal, run_id: str, offset: int, max_bytes: int, wait_ms: int
+    ) -> dict[str, Any]:
+        """Returns a page of the log; of a live run it waits for something new. Raises RunNotFound, Busy."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + wait_ms / 1000
+
+        async def page(first_s: float) -> dict[str, Any]:
+            record = await self.owned(principal, run_id)
+            return await self._pages.page(self._active.get(run_id), record, offset, max_bytes, first_s)
+
+        async def more() -> dict[str, Any] | None:
+            found = await page(max(0.0, end - clock()))
+            return found if found["content"] or found["complete"] or clock() >= end else None
+
+        if not wait_ms or not (await self.owned(principal, run_id)).status.live:
+            return await page(FIRST_S)
+        found = None
+        async with self._waiting.bounded(principal.name, wait_ms / 1000 + PAGE_S):
+            found = await self._waiting.until(run_id, more)
+        return found or await page(0.0)
 
     async def cancel(self, principal: Principal, run_id: str, reason: str | None) -> bool:
         """Ends a run; returns whether that ended it. Raises RunNotFound."""
@@ -151,63 +204,8 @@ def view(record: RunRecord) -> dict[str, Any]:
     for name in _PRIVATE:
         del fields[name]
     return fields | {
+        "detached": record.owner is Owner.TASK,
         "kind": record.kind.value,
         "status": record.status.value,
         "outcome": record.outcome.value if record.outcome else None,
     }
-
-
-async def _page(
-    active: ActiveRun | None, blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int
-) -> dict[str, Any]:
-    """Returns a page: from the sandbox while the run works, from its blob when it has ended.
-
-    At most ``max_bytes`` of the log from ``offset`` on, ending between characters where there is more to
-    come. Offsets count bytes of the redacted log."""
-    if active is not None:
-        data, last = await _live(active, offset, max_bytes), False
-    else:
-        data, last = await _stored(blobs, record, offset, max_bytes)
-    if not last:
-        data = cut_head(data)
-    running = active is not None or record.status.live
-    return {
-        "run_id": record.run_id,
-        "content": data.decode("utf-8", "replace"),
-        "encoding": "utf-8",
-        "offset": offset,
-        "next_offset": offset + len(data),
-        "running": running,
-        "complete": last and not running,
-    }
-
-
-async def _stored(blobs: BlobStore, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
-    """The bytes, and whether they are the last ones."""
-    info = await blobs.stat(record.logs_blob) if record.logs_blob else None
-    if info is None or offset >= info.size:
-        return b"", True
-    length = min(max_bytes, info.size - offset)
-    data = b"".join([chunk async for chunk in blobs.read(info.blob_id, offset, length)])
-    return data, offset + length == info.size
-
-
-async def _live(active: ActiveRun, offset: int, max_bytes: int) -> bytes:
-    """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
-    if active.process is None:
-        return b""
-    redactor = active.redactor()
-    kept, seen = bytearray(), 0
-    source = active.process.output(Stream.STDOUT)
-    clock = asyncio.get_running_loop().time
-    end = clock() + PAGE_S
-    try:
-        while len(kept) < max_bytes:
-            async with asyncio.timeout_at(min(end, clock() + (IDLE_S if kept else FIRST_S))):
-                piece = redactor.feed(await anext(source))
-            start = max(0, offset - seen)
-            kept += piece[start:]
-            seen += len(piece)
-    except (TimeoutError, StopAsyncIteration):
-        pass
-    return bytes(kept[:max_bytes])

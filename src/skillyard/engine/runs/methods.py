@@ -17,6 +17,7 @@ from skillyard.domain.errors import (
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal, Scope
+from skillyard.domain.work.labels import MOST_CHARACTERS, MOST_LABELS, check_labels
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
@@ -37,11 +38,21 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.runs.history import RunHistory, line, view
-from skillyard.engine.runs.record import in_detail
+from skillyard.engine.runs.record import in_detail, run_object
 from skillyard.engine.runs.request import from_params
 from skillyard.engine.runs.service import RunService
+from skillyard.engine.runs.waiting import MOST_WAIT_MS
 from skillyard.engine.schema import Schema
-from skillyard.engine.shapes import BRIEF_OR_NOT, NEXT_CURSOR, RECORD_OR_BRIEF, RUN, RUN_LINE, RUN_RECORD
+from skillyard.engine.shapes import (
+    BRIEF_OR_NOT,
+    NEXT_CURSOR,
+    RECORD_OR_BRIEF,
+    RUN,
+    RUN_EVENT,
+    RUN_LINE,
+    RUN_RECORD,
+    STATUSES,
+)
 
 Params = Mapping[str, Any]
 MAX_CODE = 1024 * 1024
@@ -69,6 +80,12 @@ PACKAGES: Schema = list_of(
     maxItems=64,
 )
 
+LABELS: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": "string", "maxLength": MOST_CHARACTERS},
+    "description": f"at most {MOST_LABELS} pairs that runs can be found by; names of a-z 0-9 . _ / -",
+}
+
 COMMON: dict[str, Schema] = {
     "args": described(OBJECT, "passed whole to a function of one parameter, by name to one of several", default={}),
     "input_blobs": list_of(BLOB_ID, "ids of the blobs that the run may read", maxItems=256),
@@ -81,7 +98,15 @@ COMMON: dict[str, Schema] = {
     "isolation": described(STRING, "the boundary to run behind; one that policy offers"),
     "network": NETWORK,
     "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
+    "labels": LABELS,
     "detail": BRIEF_OR_NOT,
+}
+
+WAIT_MS: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": MOST_WAIT_MS,
+    "description": "how long to wait for something new, milliseconds; the answer comes as soon as there is something",
 }
 
 _ERRORS = (SkillNotFound, BlobNotFound, ProtectionMissing, Busy, IdempotencyConflict)
@@ -99,7 +124,8 @@ async def list_runs(service: RunHistory, principal: Principal, params: Params) -
     limit, cursor = params["limit"], params["cursor"]
     owner = whose(principal, params)
     with continuing(cursor):
-        found = await service.list(owner, limit=limit + 1, after=cursor, status=params.get("status"))
+        labels = check_labels(params.get("labels") or {})
+        found = await service.list(owner, limit=limit + 1, after=cursor, status=params.get("status"), labels=labels)
     page = found[:limit]
     return {
         "runs": [line(record) for record in page],
@@ -112,7 +138,16 @@ async def show_run(service: RunHistory, principal: Principal, params: Params) ->
 
 
 async def run_logs(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
-    return await service.logs(principal, params["run_id"], params["offset"], params["max_bytes"])
+    return await service.logs(principal, params["run_id"], params["offset"], params["max_bytes"], params["wait_ms"])
+
+
+async def run_events(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    return await service.events(principal, params["run_id"], params["after"], params["limit"], params["wait_ms"])
+
+
+async def wait_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
+    record = await service.wait(principal, params["run_id"], params["wait_ms"])
+    return {"ended": not record.status.live, "run": in_detail(run_object(record), params["detail"])}
 
 
 async def cancel_run(service: RunHistory, principal: Principal, params: Params) -> dict[str, Any]:
@@ -190,7 +225,8 @@ TABLE = (
             {
                 "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 50},
                 "cursor": CURSOR,
-                "status": {"type": "string", "enum": ["running", "completed", "failed"]},
+                "status": {"type": "string", "enum": STATUSES},
+                "labels": LABELS,
                 "all": described(BOOLEAN, "every principal's runs; needs the scope 'admin'", default=False),
             }
         ),
@@ -224,6 +260,7 @@ TABLE = (
                 "run_id": RUN_ID,
                 "offset": {"type": "integer", "minimum": 0, "maximum": 2**53, "default": 0},
                 "max_bytes": {"type": "integer", "minimum": 4, "maximum": 1048576, "default": 65536},
+                "wait_ms": {**WAIT_MS, "default": 0},
             },
             "run_id",
         ),
@@ -239,9 +276,59 @@ TABLE = (
                 "complete": described(BOOLEAN, "the run ended and this is the end of its log"),
             }
         ),
-        errors=(RunNotFound,),
+        errors=(RunNotFound, Busy),
         service=RunHistory,
         handler=run_logs,
+        waits=True,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.wait",
+        doc="Wait for the end of a run; answers when it has ended, or with the run as it is after wait_ms.",
+        params=obj({"run_id": RUN_ID, "wait_ms": {**WAIT_MS, "default": 30_000}, "detail": BRIEF_OR_NOT}, "run_id"),
+        example={"run_id": "run_EXAMPLE"},
+        result=answer({"ended": described(BOOLEAN, "false: ask again"), "run": RUN}),
+        errors=(RunNotFound, Busy),
+        service=RunHistory,
+        handler=wait_run,
+        waits=True,
+        scope=Scope.EXECUTE,
+        also=frozenset({Scope.RUN_CODE}),
+        surface="operator",
+    ),
+    Method(
+        name="runs.events",
+        doc="The events of a run in their order: each state that it got, and what happened to it.",
+        params=obj(
+            {
+                "run_id": RUN_ID,
+                "after": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "maximum": 2**53,
+                    "default": 0,
+                    "description": "next_after of the page before",
+                },
+                "limit": {"type": "integer", "minimum": 1, "maximum": 500, "default": 100},
+                "wait_ms": {**WAIT_MS, "default": 0},
+            },
+            "run_id",
+        ),
+        example={"run_id": "run_EXAMPLE"},
+        result=answer(
+            {
+                "run_id": STRING,
+                "events": list_of(RUN_EVENT, "the oldest first"),
+                "next_after": INTEGER,
+                "complete": described(BOOLEAN, "the run ended and this is its last event"),
+            }
+        ),
+        errors=(RunNotFound, Busy),
+        service=RunHistory,
+        handler=run_events,
+        waits=True,
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",

@@ -201,6 +201,7 @@ def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict
         "needs": needs,
         "idempotency_key": request.idempotency_key,
         "request_digest": request.digest() if request.idempotency_key else "",
+        "labels": dict(request.labels),
     }
 
 
@@ -319,9 +320,9 @@ def run_object(record: RunRecord) -> dict[str, Any]:
     """Returns what ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
     completed = record.status is RunStatus.COMPLETED
     run: dict[str, Any] = {
-        "status": "completed" if completed else "failed",
+        "status": record.status.value,
         "run_id": record.run_id,
-        "summary": record.summary,
+        "summary": _SO_FAR.get(record.status, record.summary),
         "output_blobs": list(record.output_blobs),
         "files": list(record.files),
         "logs_preview": record.logs_preview,
@@ -349,4 +350,13 @@ def run_object(record: RunRecord) -> dict[str, Any]:
     run["usage"] = record.usage
     run["limits"] = record.limits
     run["enforced"] = record.enforced
+    if record.labels:
+        run["labels"] = record.labels
     return run
+
+
+_SO_FAR = {
+    RunStatus.QUEUED: "the run waits for its turn",
+    RunStatus.STARTING: "the sandbox of the run is being made",
+    RunStatus.RUNNING: "the run is going on",
+}

@@ -11,6 +11,7 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.packages.asked import asked_packages
 
@@ -49,6 +50,7 @@ class RunRequest:
     network: tuple[Rule, ...] | None = None
     idempotency_key: str | None = None
     detach: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
@@ -107,6 +109,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         network=None if params.get("network") is None else parse_rules(params["network"]),
         idempotency_key=params.get("idempotency_key"),
         detach=bool(params.get("detach")),
+        labels=check_labels(params.get("labels") or {}),
     )
 
 

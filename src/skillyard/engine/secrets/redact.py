@@ -30,6 +30,11 @@ class Redactor:
         self._pending = b""
         self._covered = 0
 
+    @property
+    def idle(self) -> bool:
+        """Returns whether there are no secrets: the stream stays as it is."""
+        return self._search is None
+
     def feed(self, data: bytes) -> bytes:
         """Returns the bytes that are safe to hand on after ``data`` came."""
         if self._search is None:

@@ -41,7 +41,7 @@ def params_of(given: Given) -> dict[str, Any]:
     for name, value in given.items():
         if isinstance(value, Named):
             params |= value
-        elif value is not None and value is not False and value not in ("", ()):
+        elif value is not None and value is not False and value not in ("", (), {}):
             params[name] = list(value) if isinstance(value, tuple) else value
     return params
 

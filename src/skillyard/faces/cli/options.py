@@ -143,6 +143,21 @@ def detail_option(command: F) -> F:
     return click.option("--detail", type=click.Choice(["full", "brief"]), help=help_text)(command)
 
 
+def label_option(help_text: str) -> Callable[[F], F]:
+    """Adds ``labels``: an object of names and values, empty when none is given."""
+
+    def parse(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+        labels = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not (name and equals):
+                raise click.BadParameter(f"{text!r} must be NAME=VALUE, such as team=crm.")
+            labels[name] = value
+        return labels
+
+    return click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, callback=parse, help=help_text)
+
+
 def limit_option(command: F) -> F:
     """Adds ``limit``: how many items of a list."""
     return click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)(command)

@@ -38,6 +38,11 @@ class MethodInfo(Protocol):
         """Returns whether it starts foreign code, which ends when its caller goes away."""
         ...
 
+    @property
+    def waits(self) -> bool:
+        """Returns whether it may wait long for something that only its caller wants to know."""
+        ...
+
 
 class Caller(Protocol):
     """The caller that waits for an answer."""
@@ -165,7 +170,7 @@ class Dispatcher:
         if caller.gone and not detached:
             raise CallerGone
         call = self._invoke(principal, request.method, request.params)
-        return caller.wait(call) if method.runs and not detached else call
+        return caller.wait(call) if method.waits or (method.runs and not detached) else call
 
 
 def malformed(exc: ParseError | InvalidRequest) -> Answer:

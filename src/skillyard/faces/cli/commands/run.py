@@ -24,6 +24,7 @@ from skillyard.faces.cli.options import (
     detail_option,
     isolation_option,
     json_option,
+    label_option,
     network_option,
     server_options,
 )
@@ -58,6 +59,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     ),
     isolation_option("The boundary to run behind, where policy offers a choice."),
     network_option("Narrow what the run may reach, as api.x.com:443; none for no network. May repeat."),
+    label_option("A label that `skillyard runs list` finds the run by. May repeat."),
+    click.option("--detach", is_flag=True, help="Print the run's id at once; it goes on without this command."),
     click.option(
         "--save",
         type=click.Path(path_type=Path, file_okay=False),
@@ -82,11 +85,15 @@ def perform(
     limits: tuple[str, ...],
     isolation: str | None,
     network: tuple[str, ...],
+    labels: dict[str, str],
+    detach: bool,
     save: Path | None,
     detail: str | None,
     as_json: bool,
 ) -> None:
     """Uploads, runs and shows. Ends the command with FAILED for a failed run."""
+    if detach and save is not None:
+        raise click.UsageError("--save goes with `skillyard runs wait`, not with --detach.")
     from skillyard.client.run import Run
     from skillyard.faces.cli.progress import running
 
@@ -101,6 +108,10 @@ def perform(
         params["isolation"] = isolation
     if network:
         params["network"] = parse_network(network)
+    if labels:
+        params["labels"] = labels
+    if detach:
+        params["detach"] = True
     if detail is not None:
         params["detail"] = detail
     with where.open() as target:
@@ -108,8 +119,24 @@ def perform(
         with running(target, _environment(params), quiet=as_json):
             run = Run.of(target.call(method, params))
         saved = _save(target, run, save, quiet=as_json) if save else []
+    show(run, saved, as_json=as_json)
+
+
+def wait(run_id: str, *, where: Where, timeout: float | None, save: Path | None, as_json: bool) -> None:
+    """Waits for the end of a run and shows it as :func:`perform` does. BUSY when the time was over before."""
+    timeout_ms = None if timeout is None else round(timeout * 1000)
+    with where.open() as target:
+        run = target.wait_run(run_id, timeout_ms=timeout_ms)
+        saved = _save(target, run, save, quiet=as_json) if save and run.ended else []
+    show(run, saved, as_json=as_json)
+    if not run.ended:
+        click.get_current_context().exit(Exit.BUSY)
+
+
+def show(run: Run, saved: list[Path], *, as_json: bool) -> None:
+    """Prints a run. Ends the command with FAILED or REFUSED for one that failed."""
     _show(run, saved, as_json=as_json)
-    if not run.ok:
+    if run.ended and not run.ok:
         refused = (run.error or {}).get("type") == "PolicyRefused"
         click.get_current_context().exit(Exit.REFUSED if refused else Exit.FAILED)
 
@@ -145,10 +172,14 @@ def _save(target: Target, run: Run, directory: Path, *, quiet: bool) -> list[Pat
 
 
 def _show(run: Run, saved: list[Path], *, as_json: bool) -> None:
-    from skillyard.faces.cli.render import emit_foreign, emit_json
+    from skillyard.faces.cli.render import calm, emit_foreign, emit_json
 
     if as_json:
         emit_json(dict(run))
+        return
+    if not run.ended:
+        click.echo(run.run_id)
+        click.echo(calm(f"{run.run_id} {run.status}: skillyard runs wait {run.run_id}"), err=True)
         return
     emit_foreign(run.logs_preview, err=True)
     if run.ok:

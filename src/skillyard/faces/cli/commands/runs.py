@@ -1,9 +1,9 @@
-"""``skillyard runs``: list, show, logs, cancel, network."""
+"""``skillyard runs``: list, show, wait, logs, events, cancel, network."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,14 +12,21 @@ from skillyard.client.errors import BadReply
 from skillyard.faces.cli.calls import Call, Given, add_calls
 from skillyard.faces.cli.commands.policy import show_network
 from skillyard.faces.cli.inputs import parse_network
-from skillyard.faces.cli.options import detail_option, everyone_option, json_option, limit_option, server_options
-from skillyard.faces.cli.render import emit_fields, emit_foreign, emit_json, moment
+from skillyard.faces.cli.options import (
+    detail_option,
+    everyone_option,
+    json_option,
+    label_option,
+    limit_option,
+    server_options,
+)
+from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, moment
 from skillyard.faces.cli.skill.versions import show_run_needs
 
 if TYPE_CHECKING:
     from skillyard.faces.cli.target import Target, Where
 
-_POLL_S = 0.3
+_WAIT_MS = 20_000
 
 
 @click.group()
@@ -41,6 +48,44 @@ def logs(run_id: str, follow: bool, as_json: bool, where: Where) -> None:
             return
         for piece in pieces:
             emit_foreign(piece, nl=False)
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the files and the blobs that the run made into DIR.",
+)
+@json_option
+@server_options
+def wait(run_id: str, timeout: float | None, save: Path | None, as_json: bool, where: Where) -> None:
+    """Wait for the end of a run and print its result as `skillyard run` does.
+
+    The run goes on when this command is interrupted. Exit code 5 says that the time was over before the run.
+    """
+    from skillyard.faces.cli.commands import run
+
+    run.wait(run_id, where=where, timeout=timeout, save=save, as_json=as_json)
+
+
+@runs.command()
+@click.argument("run_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@json_option
+@server_options
+def events(run_id: str, follow: bool, as_json: bool, where: Where) -> None:
+    """Print what happened to a run: each state that it got, with its time."""
+    with where.open() as target:
+        told = _events(target, run_id, follow=follow)
+        if as_json:
+            emit_json(list(told))
+            return
+        for event in told:
+            data = " ".join(f"{name}={value}" for name, value in event["data"].items() if value)
+            click.echo(calm(f"{event['seq']} {moment(event['at'])} {event['kind']} {data}".rstrip()))
 
 
 def _rules(given: Given) -> dict[str, Any]:
@@ -80,7 +125,8 @@ add_calls(
             method="runs.list",
             help="List your runs, newest first.",
             options=(
-                click.option("--status", type=click.Choice(["running", "completed", "failed"])),
+                click.option("--status", type=click.Choice(["queued", "starting", "running", "completed", "failed"])),
+                label_option("Those that have this label. May repeat: all of them."),
                 limit_option,
                 everyone_option,
             ),
@@ -136,15 +182,26 @@ def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
     """Yields the log to its present end, or with ``follow`` until the run has ended."""
     offset = 0
     while True:
-        page = target.call("runs.logs", {"run_id": run_id, "offset": offset})
+        asked = {"run_id": run_id, "offset": offset} | ({"wait_ms": _WAIT_MS} if follow else {})
+        page = target.call("runs.logs", asked)
         if bool(page["content"]) != (page["next_offset"] > offset):
             raise BadReply("the server's pages of the log do not follow each other")
         if page["content"]:
             yield page["content"]
-        if page["complete"]:
+        if page["complete"] or (page["next_offset"] == offset and not follow):
             return
-        if page["next_offset"] == offset:
-            if not follow:
-                return
-            time.sleep(_POLL_S)
         offset = page["next_offset"]
+
+
+def _events(target: Target, run_id: str, *, follow: bool) -> Iterator[dict[str, Any]]:
+    """Yields the events up to now, or with ``follow`` until the run has ended."""
+    after = 0
+    while True:
+        asked = {"run_id": run_id, "after": after} | ({"wait_ms": _WAIT_MS} if follow else {})
+        page = target.call("runs.events", asked)
+        if bool(page["events"]) != (page["next_after"] > after):
+            raise BadReply("the server's pages of events do not follow each other")
+        yield from page["events"]
+        if page["complete"] or not (page["events"] or follow):
+            return
+        after = page["next_after"]

@@ -1,0 +1,136 @@
+"""Pages of the log of a run: from its sandbox while it works, from its blob when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from skillyard.domain.sandbox.spec import Stream
+from skillyard.domain.work.record import RunRecord
+from skillyard.engine.runs.execution import ActiveRun
+from skillyard.engine.secrets.redact import Redactor
+from skillyard.engine.text import cut_head
+from skillyard.ports.blobs import BlobStore
+
+FIRST_S = 0.5
+"""How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
+IDLE_S = 0.05
+"""How long it waits for more once it has something."""
+PAGE_S = 1.0
+"""How long a page takes at most behind its first bytes, however the run goes on writing: the rest is for the next."""
+_READINGS = 64
+_MOST_MADE = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A reading of a redacted log.
+
+    ``taken`` bytes of the log were read. ``made`` was made of them, from ``offset`` of the redacted log on, and nobody
+    got it yet."""
+
+    redactor: Redactor
+    taken: int
+    offset: int
+    made: bytearray
+
+    def take(self, data: bytes, wanted: int) -> None:
+        """Adds ``data``. What lies before ``wanted`` of the redacted log is dropped."""
+        self.taken += len(data)
+        piece = self.redactor.feed(data)
+        skipped = min(len(piece), max(0, wanted - self.offset))
+        self.offset += skipped
+        self.made += piece[skipped:]
+
+
+class LogPages:
+    """Reads logs. Offsets count bytes of the redacted log.
+
+    A follower of a log with secrets goes on from its last page: few such readings are kept, so that nobody reads the
+    whole log for each page of it.
+    """
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._readings: OrderedDict[tuple[str, int], _Reading] = OrderedDict()
+
+    async def page(
+        self, active: ActiveRun | None, record: RunRecord, offset: int, max_bytes: int, first_s: float
+    ) -> dict[str, Any]:
+        """Returns a page of at most ``max_bytes`` from ``offset`` on, ending between characters where more may come.
+
+        Of a run at work it waits ``first_s`` for the first byte.
+        """
+        if active is not None:
+            data, last = await self._live(active, offset, max_bytes, first_s), False
+        else:
+            data, last = await self._stored(record, offset, max_bytes)
+            data = data if last else cut_head(data)
+        running = active is not None or record.status.live
+        return {
+            "run_id": record.run_id,
+            "content": data.decode("utf-8", "replace"),
+            "encoding": "utf-8",
+            "offset": offset,
+            "next_offset": offset + len(data),
+            "running": running,
+            "complete": last and not running,
+        }
+
+    def forget(self, run_id: str) -> None:
+        """Drops the readings of a run that has ended; they know its secrets."""
+        for key in [key for key in self._readings if key[0] == run_id]:
+            del self._readings[key]
+
+    async def _stored(self, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
+        """Returns the bytes, and whether they are the last ones."""
+        info = await self._blobs.stat(record.logs_blob) if record.logs_blob else None
+        if info is None or offset >= info.size:
+            return b"", True
+        length = min(max_bytes, info.size - offset)
+        data = b"".join([chunk async for chunk in self._blobs.read(info.blob_id, offset, length)])
+        return data, offset + length == info.size
+
+    async def _live(self, active: ActiveRun, offset: int, max_bytes: int, first_s: float) -> bytes:
+        """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
+        clock = asyncio.get_running_loop().time
+        end = clock() + first_s
+        latest = end + PAGE_S
+        if active.process is None:
+            await asyncio.wait([active.starting()], timeout=first_s)
+        if active.process is None:
+            return b""
+        reading = self._reading(active, offset)
+        source = active.process.output(Stream.STDOUT, reading.taken)
+        try:
+            while len(reading.made) < max_bytes:
+                async with asyncio.timeout_at(min(end, clock() + IDLE_S) if reading.made else end):
+                    data = await anext(source)
+                if not reading.made:
+                    end = min(latest, clock() + PAGE_S)
+                reading.take(data, offset)
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        data = cut_head(bytes(reading.made[:max_bytes]))
+        self._keep(active, reading, offset, len(data))
+        return data
+
+    def _reading(self, active: ActiveRun, offset: int) -> _Reading:
+        kept = self._readings.pop((active.run_id, offset), None)
+        if kept is not None:
+            return kept
+        redactor = active.redactor()
+        start = offset if redactor.idle else 0
+        return _Reading(redactor, start, start, bytearray())
+
+    def _keep(self, active: ActiveRun, reading: _Reading, offset: int, given: int) -> None:
+        """Keeps a reading for the page behind the bytes that were ``given``. One without secrets is made anew."""
+        if reading.redactor.idle or len(reading.made) - given > _MOST_MADE:
+            return
+        del reading.made[:given]
+        reading.offset += given
+        self._readings[active.run_id, offset + given] = reading
+        if len(self._readings) > _READINGS:
+            self._readings.popitem(last=False)
