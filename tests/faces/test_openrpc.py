@@ -43,7 +43,7 @@ SCENARIO = """
 rpc.discover list_skills describe_skill read_skill_file load_skills_protocol_guide create_blob
 read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.rollback run_code
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
-runs.set_network runs.cancel runs.list runs.show runs.logs policy.explain policy.show
+runs.set_network runs.cancel runs.list runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
 environments.wheels environments.remove secrets.delete blobs.delete

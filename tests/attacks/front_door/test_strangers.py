@@ -46,6 +46,8 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "runs.list": ({}, {"cursor": "{run}"}, {"cursor": "{going}"}, {"status": "running"}, {"all": True}),
     "runs.show": ({"run_id": "{run}"}, {"run_id": "{going}"}),
     "runs.logs": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{run}", "offset": 3}),
+    "runs.wait": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{run}", "wait_ms": 0}),
+    "runs.events": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{run}", "wait_ms": 1000}),
     "runs.cancel": ({"run_id": "{run}"}, {"run_id": "{going}"}, {"run_id": "{going}", "reason": "x"}),
     "runs.set_network": ({"run_id": "{run}", "network": []}, {"run_id": "{going}", "network": ["x.com"]}),
     "policy.explain": ({"targets": ["x.com"]}, {"targets": ["x.com"], "skill": "{skill}"}),
@@ -205,7 +207,18 @@ def test_a_page_mark_of_another_principal_shows_nothing_more(door: Door, alices:
 
 
 @pytest.mark.parametrize(
-    "method", ["runs.show", "runs.logs", "runs.cancel", "runs.set_network", "blobs.stat", "read_blob", "blobs.delete"]
+    "method",
+    [
+        "runs.show",
+        "runs.logs",
+        "runs.wait",
+        "runs.events",
+        "runs.cancel",
+        "runs.set_network",
+        "blobs.stat",
+        "read_blob",
+        "blobs.delete",
+    ],
 )
 def test_the_time_tells_nothing(door: Door, alices: Things, made_up: Things, method: str) -> None:
     """Of many alternating calls: a look at a file or a sandbox more would show as a multiple."""

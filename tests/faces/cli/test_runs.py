@@ -371,6 +371,7 @@ def test_runs_logs_follow_to_the_end(run: Cli, yard: YardServer) -> None:
     result = run("runs", "logs", "run_1", "--follow")
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\nthree")
     assert [params["offset"] for _, params in yard.calls] == [0, 4, 4, 8]
+    assert all(params["wait_ms"] > 0 for _, params in yard.calls)
 
 
 def test_runs_logs_without_follow_stop_at_the_present_end(run: Cli, yard: YardServer) -> None:

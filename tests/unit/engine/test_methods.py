@@ -113,7 +113,7 @@ async def test_a_token_needs_the_scope(rig: Rig, method: str, scope: str) -> Non
             await rig.call(method, holder)
 
 
-@pytest.mark.parametrize("method", ["runs.list", "runs.show", "runs.logs", "runs.cancel"])
+@pytest.mark.parametrize("method", ["runs.list", "runs.show", "runs.logs", "runs.wait", "runs.events", "runs.cancel"])
 async def test_whoever_may_run_may_look_at_runs(rig: Rig, method: str) -> None:
     with pytest.raises(Forbidden):
         await rig.call(method, Principal("p", frozenset({Scope.DISCOVER, Scope.BLOBS})))

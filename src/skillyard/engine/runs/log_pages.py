@@ -1,4 +1,4 @@
-"""Pages of the log of a run: from its sandbox while it works, from its blob when it has ended."""
+"""Pages of a run's log: from its sandbox while it works, from its blob when it has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Reading:
     made: bytearray
 
     def take(self, data: bytes, wanted: int) -> None:
-        """Adds ``data``. What lies before ``wanted`` of the redacted log is dropped."""
+        """Adds ``data``. Bytes before ``wanted`` of the redacted log are dropped."""
         self.taken += len(data)
         piece = self.redactor.feed(data)
         skipped = min(len(piece), max(0, wanted - self.offset))
@@ -59,9 +59,9 @@ class LogPages:
     async def page(
         self, active: ActiveRun | None, record: RunRecord, offset: int, max_bytes: int, first_s: float
     ) -> dict[str, Any]:
-        """Returns a page of at most ``max_bytes`` from ``offset`` on, ending between characters where more may come.
+        """Returns a page of at most ``max_bytes`` from ``offset`` on.
 
-        Of a run at work it waits ``first_s`` for the first byte.
+        It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte.
         """
         if active is not None:
             data, last = await self._live(active, offset, max_bytes, first_s), False

@@ -63,9 +63,9 @@ class Waiting:
 
     @asynccontextmanager
     async def bounded(self, principal: str, seconds: float) -> AsyncIterator[None]:
-        """Lets the block wait so long, and less when the server stops; then it ends without an error.
+        """Lets the block wait so long, and less when the server stops.
 
-        Raises Busy when this principal has too many polls.
+        It then ends without an error. Raises Busy when this principal has too many polls.
         """
         with self._polls.holding(principal), suppress(TimeoutError, _Stopping):
             async with asyncio.timeout(0 if self._closed else seconds) as bound:
