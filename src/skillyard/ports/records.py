@@ -9,6 +9,7 @@ from skillyard.domain.work.event import Event
 from skillyard.domain.work.record import RunRecord
 
 NO_LABELS: Mapping[str, str] = {}
+Listener = Callable[[RunRecord], None]
 
 
 class RecordStore(Protocol):
@@ -93,6 +94,10 @@ class RecordStore(Protocol):
         """Deletes the oldest ended records of each principal above ``most``; returns their number."""
         ...
 
-    def listen(self, listener: Callable[[RunRecord], None]) -> None:
-        """Has ``listener`` called with each record that was inserted, changed or finished."""
+    def listen(self, listener: Listener) -> None:
+        """Has ``listener`` called with each record that is inserted, changed or finished. Idempotent."""
+        ...
+
+    def ignore(self, listener: Listener) -> None:
+        """Ends what :meth:`listen` began. Idempotent."""
         ...

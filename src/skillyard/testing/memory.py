@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunRecord, check_status
 from skillyard.ports.clock import Clock
-from skillyard.ports.records import NO_LABELS
+from skillyard.ports.records import NO_LABELS, Listener
 from skillyard.ports.tokens import TokenInfo
 
 
@@ -73,10 +73,14 @@ class MemoryRecords:
         self._records: dict[str, RunRecord] = {}
         self._requests: dict[str, str] = {}
         self._events: dict[str, list[Event]] = {}
-        self._listeners: list[Callable[[RunRecord], None]] = []
+        self._listeners: tuple[Listener, ...] = ()
 
-    def listen(self, listener: Callable[[RunRecord], None]) -> None:
-        self._listeners.append(listener)
+    def listen(self, listener: Listener) -> None:
+        self.ignore(listener)
+        self._listeners = (*self._listeners, listener)
+
+    def ignore(self, listener: Listener) -> None:
+        self._listeners = tuple(known for known in self._listeners if known != listener)
 
     async def insert(self, record: RunRecord, request: str | None = None) -> None:
         for name in ("run_id", "principal", "idempotency_key"):

@@ -263,7 +263,12 @@ async def a_lease_is_renewed_by_its_holder_alone(make: Maker) -> None:
 async def a_listener_hears_of_stored_changes(make: Maker) -> None:
     async with make() as store:
         heard: list[tuple[str, str, int]] = []
-        store.listen(lambda record: heard.append((record.run_id, record.status.value, record.revision)))
+
+        def hear(record: RunRecord) -> None:
+            heard.append((record.run_id, record.status.value, record.revision))
+
+        store.listen(hear)
+        store.listen(hear)
         await store.insert(running(1))
         await refused(InvalidInput, store.insert(running(1)), "a taken run id is refused")
         await store.insert(detached(2))
@@ -275,6 +280,10 @@ async def a_listener_hears_of_stored_changes(make: Maker) -> None:
         wanted = [("run_1", "running", 1), ("run_2", "queued", 1), ("run_2", "starting", 2)]
         wanted += [("run_2", "completed", 2), ("run_1", "completed", 1)]
         expect(heard == wanted, "each once, and nothing of what was refused", heard)
+        store.ignore(hear)
+        store.ignore(hear)
+        await store.insert(running(3))
+        expect(heard == wanted, "nothing more once it is ignored", heard)
 
 
 @check

@@ -50,9 +50,8 @@ class RunHistory:
         self._clock = clock
         self._emit = emit
         self._waiting = waiting
-        self._pages = LogPages(blobs)
+        self._pages = LogPages(blobs, records)
         self._open_network = open_network
-        records.listen(self._changed)
         self._kept: dict[str, Any] = {}
 
     async def list(
@@ -105,10 +104,6 @@ class RunHistory:
             return page if page["events"] or page["complete"] else None
 
         return await self._waiting.poll(principal.name, run_id, wait_ms, news) or await told()
-
-    def _changed(self, record: RunRecord) -> None:
-        if not record.status.live:
-            self._pages.forget(record.run_id)
 
     async def _events(self, record: RunRecord, after: int, limit: int) -> Sequence[Event]:
         if record.owner is Owner.TASK:

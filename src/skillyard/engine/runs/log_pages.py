@@ -13,6 +13,7 @@ from skillyard.engine.runs.execution import ActiveRun
 from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
 from skillyard.ports.blobs import BlobStore
+from skillyard.ports.records import RecordStore
 
 FIRST_S = 0.5
 """How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
@@ -52,8 +53,9 @@ class LogPages:
     whole log for each page of it.
     """
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, records: RecordStore) -> None:
         self._blobs = blobs
+        self._records = records
         self._readings: OrderedDict[tuple[str, int], _Reading] = OrderedDict()
 
     async def page(
@@ -79,10 +81,14 @@ class LogPages:
             "complete": last and not running,
         }
 
-    def forget(self, run_id: str) -> None:
+    def _forget(self, record: RunRecord) -> None:
         """Drops the readings of a run that has ended; they know its secrets."""
-        for key in [key for key in self._readings if key[0] == run_id]:
+        if record.status.live:
+            return
+        for key in [key for key in self._readings if key[0] == record.run_id]:
             del self._readings[key]
+        if not self._readings:
+            self._records.ignore(self._forget)
 
     async def _stored(self, record: RunRecord, offset: int, max_bytes: int) -> tuple[bytes, bool]:
         """Returns the bytes, and whether they are the last ones."""
@@ -132,5 +138,6 @@ class LogPages:
         del reading.made[:given]
         reading.offset += given
         self._readings[active.run_id, offset + given] = reading
+        self._records.listen(self._forget)
         if len(self._readings) > _READINGS:
             self._readings.popitem(last=False)

@@ -109,7 +109,7 @@ def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:
         network=None if params.get("network") is None else parse_rules(params["network"]),
         idempotency_key=params.get("idempotency_key"),
         detach=bool(params.get("detach")),
-        labels=check_labels(params.get("labels") or {}),
+        labels=check_labels(params["labels"]) if params.get("labels") else {},
     )
 
 

@@ -25,11 +25,11 @@ class Waiting:
     """Wakes calls that wait for a run when its record changes. ``polls`` bounds those of each principal."""
 
     def __init__(self, records: RecordStore, polls: Budget) -> None:
+        self._records = records
         self._polls = polls
         self._turns: dict[str, set[asyncio.Future[None]]] = {}
         self._bounds: set[asyncio.Timeout] = set()
         self._closed = False
-        records.listen(self._changed)
 
     async def poll(
         self, principal: str, run_id: str, wait_ms: int, look: Callable[[], Awaitable[T | None]]
@@ -50,6 +50,7 @@ class Waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             turns = self._turns.setdefault(run_id, set())
             turns.add(turn)
+            self._records.listen(self._changed)
             try:
                 found = await look()
                 if found is not None:
@@ -59,6 +60,8 @@ class Waiting:
                 turns.discard(turn)
                 if not turns and self._turns.get(run_id) is turns:
                     del self._turns[run_id]
+                if not self._turns:
+                    self._records.ignore(self._changed)
         raise _Stopping("the server is shutting down", retry_after_ms=1000)
 
     @asynccontextmanager
@@ -85,8 +88,7 @@ class Waiting:
             self._wake(run_id)
 
     def _changed(self, record: RunRecord) -> None:
-        if self._turns:
-            self._wake(record.run_id)
+        self._wake(record.run_id)
 
     def _wake(self, run_id: str) -> None:
         for turn in self._turns.pop(run_id, ()):

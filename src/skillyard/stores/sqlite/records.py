@@ -16,7 +16,7 @@ from skillyard.domain.work.event import Event, next_event, of_end
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import Offsets, Outcome, RunKind, RunRecord, RunStatus, SecretRef, check_status
-from skillyard.ports.records import NO_LABELS
+from skillyard.ports.records import NO_LABELS, Listener
 from skillyard.stores.sqlite.database import Database
 
 SWEEP_BATCH = 500
@@ -74,10 +74,14 @@ class SqliteRecords:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._listeners: list[Callable[[RunRecord], None]] = []
+        self._listeners: tuple[Listener, ...] = ()
 
-    def listen(self, listener: Callable[[RunRecord], None]) -> None:
-        self._listeners.append(listener)
+    def listen(self, listener: Listener) -> None:
+        self.ignore(listener)
+        self._listeners = (*self._listeners, listener)
+
+    def ignore(self, listener: Listener) -> None:
+        self._listeners = tuple(known for known in self._listeners if known != listener)
 
     async def insert(self, record: RunRecord, request: str | None = None) -> None:
         values = (
@@ -118,7 +122,7 @@ class SqliteRecords:
         return await self._replaced(record, at, kind, dict(data or {}))
 
     async def finish(self, record: RunRecord) -> bool:
-        if record.status.live:
+        if _is_live(record):
             raise ValueError("finish takes a record in a terminal state")
         if record.owner is Owner.TASK:
             return await self._replaced(record, _ended(record) or 0.0, "", {}) is not None
@@ -246,7 +250,7 @@ def encode(record: RunRecord) -> str:
     values = {name: getattr(record, name) for name in _FIELDS}
     for name, default in _DEFAULTS:
         value = getattr(record, name)
-        if value != default:
+        if value is not default and value != default:
             values[name] = value
     return _encode(values)
 
@@ -332,7 +336,7 @@ def _replacing(record: RunRecord) -> tuple[Any, ...]:
         _apart(record.network),
         _apart(record.needs),
         *_lease(record.lease),
-        not record.status.live,
+        not _is_live(record),
         record.run_id,
         record.revision,
         record.principal,
@@ -360,7 +364,11 @@ def _whole(text: str | None) -> Any:
     return None if text is None else json.loads(text)
 
 
+def _is_live(record: RunRecord) -> bool:
+    return record.status is not RunStatus.COMPLETED and record.status is not RunStatus.FAILED
+
+
 def _ended(record: RunRecord) -> float | None:
-    if record.status.live:
+    if _is_live(record):
         return None
     return record.created_at if record.ended_at is None else record.ended_at
