@@ -114,6 +114,13 @@ class RecordMachine(RuleBasedStateMachine):
     def finish(self, record: RunRecord) -> None:
         self.agree(lambda store: store.finish(record))
 
+    @rule(record=ends)
+    def finish_what_is_there(self, record: RunRecord) -> None:
+        held = self.runner.run(self.twin.get(record.run_id))
+        if held is not None:
+            ended_so = replace(held, status=record.status, ended_at=record.ended_at, outcome=record.outcome)
+            self.agree(lambda store: store.finish(ended_so))
+
     @rule(run_id=ids)
     def get(self, run_id: str) -> None:
         self.agree(lambda store: store.get(run_id))

@@ -6,7 +6,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
@@ -49,7 +49,8 @@ _REPLACE = """
     WHERE run_id = ?10 AND revision = ?11 AND ended_at IS NULL AND principal = ?12 AND idempotency_key IS ?13"""
 _KEEP_NETWORK = "UPDATE runs SET network = ? WHERE run_id = ? AND ended_at IS NULL"
 _RENEW = "UPDATE runs SET lease_until = ? WHERE lease_holder = ? AND ended_at IS NULL"
-_READ = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until, network, needs FROM runs"
+_WHOLE = "record, revision, labels, lease_holder, lease_boot, lease_until, network, needs"
+_READ = f"SELECT {_WHOLE} FROM runs"  # noqa: S608 - fixed texts
 _READ_LINE = "SELECT record, revision, labels, lease_holder, lease_boot, lease_until FROM runs"
 _LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ?)"
 _OWN_LABELLED = "seq IN (SELECT run FROM run_labels WHERE name = ? AND value = ? AND principal = ?)"
@@ -211,11 +212,11 @@ class SqliteRecords:
         """Replaces a live record, and adds its events in the same transaction."""
         values = _replacing(record)
 
-        def replaced(connection: sqlite3.Connection) -> bool:
+        def replaced(connection: sqlite3.Connection) -> tuple[Any, ...] | None:
             before = connection.execute(_STATUS, values[-4:]).fetchone()
             if before is None:
-                return False
-            connection.execute(_REPLACE, values)
+                return None
+            row: tuple[Any, ...] = connection.execute(f"{_REPLACE} RETURNING {_WHOLE}", values).fetchone()
             if record.owner is Owner.TASK:
                 if before[0] != record.status.value:
                     _add_event(
@@ -223,11 +224,12 @@ class SqliteRecords:
                     )
                 if kind:
                     _add_event(connection, record, at, kind, data)
-            return True
+            return row
 
-        if not await self._database.write(replaced):
+        row = await self._database.write(replaced)
+        if row is None:
             return None
-        changed = replace(record, revision=record.revision + record.status.live)
+        changed = decode(*row)
         self._tell(changed)
         return changed
 
