@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -44,7 +44,7 @@ from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage, read_object
 from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
-from skillyard.sandbox.file_programs import entries_of, read_file, write_file
+from skillyard.sandbox.file_programs import Files
 from skillyard.sandbox.native.keeper import words
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
@@ -96,18 +96,27 @@ class Told:
 
 
 async def _listing(data: bytes) -> None:
-    async def start(words: Sequence[str], wants_input: bool) -> Process:
+    async def start() -> Process:
         return cast(Process, Told(data))
 
     async def nothing() -> AsyncIterator[bytes]:
         for piece in (b"x",):
             yield piece
 
-    with contextlib.suppress(SkillyardError):
-        await entries_of(start, "/workspace")
-    with contextlib.suppress(SkillyardError):
-        await write_file(start, "/workspace/x", nothing(), 0o644)
-    assert b"".join([piece async for piece in read_file(start, "/workspace/x", 0, None)]) == data
+    asking: list[Callable[[Files], Awaitable[object]]] = [
+        lambda files: files.entries("/workspace"),
+        lambda files: files.stat("/workspace/x"),
+        lambda files: files.remove("/workspace/x"),
+        lambda files: files.write("/workspace/x", nothing()),
+        lambda files: files.put("/workspace", nothing()),
+    ]
+    for ask in asking:
+        files = Files(start)
+        with contextlib.suppress(SkillyardError):
+            await ask(files)
+        files.lost()
+    given = [piece async for piece in Files(start).read("/workspace/x")]
+    assert len(b"".join(given)) < len(data)
 
 
 def _looked_at(data: bytes) -> None:
@@ -194,6 +203,9 @@ QUERY = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\x03api\x07example\x03com\0\0
 ENDED = b'{"ended":"p","status":0,"cpu":0.1,"rss":1}'
 CHANNEL = b"".join(kind + len(body).to_bytes(4) + body for kind, body in ((b"R", b'{"result":1}'), (b"Z", b"")))
 GATE = (Failure, OSError)
+ENTRY = b'{"name":"a","kind":"file","size":1,"mode":420,"modified":1.5}'
+
+_ENTRY = b"".join((b"O", len(ENTRY).to_bytes(4), ENTRY))
 
 READERS = {
     "the keeper of its sandboxes' inits": Reader(
@@ -218,7 +230,7 @@ READERS = {
         lambda data: asyncio.run(_listing(data)),
         (SandboxFault,),
         "sandbox/file_programs.py",
-        (b'{"name":"a","kind":"file","size":1}', b'{"name":"a","kind":"file","size":1e999}'),
+        (_ENTRY, b"D\0\0\0\x01\n" + _ENTRY, b"F\0\0\0\x19" + b'{"status":3,"text":"gone"}'[:25], b"D\xff\xff\xff\xff"),
     ),
     "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/native/probe.py", (ENDED,)),
     "a build of what its sandbox streams": Reader(

@@ -45,5 +45,6 @@ async def test_killed(tmp_path: Path, step: str, when: str) -> None:
     found = await environments.of(WANTED, "somebody")
     assert found.distributions == {"alpha": "1.5.0", "beta": "1.5.0"}
     assert found.ref.packages is not None
-    assert (found.ref.packages / "alpha" / "__init__.py").read_text() == "VERSION = '1.5.0'\n"
+    assert found.ref.packages.path is not None
+    assert (found.ref.packages.path / "alpha" / "__init__.py").read_text() == "VERSION = '1.5.0'\n"
     await environments.close()

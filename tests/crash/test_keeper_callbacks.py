@@ -15,6 +15,7 @@ import pytest
 import skillyard
 from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import SkillyardError
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, Mount, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Outcome
 from skillyard.ipc.peers import peer
@@ -126,7 +127,7 @@ async def work(faulty: Faulty, key: str) -> None:
     """A guest, a program with input, one that is killed, a long output that is read while it comes, and modules."""
     assert await faulty.yard.evaluate("1 + 1", "good") == 2
     backend = faulty.backend
-    shown = Mount(faulty.directory / "packages", "/skills/shown")
+    shown = Mount(Content("shown", faulty.directory / "packages"), "/skills/shown")
     sandbox = await backend.create(SandboxSpec(single=False, mounts=(shown,)), key)
     try:
         cat = await sandbox.start(Argv(("cat",), stdin=True), id="cat", timeout_ms=10_000)

@@ -154,7 +154,8 @@ class Installations:
             environment = await self.ready.app.environments.get(DATA.environment)
         except SkillyardError as error:
             return error.message
-        packages = environment.ref.packages
+        assert environment.ref.packages is not None
+        packages = environment.ref.packages.path
         assert packages is not None
         for directory in (self.demand.data_dir.home, self.ready_server.data_dir, self.demand_server.data_dir):
             _share(packages.parent, DataDir(directory).environments)

@@ -24,6 +24,7 @@ from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.policy import is_open
 from skillyard.domain.network.rule import Rule, parse_rule
 from skillyard.domain.package.names import parse_patterns
+from skillyard.domain.sandbox.content import HostDirectory
 from skillyard.domain.skill.requirement import is_requirement
 from skillyard.domain.work.limits import MINIMUM
 
@@ -161,6 +162,10 @@ class PackagesSettings(Section):
         if value and _SECRET.fullmatch(value) is None:
             raise InvalidInput("packages.secret", "must be the name of a secret", shape(value))
         return value
+
+    def wheels_directory(self) -> HostDirectory | None:
+        """Returns :attr:`wheels` for the sandbox of a build."""
+        return None if self.wheels is None else HostDirectory(self.wheels)
 
     @field_validator("wheels")
     @classmethod

@@ -178,6 +178,20 @@ class QuotaExceeded(InvalidInput):
     type = "QuotaExceeded"
 
 
+class OutputDropped(InvalidInput):
+    """The output before ``data["first"]`` is not kept any more: read on from there."""
+
+    type = "OutputDropped"
+
+    def __init__(self, first: int) -> None:
+        super().__init__("offset", f"only the output from {first} on is kept; read on from there", first=first)
+
+    @property
+    def first(self) -> int:
+        """The offset of the first byte that is kept."""
+        return int(self.details.get("first", 0))
+
+
 class Unauthenticated(SkillyardError):
     """The token is missing or not valid."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from skillyard.domain.network.session import TRUST_FILE
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 
 _SUFFIX = ".pem"
@@ -70,12 +71,13 @@ class TrustFiles:
         except BaseException:
             path.unlink()
             raise
-        return Mount(path, TRUST_FILE)
+        return Mount(Content(path.name, path), TRUST_FILE)
 
     def remove(self, mount: Mount) -> None:
         """Removes a session's file; a sandbox that still has it keeps it. Idempotent."""
-        with contextlib.suppress(OSError):
-            mount.source.unlink()
+        if mount.source.path is not None:
+            with contextlib.suppress(OSError):
+                mount.source.path.unlink()
 
 
 def system_certificates() -> bytes:

@@ -1,7 +1,7 @@
 """The guest as a command, for backends that only start programs::
 
     python3 -I guest.pyz call REQUEST CHANNEL
-    python3 -I guest.pyz read|write|entries …       see :mod:`.files`
+    python3 -I -S guest.pyz files                   see :mod:`.files`
 
 REQUEST and CHANNEL are paths, or ``fd:N`` for an open descriptor. A request file is removed when it was read (it
 holds secrets); a channel file is appended to, and made when it is missing.
@@ -26,9 +26,12 @@ def main() -> NoReturn:
     if len(arguments) == 3 and arguments[0] == "call":
         _call(arguments[1], arguments[2])
         _exit(0)
-    from .files import main as files
+    if arguments != ["files"]:
+        os.write(2, b"usage: call REQUEST CHANNEL | files\n")
+        _exit(64)
+    from .files.serving import main as files
 
-    _exit(files(arguments))
+    _exit(files())
 
 
 def _call(request: str, channel: str) -> None:

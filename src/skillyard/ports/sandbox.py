@@ -6,7 +6,7 @@ It is wide enough for a fork, a container and a cluster.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from skillyard.domain.sandbox.guarantees import Nature, Probe
 from skillyard.domain.sandbox.spec import (
@@ -29,10 +29,11 @@ class Process(Protocol):
     def id(self) -> str: ...
 
     def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the bytes of ``stream`` from ``offset`` on, as they come, until the process ended.
+        """Yields the bytes of ``stream`` from ``offset`` on, until the process ended.
 
-        Of a lost process it yields those that are left. Raises SandboxGone when it ended otherwise and the rest cannot
-        be had.
+        They are pushed as they come. Of a lost process it yields those that are left. Raises OutputDropped when bytes
+        from ``offset`` on were dropped from a ring before they were read, SandboxGone when the process ended in order
+        and the rest cannot be had.
         """
         ...
 
@@ -78,8 +79,10 @@ class Sandbox(Protocol):
         timeout_ms: int | None = None,
         streams: StreamLimits = DEFAULT_STREAMS,
     ) -> Process:
-        """Start a program. ``id`` is the caller's and unique in this sandbox; a second start with it gives
-        the first process. The deadline counts from here and is kept by the backend, not by the caller.
+        """Starts a program. ``id`` is the caller's and unique in this sandbox.
+
+        A second start with it gives the first process, also when an earlier server made the first. The deadline counts
+        from here and is kept by the backend, not by the caller.
 
         A sandbox runs several programs, one after another or at once.
         """
@@ -105,6 +108,80 @@ class Sandbox(Protocol):
         """The names directly below a directory, sorted, at most 10,000. Raises FileNotFound."""
         ...
 
+    async def stat(self, path: str) -> Entry:
+        """Returns a name of any kind; a link is told, not followed. Raises FileNotFound."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Removes a file, or a directory with all below it. Raises FileNotFound."""
+        ...
+
+    async def put(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        """Unpacks a tar stream below the directory ``path``, which is made when it is missing.
+
+        Files, directories and symbolic links are taken. Files and links take the place of those that are there; links
+        are not followed. Raises InvalidInput for a stream that is damaged, names a place outside of ``path`` or holds
+        another kind of entry, QuotaExceeded when the disk limit is reached. The entries before stay.
+        """
+        ...
+
+    def get(self, path: str) -> AsyncIterator[bytes]:
+        """Yields a tar stream (pax) of a file under its own name, or of all below a directory.
+
+        Regular files, directories and symbolic links are in it; links are not followed, other kinds are left out. The
+        content is untrusted. Raises FileNotFound.
+        """
+        ...
+
+
+class ByteStream(Protocol):
+    """A connection to a port of a sandbox."""
+
+    async def read(self, most: int = 65536) -> bytes:
+        """Returns at most ``most`` bytes, as soon as there are any; none at the end."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Writes all of it, and waits until there is room for more. Raises SandboxGone when nobody reads it."""
+        ...
+
+    async def close(self) -> None:
+        """Ends both directions. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Forwarding(Protocol):
+    """A sandbox whose ports can be reached from outside (the ability ``forwarding``)."""
+
+    async def forward(self, port: int) -> ByteStream:
+        """Connects to a TCP port on the sandbox's loopback address.
+
+        Nothing inside reaches outside by it. Raises InvalidInput when nobody listens there, SandboxGone.
+        """
+        ...
+
+
+@runtime_checkable
+class Snapshotting(Protocol):
+    """A sandbox that can be saved (the ability ``snapshots``). ``SandboxSpec.snapshot`` makes others of what was saved.
+
+    The files are saved, not the processes.
+    """
+
+    async def snapshot(self) -> str:
+        """Returns the id of a copy of the writable directories. It outlives the sandbox. Raises SandboxFault."""
+        ...
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """A backend that keeps what :class:`Snapshotting` sandboxes saved."""
+
+    async def discard(self, snapshot: str) -> None:
+        """Removes a snapshot. Idempotent."""
+        ...
+
 
 class Backend(Protocol):
     """Makes sandboxes. Calls can be repeated: create is idempotent on its key, destroy on its handle."""
@@ -124,7 +201,8 @@ class Backend(Protocol):
     async def create(self, spec: SandboxSpec, key: str) -> Sandbox:
         """A ready sandbox, used by nobody before. On failure nothing is left behind.
 
-        Raises ProtectionMissing, SandboxFault.
+        Raises ProtectionMissing, SandboxFault, InvalidInput for an image, resource class or snapshot that it does not
+        have.
         """
         ...
 

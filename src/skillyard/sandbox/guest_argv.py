@@ -3,7 +3,7 @@
 Put :func:`guest_bundle` into the sandbox as a file that foreign code cannot write, the request as another that only
 its user can read (it holds secrets; the guest removes it), and start :func:`guest_argv`. The channel of the guest is
 the process's ``Stream.CHANNEL``; stdout and stderr belong into one pipe, so that they keep their order.
-:func:`read_argv` and its siblings do the same for the files of a sandbox.
+:func:`files_argv` does the same for the files of a sandbox.
 
 A channel or a request is a path, or a descriptor that the backend leaves open (:func:`descriptor`). A channel file
 is appended to, made when it is missing, and complete when the process has ended; it is best a pipe or a socket, as
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from skillyard.domain.sandbox.spec import Argv
 
@@ -28,8 +30,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 @cache
 def guest_bundle() -> bytes:
     """Returns an uncompressed zip file that Python runs: the same bytes for the same sources."""
-    package = resources.files("skillyard.guest")
-    sources = {f"{PACKAGE}/{file.name}": file.read_bytes() for file in package.iterdir() if file.name.endswith(".py")}
+    sources = dict(_sources(resources.files("skillyard.guest"), PACKAGE))
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
         for name, source in sorted({"__main__.py": _MAIN.encode(), **sources}.items()):
@@ -38,6 +39,14 @@ def guest_bundle() -> bytes:
             info.create_system = 3
             bundle.writestr(info, source)
     return archive.getvalue()
+
+
+def _sources(package: Traversable, at: str) -> Iterator[tuple[str, bytes]]:
+    for item in package.iterdir():
+        if item.is_file() and item.name.endswith(".py"):
+            yield f"{at}/{item.name}", item.read_bytes()
+        elif item.is_dir() and item.name != "__pycache__":
+            yield from _sources(item, f"{at}/{item.name}")
 
 
 def descriptor(number: int) -> str:
@@ -53,21 +62,6 @@ def guest_argv(python: str, bundle_path: str, request_path: str, channel_path: s
     return Argv((python, "-I", bundle_path, "call", request_path, channel_path))
 
 
-def read_argv(python: str, bundle_path: str, path: str, offset: int = 0, length: int | None = None) -> Argv:
-    """Returns the command that reads a file to stdout (statuses: :mod:`skillyard.guest.files`)."""
-    return _files(python, bundle_path, "read", path, str(offset), "-" if length is None else str(length))
-
-
-def write_argv(python: str, bundle_path: str, path: str, mode: int = 0o644) -> Argv:
-    """Returns the command that stores its stdin as a file and tells the size on stdout."""
-    command = _files(python, bundle_path, "write", path, f"{mode:o}")
-    return Argv(command.args, stdin=True)
-
-
-def entries_argv(python: str, bundle_path: str, path: str) -> Argv:
-    """Returns the command that writes JSON lines of ``name``, ``kind`` and ``size`` to stdout."""
-    return _files(python, bundle_path, "entries", path)
-
-
-def _files(python: str, bundle_path: str, *words: str) -> Argv:
-    return Argv((python, "-I", "-S", bundle_path, *words))
+def files_argv(python: str, bundle_path: str) -> Argv:
+    """Returns the command that serves files, by :mod:`skillyard.guest.files`."""
+    return Argv((python, "-I", "-S", bundle_path, "files"), stdin=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.frames import FrameReader, Result
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Guest, Prepared, SandboxSpec, Stream
 from skillyard.ports.sandbox import Backend
@@ -131,7 +132,7 @@ class Yard:
     """Walls that the backend's isolation is without by nature."""
 
     def spec(self, *modules: str) -> SandboxSpec:
-        environment = EnvironmentRef("mixed", self.packages, modules, "x")
+        environment = EnvironmentRef("mixed", Content("x", self.packages), modules, "x")
         return SandboxSpec(environment=environment, allow_degraded=self.without)
 
     async def warm(self, *modules: str) -> Prepared:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skillyard.config.backends import NativeSettings
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Argv, EnvironmentRef, Mount, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from tests.attacks.preloading.escapes import MAPS, SOURCES, UNCOVERS
@@ -41,11 +42,13 @@ class Ground:
 
     def spec(self, module: str) -> SandboxSpec:
         mounts = (
-            Mount(self.skill, "/skills/shown", digest="sha256:0"),
-            Mount(self.file, "/blobs/blob:1", digest="sha256:0"),
-            Mount(self.file, TRUST, digest="sha256:0"),
+            Mount(Content("sha256:0", self.skill), "/skills/shown"),
+            Mount(Content("sha256:0", self.file), "/blobs/blob:1"),
+            Mount(Content("sha256:0", self.file), TRUST),
         )
-        return SandboxSpec(environment=EnvironmentRef("hostile", self.packages, (module,), "x"), mounts=mounts)
+        return SandboxSpec(
+            environment=EnvironmentRef("hostile", Content("x", self.packages), (module,), "x"), mounts=mounts
+        )
 
     async def run(self, module: str) -> str:
         """What a run prints that has these mounts, with the module imported ahead or left out."""

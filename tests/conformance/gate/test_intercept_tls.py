@@ -319,8 +319,9 @@ def test_the_trust_file(tmp_path: Path) -> None:
     assert not left.exists()
     mount = files.write(b"the authority\n")
     assert mount.target == TRUST_FILE
-    assert mount.source.read_bytes() == b"the authority\n\noperator's certificates\n\n" + system_certificates()
-    assert stat.S_IMODE(mount.source.stat().st_mode) == 0o444
+    assert mount.source.path is not None
+    assert mount.source.path.read_bytes() == b"the authority\n\noperator's certificates\n\n" + system_certificates()
+    assert stat.S_IMODE(mount.source.path.stat().st_mode) == 0o444
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert TRUST_ENV["SSL_CERT_FILE"] == TRUST_ENV["NODE_EXTRA_CA_CERTS"] == TRUST_FILE
     files.remove(mount)

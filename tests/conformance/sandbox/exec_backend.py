@@ -11,8 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
-    Entry,
     Guest,
     Held,
     Owner,
@@ -32,18 +30,16 @@ from skillyard.domain.sandbox.spec import (
     encode_request,
 )
 from skillyard.domain.work.record import Usage
-from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
-from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
+from skillyard.sandbox.content import bound
+from skillyard.sandbox.file_programs import LIFETIME_MS, STREAMS, FilesOfSandbox
+from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
 from tests.conformance.sandbox import exec_inside, exec_walls
 from tests.conformance.sandbox.exec_probe import LOOK, absent, judge
 from tests.conformance.sandbox.exec_process import ExecProcess, Launch
 
-FILE_STREAMS = StreamLimits(log_bytes=1 << 40)
-"""Files are as large as they are."""
-
 
 @dataclass
-class ExecSandbox:
+class ExecSandbox(FilesOfSandbox):
     handle: str
     key: str
     spec: SandboxSpec
@@ -83,36 +79,9 @@ class ExecSandbox:
             raise SandboxGone(f"no process {id} in sandbox {self.handle}")
         return self.processes[id]
 
-    async def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        async with self._files() as start:
-            async for data in read_file(start, path, offset, length):
-                yield data
-
-    async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
-        async with self._files() as start:
-            return await write_file(start, path, chunks, mode)
-
-    async def entries(self, path: str) -> Sequence[Entry]:
-        async with self._files() as start:
-            return await entries_of(start, path)
-
-    @asynccontextmanager
-    async def _files(self) -> AsyncIterator[StartFiles]:
-        """Starts the files program inside, and forgets it afterwards."""
-        started: list[ExecProcess] = []
-
-        async def start(words: Sequence[str], stdin: bool) -> ExecProcess:
-            argv = Argv((exec_walls.python(), "-I", "-S", exec_walls.GUEST, *words), stdin=stdin)
-            process = ExecProcess("files", FILE_STREAMS, self.spec.limits.timeout_ms)
-            await process.launch(self._launch(argv))
-            started.append(process)
-            return process
-
-        try:
-            yield start
-        finally:
-            for process in started:
-                await process.discard()
+    async def start_files(self) -> ExecProcess:
+        argv = files_argv(exec_walls.python(), exec_walls.GUEST)
+        return await self.start(argv, id=f".files-{uuid.uuid4().hex}", timeout_ms=LIFETIME_MS, streams=STREAMS)
 
 
 @dataclass(frozen=True)
@@ -174,13 +143,14 @@ class ExecBackend:
             if sandbox.key == key:
                 return sandbox
         probe = await self.probe()
+        spec.refuse_names(self.name)
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         if spec.egress is not None:
             probe.demand("egress")
         if spec.owner is Owner.TASK:
             raise ProtectionMissing("the exec backend keeps no sandbox alive without its server")
         for mount in spec.mounts:
-            if not mount.source.exists():
+            if not bound(mount.source).exists():
                 raise SandboxFault(f"the source of the mount {mount.target} is missing")
         sandbox = ExecSandbox(f"exec-{uuid.uuid4().hex}", key, spec, self._tree(), probe.enforced())
         self._held[sandbox.handle] = sandbox
@@ -209,6 +179,7 @@ class ExecBackend:
         sandbox = self._held.pop(handle, None)
         if sandbox is None:
             return Usage()
+        sandbox.lost_files()
         async with sandbox.starting:
             used = [await process.discard() for process in sandbox.processes.values()]
             sandbox.processes.clear()

@@ -7,23 +7,25 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from skillyard.domain.errors import SandboxGone
-from skillyard.domain.sandbox.spec import Stream, StreamLimits
+from skillyard.domain.errors import OutputDropped, SandboxGone
+from skillyard.domain.sandbox.spec import AtCap, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, Usage
 
 CHUNK = 1 << 18
 
 
 class Spool:
-    """The bytes of one stream: appended while its pipe gives, read from any offset by many."""
+    """The bytes of one stream: appended while its pipe gives, read from any offset by many. The last ``kept`` count."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int | None = None) -> None:
+        self._kept = kept
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._changed = asyncio.Event()
         self._ended = False
@@ -52,6 +54,9 @@ class Spool:
         while True:
             if self._file.closed:
                 raise SandboxGone("the sandbox was destroyed")
+            first = 0 if self._kept is None else max(0, self.size - self._kept)
+            if offset < first:
+                raise OutputDropped(first)
             if data := os.pread(self._file.fileno(), CHUNK, offset):
                 offset += len(data)
                 yield data
@@ -113,8 +118,12 @@ class ExecProcess:
     def __init__(self, id: str, streams: StreamLimits, timeout_ms: int) -> None:
         self._id = id
         self._timeout = timeout_ms / 1000
-        self._spools = {stream: Spool() for stream in Stream}
-        self._logs, self._frames = [streams.log_bytes], [streams.channel_bytes]
+        ring = streams.at_cap is AtCap.RING
+        stderr = streams.log_bytes if streams.stderr_bytes is None else streams.stderr_bytes
+        kept = {Stream.STDOUT: streams.log_bytes, Stream.STDERR: stderr} if ring else {}
+        self._spools = {stream: Spool(kept.get(stream)) for stream in Stream}
+        self._logs, self._frames = [sys.maxsize if ring else streams.log_bytes], [streams.channel_bytes]
+        self._errors = self._logs if streams.stderr_bytes is None or ring else [streams.stderr_bytes]
         self._verdict: tuple[Outcome, str] | None = None
         self._ended = asyncio.Event()
         self._ending = Ending(Outcome.LOST)
@@ -156,7 +165,7 @@ class ExecProcess:
         def full() -> None:
             self._end(Outcome.OUTPUT, "it wrote more than its limit")
 
-        budgets = {Stream.STDOUT: self._logs, Stream.STDERR: self._logs, Stream.CHANNEL: self._frames}
+        budgets = {Stream.STDOUT: self._logs, Stream.STDERR: self._errors, Stream.CHANNEL: self._frames}
         if merged:
             del budgets[Stream.STDERR]
         return {stream: Tap(self._spools[stream], budget, full) for stream, budget in budgets.items()}

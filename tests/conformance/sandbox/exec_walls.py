@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.sandbox.content import bound
 from tests.standing import why_not
 
 NOBODY = 65534
@@ -139,12 +140,12 @@ def _packages(spec: SandboxSpec) -> Iterator[str]:
     if spec.environment.packages is None:
         yield from ("--tmpfs", first, "--remount-ro", first)
     else:
-        yield from ("--ro-bind", str(spec.environment.packages), first)
+        yield from ("--ro-bind", str(bound(spec.environment.packages)), first)
 
 
 def _mounts(spec: SandboxSpec) -> Iterator[str]:
     for mount in spec.mounts:
-        yield from _bind(str(mount.source), mount.target)
+        yield from _bind(str(bound(mount.source)), mount.target)
         for alias in mount.aliases:
             yield from (*_parents(alias), "--symlink", mount.target, alias)
 

@@ -12,6 +12,7 @@ import pytest
 
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, MOST_PORTS, PROXY_PORT, TRUST_FILE, USUAL_PORTS, Egress
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.work.limits import Limits
@@ -179,14 +180,16 @@ async def test_a_sandbox_that_shares_the_hosts_network_is_never_listened_in(tmp_
 
 @pytest.mark.parametrize("target", ["/run/egress", "/run/egress/other.pem", "/run/egress/../box", "/etc/resolv.conf"])
 async def test_nothing_else_can_be_shown_beside_the_certificates(ground: Ground, target: str) -> None:
-    shown = Mount(ground.scratch, target)
+    shown = Mount(Content("x", ground.scratch), target)
     with pytest.raises(SandboxFault, match="nothing can be shown at"):
         await ground.backend.create(await ground.spec(mounts=(shown,)), fresh("key"))
 
 
 async def test_a_directory_of_certificates_is_no_file(ground: Ground) -> None:
     with pytest.raises(SandboxFault, match="Invalid argument"):
-        await ground.backend.create(await ground.spec(mounts=(Mount(ground.scratch, TRUST_FILE),)), fresh("key"))
+        await ground.backend.create(
+            await ground.spec(mounts=(Mount(Content("x", ground.scratch), TRUST_FILE),)), fresh("key")
+        )
 
 
 def test_both_sides_say_the_same() -> None:

@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 
 from skillyard.config.settings import load_settings
-from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.errors import InvalidInput, OutputDropped, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import GUARANTEES, Demand, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import (
     DEFAULT_STREAMS,
     Argv,
-    Entry,
+    AtCap,
     Guest,
     Held,
     Owner,
@@ -42,8 +42,9 @@ from skillyard.domain.sandbox.spec import (
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
-from skillyard.sandbox.file_programs import StartFiles, entries_of, read_file, write_file
-from skillyard.sandbox.guest_argv import descriptor, guest_argv, guest_bundle
+from skillyard.sandbox.content import bound
+from skillyard.sandbox.file_programs import LIFETIME_MS, STREAMS, FilesOfSandbox
+from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
 from skillyard.testing.sandbox_suite import CHECKS, Check, Ground, NotApplicable, examine_all
 from skillyard.testing.sandbox_suite.ground import ROOT
 
@@ -97,7 +98,9 @@ os.write(int(report), json.dumps(told).encode())
 class Spool:
     """A stream on disk: appended as it comes, as long as ``budget`` has bytes left, and read from any offset."""
 
-    def __init__(self, budget: list[int]) -> None:
+    def __init__(self, budget: list[int], kept: int | None = None) -> None:
+        """With ``kept`` only the last bytes count."""
+        self._kept = kept
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._budget = budget
         self._changed = asyncio.Event()
@@ -127,6 +130,9 @@ class Spool:
         while True:
             if self._file.closed:
                 raise SandboxGone("the sandbox was destroyed")
+            first = 0 if self._kept is None else max(0, os.fstat(self._file.fileno()).st_size - self._kept)
+            if offset < first:
+                raise OutputDropped(first)
             if data := os.pread(self._file.fileno(), CHUNK, offset):
                 offset += len(data)
                 yield data
@@ -136,12 +142,21 @@ class Spool:
                 await self._changed.wait()
 
 
+def _spools(streams: StreamLimits) -> dict[Stream, Spool]:
+    stderr = streams.log_bytes if streams.stderr_bytes is None else streams.stderr_bytes
+    if streams.at_cap is AtCap.RING:
+        logs = Spool([sys.maxsize], streams.log_bytes), Spool([sys.maxsize], stderr)
+    else:
+        budget = [streams.log_bytes]
+        logs = Spool(budget), Spool(budget if streams.stderr_bytes is None else [stderr])
+    return {Stream.STDOUT: logs[0], Stream.STDERR: logs[1], Stream.CHANNEL: Spool([streams.channel_bytes])}
+
+
 class ToyProcess:
     def __init__(self, id: str, timeout_ms: int, streams: StreamLimits) -> None:
         self.id = id
         self._timeout_s = timeout_ms / 1000
-        logs = [streams.log_bytes]
-        self._spools = {s: Spool([streams.channel_bytes] if s is Stream.CHANNEL else logs) for s in Stream}
+        self._spools = _spools(streams)
         self._verdict: tuple[Outcome, str] | None = None
 
     async def start(self, root: Path, env: dict[str, str], argv: Argv | None, request: dict[str, Any] | None) -> None:
@@ -244,7 +259,7 @@ def inside(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-class ToySandbox:
+class ToySandbox(FilesOfSandbox):
     def __init__(self, key: str, spec: SandboxSpec, root: Path, enforced: dict[str, str]) -> None:
         self.handle = root.name
         self.key, self.spec, self.root, self.enforced = key, spec, root, enforced
@@ -284,26 +299,24 @@ class ToySandbox:
             raise SandboxGone(f"there is no process {id}")
         return self.processes[id]
 
-    async def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        async for data in read_file(self._files, str(inside(self.root, path)), offset, length):
-            yield data
+    def place(self, path: str) -> str:
+        return str(inside(self.root, path))
 
     async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
-        place = inside(self.root, path).parent.resolve()
-        if not any(place.is_relative_to(inside(self.root, name)) for name in WRITABLE):
+        self._writable(inside(self.root, path).parent, path)
+        return await super().write(path, chunks, mode=mode)
+
+    async def put(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        self._writable(inside(self.root, path), path)
+        await super().put(path, chunks)
+
+    def _writable(self, place: Path, path: str) -> None:
+        if not any(place.resolve().is_relative_to(inside(self.root, name)) for name in WRITABLE):
             raise InvalidInput("path", f"{path!r} is not below a writable directory")
-        return await write_file(self._files, str(inside(self.root, path)), chunks, mode)
 
-    async def entries(self, path: str) -> Sequence[Entry]:
-        return await entries_of(self._files, str(inside(self.root, path)))
-
-    @property
-    def _files(self) -> StartFiles:
-        async def start(words: Sequence[str], stdin: bool) -> ToyProcess:
-            argv = Argv(("python3", "-I", "-S", str(self.root / "guest.pyz"), *words), stdin=stdin)
-            return await self.start(argv, id=f"files-{uuid.uuid4().hex}", streams=StreamLimits(log_bytes=1 << 40))
-
-        return start
+    async def start_files(self) -> ToyProcess:
+        argv = files_argv("python3", str(self.root / "guest.pyz"))
+        return await self.start(argv, id=f".files-{uuid.uuid4().hex}", timeout_ms=LIFETIME_MS, streams=STREAMS)
 
 
 class ToyBackend:
@@ -331,6 +344,7 @@ class ToyBackend:
 
     async def create(self, spec: SandboxSpec, key: str) -> ToySandbox:
         probe = await self.probe()
+        spec.refuse_names(self.name)
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         if spec.egress is not None:
             probe.demand("egress")
@@ -345,10 +359,10 @@ class ToyBackend:
 
     def _tree(self, spec: SandboxSpec) -> Path:
         """The directories of a sandbox, and a virtual environment by which the plain interpreter finds packages."""
-        links = {name: mount.source for mount in spec.mounts for name in (mount.target, *mount.aliases)}
+        links = {name: bound(mount.source) for mount in spec.mounts for name in (mount.target, *mount.aliases)}
         links["/python/bin/python3"] = PYTHON
         if spec.environment.packages is not None:
-            links["/python/lib/python{}.{}/site-packages".format(*sys.version_info)] = spec.environment.packages
+            links["/python/lib/python{}.{}/site-packages".format(*sys.version_info)] = bound(spec.environment.packages)
         for name, source in links.items():
             if not source.exists():
                 raise SandboxFault(f"the source of {name} is missing")
@@ -377,6 +391,7 @@ class ToyBackend:
         if sandbox is None:
             return Usage()
         sandbox.gone = True
+        sandbox.lost_files()
         async with sandbox.starting:
             used = [await process.discard() for process in sandbox.processes.values()]
         for tool in (["chmod", "-R", "-f", "u+rwx"], ["rm", "-rf"]):

@@ -173,6 +173,18 @@ class FakeSandbox:
     async def entries(self, path: str) -> Sequence[Entry]:
         raise NotImplementedError
 
+    async def stat(self, path: str) -> Entry:
+        raise NotImplementedError
+
+    async def remove(self, path: str) -> None:
+        raise NotImplementedError
+
+    async def put(self, path: str, chunks: AsyncIterator[bytes]) -> None:
+        raise NotImplementedError
+
+    def get(self, path: str) -> AsyncIterator[bytes]:
+        raise NotImplementedError
+
 
 async def succeed(process: FakeProcess) -> None:
     process.write(result({"ok": True}))

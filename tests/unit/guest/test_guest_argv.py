@@ -20,8 +20,9 @@ from skillyard.domain.errors import InvalidInput
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits, FrameReader, Result
 from skillyard.domain.sandbox.spec import Argv, BlobMount, GuestCall, SkillMount, encode_request
-from skillyard.sandbox.guest_argv import descriptor, entries_argv, guest_argv, guest_bundle, read_argv, write_argv
+from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
 from tests.unit.guest.conftest import PREFIX, PYTHON, GuestBox
+from tests.unit.guest.test_files import answers, asked
 
 
 @pytest.fixture
@@ -68,13 +69,12 @@ def test_a_call_through_descriptors(box: GuestBox, bundle: str) -> None:
 
 def test_files_through_the_bundle(bundle: str, tmp_path: Path) -> None:
     path = str(tmp_path / "new" / "file")
-    command = write_argv(PYTHON, bundle, path, 0o600)
+    command = files_argv(PYTHON, bundle)
     assert command.stdin
-    assert run(command, b"0123456789").stdout == b"10\n"
-    assert run(read_argv(PYTHON, bundle, path, 2, 3)).stdout == b"234"
-    assert run(read_argv(PYTHON, bundle, path)).stdout == b"0123456789"
-    (line,) = run(entries_argv(PYTHON, bundle, str(tmp_path / "new"))).stdout.splitlines()
-    assert json.loads(line) == {"name": "file", "kind": "file", "size": 10}
+    write, read = asked("write", path, b"0123456789", mode=0o600), asked("read", path, offset=2, length=3)
+    told = answers(run(command, write + read + asked("entries", str(tmp_path / "new"))).stdout)
+    assert told[:3] == [(b"O", b'{"size": 10}'), (b"D", b"234"), (b"O", b"{}")]
+    assert json.loads(told[3][1]).items() >= {"name": "file", "kind": "file", "size": 10}.items()
 
 
 def test_the_bundle_is_not_importable_by_the_code(box: GuestBox, bundle: str, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from skillyard.domain.checks import is_blob_id
-from skillyard.domain.errors import InvalidInput, shape
+from skillyard.domain.errors import InvalidInput, shape, shown
 from skillyard.domain.network.session import Egress
+from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
 from skillyard.domain.work.limits import Limits
@@ -30,15 +30,13 @@ class Owner(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A read-only file or directory of the host shown inside. ``source`` never changes once mounted:
-    stores give immutable snapshots, files 0444 and directories 0555 (executables 0555).
+    """Shows a file or directory inside, read-only.
 
     ``aliases`` are further absolute paths that show the same thing, by link where the backend can.
     """
 
-    source: Path
+    source: Content | HostDirectory
     target: str
-    digest: str = ""
     aliases: tuple[str, ...] = ()
 
 
@@ -48,7 +46,7 @@ class EnvironmentRef:
     ``preload`` names modules worth importing before a fork."""
 
     name: str = "base"
-    packages: Path | None = None
+    packages: Content | None = None
     preload: tuple[str, ...] = ()
     digest: str = ""
 
@@ -75,6 +73,8 @@ class SandboxSpec:
     ``single`` says that one program will be started: the sandbox may end with it, which is faster; it must still be
     destroyed. Where it stays after one that a limit ended or that crashed, a second program can collect the files that
     the first left. ``egress`` plugs it into a session of the gate; without it there is no network.
+    ``image`` and ``resource_class`` are names that the backend knows, and ``snapshot`` is an id of
+    :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them (:meth:`refuse_names`).
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -87,6 +87,20 @@ class SandboxSpec:
     egress: Egress | None = None
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
+    image: str = ""
+    resource_class: str = ""
+    snapshot: str = ""
+
+    def refuse_names(self, backend: str, *known: str) -> None:
+        """Raises InvalidInput for a name of a kind that ``backend`` does not have.
+
+        ``known`` are the kinds that it has.
+        """
+        for kind in ("image", "resource_class", "snapshot"):
+            name = getattr(self, kind)
+            if name and kind not in known:
+                rule = f"the backend '{backend}' has none; leave it empty, or choose a backend that has"
+                raise InvalidInput(kind, rule, shown(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +136,29 @@ class Stream(StrEnum):
     CHANNEL = "channel"
 
 
+class AtCap(StrEnum):
+    """The fate of a program that wrote more than its limit of logs.
+
+    END ends it with the outcome ``output``. RING drops the oldest bytes, and the program lives on.
+    """
+
+    END = "end"
+    RING = "ring"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bytes that a process may write before it is ended with the outcome ``output``."""
+    """Bytes that are kept of a process.
+
+    ``log_bytes`` bound stdout and stderr together, or stdout alone where ``stderr_bytes`` bound stderr. With
+    :attr:`AtCap.RING` each stream has a bound of its own: stderr has ``log_bytes`` too unless ``stderr_bytes`` differ.
+    The channel always ends a program that writes more than ``channel_bytes``.
+    """
 
     log_bytes: int = 64 * 1024 * 1024
     channel_bytes: int = 4 * 1024 * 1024 * 1024
+    at_cap: AtCap = AtCap.END
+    stderr_bytes: int | None = None
 
 
 DEFAULT_STREAMS = StreamLimits()
@@ -135,11 +166,16 @@ DEFAULT_STREAMS = StreamLimits()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name below a directory of a sandbox. ``kind``: file, directory, link or other. Untrusted."""
+    """A file, directory, link or other name (``kind``) of a sandbox. Untrusted.
+
+    ``mode`` has the permission bits, ``modified_s`` the time of the last change in seconds since 1970.
+    """
 
     name: str
     kind: str
     size: int
+    mode: int = 0
+    modified_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

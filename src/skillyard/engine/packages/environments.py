@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, InvalidInput, StoreFault, shown
 from skillyard.domain.package.environment import BuiltEnvironment, Wanted
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import EnvironmentRef
 from skillyard.engine.packages.asked import Asked, missing, union
 from skillyard.engine.packages.build import Build
@@ -176,5 +177,5 @@ class Environments:
         # first may serve for it.
         removed = self._removed[built.digest]
         told = f"{name}-{removed}" if removed else name
-        ref = EnvironmentRef(told, self.store.packages(built.digest), digest=built.digest)
+        ref = EnvironmentRef(told, Content(built.digest, self.store.packages(built.digest)), digest=built.digest)
         return Environment(ref, built.distributions, built)

@@ -23,6 +23,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.session import EgressLimits, EgressPlan, GateSecret, host_and_port, new_placeholder
 from skillyard.domain.principal import DEFAULT_PROJECT
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream, StreamLimits
 from skillyard.domain.secret import Delivery, SecretAct, SecretEvent
@@ -210,9 +211,9 @@ class Steps:
     def _spec(self, offer: Offer) -> SandboxSpec:
         config = self._config
         limits = Limits(round(config.timeout_s * 1000), config.memory_mb, _CPUS, _PIDS, config.disk_mb)
-        mounts = [Mount(uv_program(), "/skills/uv")]
-        if config.wheels is not None:
-            mounts.append(Mount(config.wheels, "/blobs/wheels"))
+        mounts = [Mount(Content("uv", uv_program()), "/skills/uv")]
+        if (wheels := config.wheels_directory()) is not None:
+            mounts.append(Mount(wheels, "/blobs/wheels"))
         return SandboxSpec(
             limits=limits,
             environment=standard_library(self._usual),

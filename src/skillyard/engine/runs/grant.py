@@ -17,6 +17,7 @@ from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
 from skillyard.domain.package.environment import SHOWN
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.frames import FrameLimits
 from skillyard.domain.sandbox.spec import (
     BlobMount,
@@ -183,7 +184,7 @@ def _delivered(given: Iterable[GivenSecret]) -> tuple[dict[str, str], tuple[Gate
 
 
 def _skill_mount(skill: Skill) -> Mount:
-    return Mount(skill.root, f"/skills/{skill.name}", skill.digest)
+    return Mount(Content(skill.digest, skill.root), f"/skills/{skill.name}")
 
 
 def _call(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> GuestCall:

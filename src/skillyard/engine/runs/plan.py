@@ -18,6 +18,7 @@ from skillyard.domain.errors import (
 )
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.principal import Principal
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.skill.skill import Skill, SkillKind
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
@@ -119,7 +120,7 @@ async def _blob_mount(blobs: BlobStore, blob: BlobInfo) -> Mount:
     except BlobNotFound:  # expired since it was looked up
         raise BlobNotFound("input_blobs", f"no blob '{blob.blob_id}'", blob_id=blob.blob_id) from None
     bare = blob.blob_id.removeprefix("blob:")
-    return Mount(source, f"/blobs/{blob.blob_id}", blob.sha256, aliases=(f"/blobs/{bare}",))
+    return Mount(Content(blob.sha256, source), f"/blobs/{blob.blob_id}", aliases=(f"/blobs/{bare}",))
 
 
 def _limits(family: LimitFamily, request: RunRequest, skill: Skill | None, trust: RunTrust) -> Limits:

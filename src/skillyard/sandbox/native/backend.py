@@ -17,6 +17,7 @@ from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Pr
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
+from skillyard.sandbox.content import bound
 from skillyard.sandbox.native.launch import connect_or_start, keeper_lives
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.probe import probe
@@ -253,7 +254,7 @@ class NativeBackend:
         environment = spec.environment
         name = _name(environment)
         if name not in self._environments:
-            packages = "" if environment.packages is None else str(environment.packages)
+            packages = "" if environment.packages is None else str(bound(environment.packages))
             link.tell({"op": "environment", "name": name, "packages": packages, "preload": list(environment.preload)})
             self._environments.add(name)
         limits = spec.limits
@@ -268,6 +269,7 @@ class NativeBackend:
 
     def _demand(self, spec: SandboxSpec) -> None:
         assert self._probe is not None
+        spec.refuse_names(self.name)
         self._demand_protections(self._probe, spec)
         if spec.egress is not None:
             self._probe.demand("egress")
@@ -322,7 +324,7 @@ def _listen(spec: SandboxSpec) -> dict[str, Any] | None:
 
 
 def _show(mount: Mount) -> dict[str, Any]:
-    return {"source": str(mount.source), "target": mount.target, "aliases": list(mount.aliases)}
+    return {"source": str(bound(mount.source)), "target": mount.target, "aliases": list(mount.aliases)}
 
 
 def _make(place: Place) -> NativeBackend:

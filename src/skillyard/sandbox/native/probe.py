@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skillyard.domain.errors import SandboxFault, SkillyardError
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream
 from skillyard.domain.work.limits import Limits
@@ -173,8 +174,12 @@ async def sandbox_to_look_at(backend: Prober, mounts: tuple[Mount, ...] = ()) ->
         await backend.destroy(sandbox.handle)
 
 
+_OWN = Content("probe", Path(__file__).resolve().parent)
+"""Anything that can be shown."""
+
+
 async def _look(backend: Prober) -> tuple[dict[str, Any], Protection]:
-    async with sandbox_to_look_at(backend, (Mount(Path(__file__).resolve().parent, "/skills/probe"),)) as sandbox:
+    async with sandbox_to_look_at(backend, (Mount(_OWN, "/skills/probe"),)) as sandbox:
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
             return seen, tried.found()

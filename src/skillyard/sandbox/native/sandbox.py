@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from skillyard.domain.errors import GateFault, SandboxGone
+from skillyard.domain.errors import GateFault, OutputDropped, SandboxGone
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
-from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, Entry, Guest, Program, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, AtCap, Guest, Program, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ipc.packets import to_json
 from skillyard.ports.gate import Plug
-from skillyard.sandbox.file_programs import entries_of, read_file, write_file
+from skillyard.sandbox.file_programs import LIFETIME_MS, FilesOfSandbox
+from skillyard.sandbox.file_programs import STREAMS as FILE_STREAMS
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
 from skillyard.sandbox.native.link import Link
 
@@ -33,6 +35,7 @@ class NativeProcess:
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._inline: dict[str, bytes] = {}
         self._sizes: dict[str, int] = {}
+        self._firsts: dict[str, int] = {}
         self._killed = ""
 
     @property
@@ -51,7 +54,10 @@ class NativeProcess:
                 yield data
             if end:
                 return
-        rest = self._inline[stream][offset:]
+        first = self._firsts.get(stream, 0)
+        if offset < first:
+            raise OutputDropped(first)
+        rest = self._inline[stream][offset - first :]
         if rest:
             yield rest
 
@@ -88,7 +94,7 @@ class NativeProcess:
         for name, size in header["inline"].items():
             self._inline[name] = body[at : at + size]
             at += size
-        self._sizes = header["sizes"]
+        self._sizes, self._firsts = header["sizes"], header["firsts"]
         ending = _ending(header["ending"])
         self._ending.set_result(ending)
         return ending
@@ -108,6 +114,8 @@ class NativeProcess:
                     return b"", False
                 raise  # it ended in order, and what it said last is not to be had
             return b"", True
+        if "dropped" in got:
+            raise OutputDropped(got["dropped"])
         return data, bool(got["end"])
 
     def _about(self, operation: str) -> dict[str, Any]:
@@ -126,24 +134,28 @@ def _ending(told: dict[str, Any]) -> Ending:
 
 
 _FILES_CODE = (
-    f"import sys; sys.path.insert(0, {CODE_ROOT!r});"
-    " from skillyard.guest.files import main; sys.exit(main(sys.argv[1:]))"
+    f"import sys; sys.path.insert(0, {CODE_ROOT!r}); from skillyard.guest.files.serving import main; sys.exit(main())"
 )
 FILES = ("python3", "-I", "-S", "-c", _FILES_CODE)
 
 
-class NativeSandbox:
+class NativeSandbox(FilesOfSandbox):
     def __init__(self, link: Link, handle: str, enforced: dict[str, str]) -> None:
         self._link = link
         self.handle = handle
         self.enforced = enforced
-        self._files = 0
         self._over = False
         self.processes: dict[str, NativeProcess] = {}
 
     async def start(
         self, program: Program, *, id: str, timeout_ms: int | None = None, streams: StreamLimits = DEFAULT_STREAMS
     ) -> NativeProcess:
+        return await self._start(program, id, timeout_ms, streams)
+
+    async def _start(
+        self, program: Program, id: str, timeout_ms: int | None, streams: StreamLimits, *, tied: bool = False
+    ) -> NativeProcess:
+        """Starts a program; a ``tied`` one ends with this server."""
         if id in self.processes:
             return self.processes[id]
         if self._over:
@@ -155,7 +167,10 @@ class NativeSandbox:
             id=id,
             timeout_ms=timeout_ms,
             log_bytes=streams.log_bytes,
+            stderr_bytes=streams.stderr_bytes,
             channel_bytes=streams.channel_bytes,
+            ring=streams.at_cap is AtCap.RING,
+            tied=tied,
         )
         process = self.processes[id] = NativeProcess(self._link, self.handle, id)
         if isinstance(program, Guest):
@@ -180,20 +195,10 @@ class NativeSandbox:
             raise
         return process
 
-    async def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
-        async for piece in read_file(self._start_files, path, offset, length):
-            yield piece
-
-    async def write(self, path: str, chunks: AsyncIterator[bytes], *, mode: int = 0o644) -> int:
-        return await write_file(self._start_files, path, chunks, mode)
-
-    async def entries(self, path: str) -> Sequence[Entry]:
-        return await entries_of(self._start_files, path)
-
-    async def _start_files(self, arguments: Sequence[str], stdin: bool) -> NativeProcess:
-        self._files += 1
-        program = Argv((*self.files_program(), *arguments), stdin=stdin)
-        return await self.start(program, id=f".files-{self._files}", timeout_ms=None, streams=DEFAULT_STREAMS)
+    async def start_files(self) -> NativeProcess:
+        id = f".files-{os.urandom(8).hex()}"  # another server may have started one before
+        program = Argv(self.files_program(), stdin=True)
+        return await self._start(program, id, LIFETIME_MS, FILE_STREAMS, tied=True)
 
     def message(self, program: Program) -> tuple[dict[str, Any], bytes]:
         """Returns a program's message to the keeper: a header and a guest's request."""
@@ -205,6 +210,7 @@ class NativeSandbox:
     def lost(self) -> None:
         """Ends every wait: nothing of the sandbox is left."""
         self._over = True
+        self.lost_files()
         for process in self.processes.values():
             process.lost()
 

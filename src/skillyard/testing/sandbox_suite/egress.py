@@ -10,6 +10,7 @@ from typing import Any
 
 from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, TRUST_FILE, Egress
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.sandbox.spec import Mount, Owner
 from skillyard.ports.networked import Networked
@@ -280,7 +281,7 @@ print(json.dumps([open({TRUST_FILE!r}).read(), changed]))
     trusted.write_text("certificates")
     trusted.chmod(0o444)
     async with _session(ground) as session:
-        shown = Mount(trusted, TRUST_FILE)
+        shown = Mount(Content("trust", trusted), TRUST_FILE)
         async with ground.sandbox(egress=Egress(session.id, PORTS), mounts=(shown,)) as one:
             text, changed = await look(one, source)
         async with ground.sandbox(egress=Egress(session.id, PORTS)) as other:

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import BlobMount, Mount, SkillMount, Stream, StreamLimits
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Failed, Section, expect
@@ -106,8 +107,8 @@ def main(args):
         (base / "blob").chmod(0o444)
         root = "/skills/suite.echo"
         given = (
-            Mount(skill(base / "skill"), root),
-            Mount(base / "blob", "/blobs/blob:given", aliases=("/blobs/given",)),
+            Mount(Content("sha256:0", skill(base / "skill")), root),
+            Mount(Content("sha256:1", base / "blob"), "/blobs/blob:given", aliases=("/blobs/given",)),
         )
         request = code(
             source,

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from skillyard.domain.errors import SandboxFault
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import EnvironmentRef, Mount
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Section, expect
@@ -62,7 +63,7 @@ def skill(at: Path) -> Path:
 @mounts.check()
 async def directory_is_shown(ground: Ground) -> None:
     with directory(ground.scratch / fresh("mount")) as base:
-        mount = Mount(skill(base / "skill"), "/skills/a.b.c", digest="sha256:0")
+        mount = Mount(Content("sha256:0", skill(base / "skill")), "/skills/a.b.c")
         async with ground.sandbox(mounts=(mount,)) as sandbox:
             source = LIST + "print(json.dumps([names('/skills'), open(HERE + '/skills/a.b.c/SKILL.md').read()]))"
             seen = await look(sandbox, source)
@@ -80,7 +81,7 @@ async def file_is_shown_under_all_its_names(ground: Ground) -> None:
     with directory(ground.scratch / fresh("mount")) as base:
         (base / "blob").write_bytes(data)
         seal(base / "blob")
-        mount = Mount(base / "blob", "/blobs/blob:abc-1", aliases=("/blobs/abc-1", "/blobs/other"))
+        mount = Mount(Content("sha256:1", base / "blob"), "/blobs/blob:abc-1", aliases=("/blobs/abc-1", "/blobs/other"))
         async with ground.sandbox(mounts=(mount,)) as sandbox:
             digests = await look(sandbox, DIGESTS, mount.target, *mount.aliases)
     wanted = [hashlib.sha256(data).hexdigest()] * 3
@@ -93,7 +94,8 @@ async def mounts_cannot_be_changed(ground: Ground) -> None:
         source = skill(base / "skill")
         (base / "blob").write_bytes(b"blob")
         (base / "blob").chmod(0o444)
-        pair = (Mount(source, "/skills/x"), Mount(base / "blob", "/blobs/blob:b", aliases=("/blobs/b",)))
+        shown, blob = Content("sha256:0", source), Content("sha256:1", base / "blob")
+        pair = (Mount(shown, "/skills/x"), Mount(blob, "/blobs/blob:b", aliases=("/blobs/b",)))
         async with ground.sandbox(mounts=pair) as sandbox:
             for where, file in (("/skills/x", "/skills/x/SKILL.md"), ("/blobs", "/blobs/b")):
                 changed = await look(sandbox, TRY_TO_CHANGE, where, file)
@@ -105,7 +107,9 @@ async def mounts_cannot_be_changed(ground: Ground) -> None:
 @mounts.check()
 async def several_lie_side_by_side(ground: Ground) -> None:
     with directory(ground.scratch / fresh("mount")) as base:
-        three = [Mount(skill(base / name), f"/skills/{name}") for name in ("a.b", "a.b.c", "z")]
+        three = [
+            Mount(Content(f"sha256:{name}", skill(base / name)), f"/skills/{name}") for name in ("a.b", "a.b.c", "z")
+        ]
         source = "import json, os; print(json.dumps(sorted(os.listdir(HERE + '/skills'))))"
         names = await ground.look(source, mounts=tuple(three))
     expect(names == ["a.b", "a.b.c", "z"], "every mount is there, and no other", names)
@@ -117,8 +121,8 @@ async def next_sandbox_sees_none_of_them(ground: Ground) -> None:
         (base / "blob").write_bytes(b"secret")
         (base / "blob").chmod(0o444)
         given = (
-            Mount(skill(base / "skill"), "/skills/x"),
-            Mount(base / "blob", "/blobs/blob:b", aliases=("/blobs/b",)),
+            Mount(Content("sha256:0", skill(base / "skill")), "/skills/x"),
+            Mount(Content("sha256:1", base / "blob"), "/blobs/blob:b", aliases=("/blobs/b",)),
         )
         async with ground.sandbox(mounts=given) as first, ground.sandbox() as beside:
             source = LIST + "print(json.dumps(names('/skills') + names('/blobs')))"
@@ -129,7 +133,7 @@ async def next_sandbox_sees_none_of_them(ground: Ground) -> None:
 
 @mounts.check()
 async def missing_source_is_refused(ground: Ground) -> None:
-    mount = Mount(ground.scratch / fresh("nowhere"), "/skills/x")
+    mount = Mount(Content("sha256:0", ground.scratch / fresh("nowhere")), "/skills/x")
     before = len(await ground.backend.survey())
     try:
         sandbox = await ground.backend.create(await ground.spec(mounts=(mount,)), fresh("key"))
@@ -146,7 +150,7 @@ async def packages_of_the_environment_can_be_imported(ground: Ground) -> None:
         (base / "packaged").mkdir()
         (base / "packaged" / "__init__.py").write_text("ANSWER = 42\n", encoding="utf-8")
         seal(base)
-        environment = EnvironmentRef("suite", base, ("packaged",), digest=fresh("digest"))
+        environment = EnvironmentRef("suite", Content("suite", base), ("packaged",), digest=fresh("digest"))
         show = "import packaged\nprint(packaged.ANSWER)"
         async with ground.sandbox(environment=environment) as sandbox:
             for program in (python(show), code(f"def main(args):\n    {show.replace(chr(10), chr(10) + '    ')}")):

@@ -12,10 +12,11 @@ from skillyard.domain.errors import GateFault
 from skillyard.domain.network.address import parse_address
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import Connection, EgressPlan, NetworkLog
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 
 PROXY = "http://127.0.0.1:3128"
-TRUST = Mount(Path("/nonexistent/ca.pem"), "/run/egress/ca.pem")
+TRUST = Mount(Content("trust", Path("/nonexistent/ca.pem")), "/run/egress/ca.pem")
 
 
 @dataclass

@@ -39,7 +39,7 @@ async def test_concurrent_requests_build_once(environments: Environments, rig: R
     environment = found[0]
     assert environment.distributions == {"a-pkg": "1.5.0", "b": "1.5.0"}
     assert environment.ref.packages is not None
-    assert environment.ref.packages.name == environment.digest == environment.ref.digest
+    assert environment.ref.packages.digest == environment.digest == environment.ref.digest
     assert environment.built is not None
     assert environment.built.modules == ("a_pkg", "b")
     assert [type(event) for event in rig.events[-2:]] == [EnvironmentInstalling, EnvironmentInstalled]
@@ -57,7 +57,9 @@ async def test_other_requirements_with_the_same_lock_share_it(environments: Envi
 
 
 async def test_what_is_built_is_readable_by_all_and_writable_by_none(environments: Environments) -> None:
-    home = (await environments.get("mine")).ref.packages
+    packages = (await environments.get("mine")).ref.packages
+    assert packages is not None
+    home = packages.path
     assert home is not None
     for path in (home, *home.rglob("*")):
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -93,8 +93,10 @@ async def test_packages_that_the_environment_lacks_are_built(rig: Rig) -> None:
     assert rig.builder.resolved == [("requests>=2", "rich")]
     environment = rig.backend.started[-1][0].environment
     assert environment.packages is not None
-    assert (environment.packages / "requests" / "__init__.py").is_file()
-    assert (await rig.record(run)).digests["environment"] == environment.digest == environment.packages.name
+    packages = environment.packages.path
+    assert packages is not None
+    assert (packages / "requests" / "__init__.py").is_file()
+    assert (await rig.record(run)).digests["environment"] == environment.digest == packages.name
 
 
 async def test_packages_come_on_top_of_the_named_environment(rig: Rig) -> None:

@@ -15,6 +15,7 @@ from skillyard.domain.errors import (
     UnsupportedLanguage,
 )
 from skillyard.domain.principal import Principal
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.skill.skill import Needs, SkillKind
 from tests.unit.engine.conftest import CODE, Rig
 from tests.unit.engine.fakes import a_skill
@@ -26,7 +27,7 @@ STRANGER = Principal("stranger", skills=("public.*",))
 
 def mounted(rig: Rig) -> dict[str, str]:
     spec, _, _ = rig.backend.started[-1]
-    return {mount.target: mount.digest for mount in spec.mounts}
+    return {mount.target: mount.source.digest for mount in spec.mounts if isinstance(mount.source, Content)}
 
 
 async def test_execute_skill_calls_the_export_of_the_latest_version(rig: Rig) -> None:
@@ -146,7 +147,8 @@ async def test_input_blobs_show_under_both_names(rig: Rig) -> None:
     spec, request, _ = rig.backend.started[0]
     [mount] = spec.mounts
     assert (mount.target, mount.aliases) == (f"/blobs/{blob_id}", (f"/blobs/{blob_id.removeprefix('blob:')}",))
-    assert mount.source.read_bytes() == b"hi"
+    assert mount.source.path is not None
+    assert mount.source.path.read_bytes() == b"hi"
     assert request["blobs"] == {blob_id: {"kind": "text/plain", "size": 2}}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from skillyard.domain.sandbox.content import Content
 from skillyard.domain.skill.skill import SecretNeed, SkillSource
 from skillyard.engine.skills.standings import BUILT_IN, IN_DIRECTORY, NOBODY
 from tests.unit.engine.conftest import Rig
@@ -136,7 +137,8 @@ async def test_foreign_code_does_not_come_by_an_approved_ones_grants(rig: Rig) -
     await approve(rig, good)
     run = await rig.call("execute_skill", name="acme.top")
     spec, request, _ = rig.backend.started[-1]
-    assert {mount.digest for mount in spec.mounts} >= {top.digest, good.digest}, "the newest that is approved"
+    shown = {mount.source.digest for mount in spec.mounts if isinstance(mount.source, Content)}
+    assert shown >= {top.digest, good.digest}, "the newest that is approved"
     assert (request["env"]["KEY"], run["status"]) == ("value-value", "completed")
 
     await rig.app.ports.approvals.revoke("lib")

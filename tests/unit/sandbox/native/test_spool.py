@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skillyard.sandbox.native.keeper import program
-from skillyard.sandbox.native.keeper.program import IN_MEMORY, Spool
+from skillyard.sandbox.native.keeper import spool
+from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Spool
 
 
 def test_a_large_stream_leaves_no_name_in_its_directory_at_any_time(
@@ -45,5 +45,5 @@ def test_a_file_system_that_has_only_names_will_do(tmp_path: Path, monkeypatch: 
 
 def test_what_a_killed_keeper_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / "0a1b").write_bytes(b"half a stream")
-    program.clear(str(tmp_path))
+    spool.clear(str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from skillyard.ipc.peers import peer
-from skillyard.sandbox.native.keeper import program
+from skillyard.sandbox.native.keeper import spool
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Start
 from skillyard.sandbox.native.keeper.loop import READ, Loop
@@ -122,7 +122,7 @@ class Keeper:
         run_dir = config["run_dir"]
         self._socket = f"{run_dir}/{SOCKET}"  # by its whole name: entering a mount namespace changes where we are
         os.makedirs(f"{run_dir}/spool", 0o700, exist_ok=True)
-        program.clear(f"{run_dir}/spool")
+        spool.clear(f"{run_dir}/spool")
         self._ground = ground = start.make(loop, config)
         try:
             self._sandboxes = Sandboxes(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,94 +12,7 @@ from typing import Any
 
 from skillyard.sandbox.native.inside.walls import DONE
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
-
-IN_MEMORY = 64 * 1024
-
-
-_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
-"""The errors of file systems and kernels without O_TMPFILE (open(2))."""
-
-
-def clear(directory: str) -> None:
-    """Remove what a keeper left that was killed while it made a file."""
-    for entry in os.scandir(directory):
-        os.unlink(entry)
-
-
-class Spool:
-    """A log; ``held_back`` bytes at its end are not read before the end is known.
-
-    Its file lies in ``directory`` and has no name, so nothing stays behind whatever happens to the keeper.
-    """
-
-    def __init__(self, directory: str, held_back: int = 0) -> None:
-        self._directory = directory
-        self._held_back = held_back
-        self._memory = bytearray()
-        self._fd = -1
-        self.length = 0
-        self.closed = False
-        """Whether the end is known: nothing will be appended."""
-
-    def append(self, data: bytes) -> None:
-        """Raises OSError when the host's disk takes no more."""
-        if self._fd < 0 and self.length + len(data) <= IN_MEMORY:
-            self._memory += data
-        else:
-            if self._fd < 0:
-                self._to_file()
-            self._write(data)
-        self.length += len(data)
-
-    @property
-    def readable(self) -> int:
-        """Up to where it can be read now."""
-        return self.length if self.closed else max(0, self.length - self._held_back)
-
-    def read(self, offset: int, most: int) -> bytes:
-        if self._fd < 0:
-            return bytes(self._memory[offset : offset + most])
-        return os.pread(self._fd, most, offset)
-
-    def strip(self, tail: bytes) -> bool:
-        """Take ``tail`` away if the stream ends with it."""
-        start = self.length - len(tail)
-        if start < 0 or self.read(start, len(tail)) != tail:
-            return False
-        if self._fd < 0:
-            del self._memory[start:]
-        self.length = start
-        return True
-
-    def drop(self) -> None:
-        """Free what it holds; it reads as empty from now on."""
-        self._memory.clear()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _to_file(self) -> None:
-        self._fd = _nameless(self._directory)
-        self._write(bytes(self._memory))
-        self._memory.clear()
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-
-
-def _nameless(directory: str) -> int:
-    try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS:
-            raise
-    path = f"{directory}/{os.urandom(8).hex()}"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
-    return fd
-
+from skillyard.sandbox.native.keeper.spool import Spool
 
 _PIECE = 256 * 1024
 _PIECES_A_TURN = 16
@@ -112,10 +25,16 @@ UNREAD = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Bytes after which the program is ended with the outcome ``output``."""
+    """Bytes that are kept of a program.
+
+    ``log`` bounds stdout and stderr together, or stdout alone where ``stderr`` bounds stderr. A program that writes
+    more is ended with the outcome ``output``, unless the logs are a ``ring``, in which each has a bound of its own.
+    """
 
     log: int
     channel: int
+    stderr: int | None = None
+    ring: bool = False
 
 
 class Program:
@@ -128,9 +47,10 @@ class Program:
         self.id = id
         self.caps = caps
         self._on_over = on_over
+        stderr = caps.log if caps.stderr is None else caps.stderr
         self.spools = {
-            "stdout": Spool(spool_dir),
-            "stderr": Spool(spool_dir),
+            "stdout": Spool(spool_dir, kept=caps.log if caps.ring else None),
+            "stderr": Spool(spool_dir, kept=stderr if caps.ring else None),
             "channel": Spool(spool_dir, held_back=len(DONE)),
         }
         self._readers: dict[int, str] = {}
@@ -145,6 +65,8 @@ class Program:
         self.on_input_room: list[Callable[[], None]] = []
         self.started_at = time.monotonic()
         self.deadline: Timer | None = None
+        self.tied = False
+        """Whether it ends with the server that started it, also in a sandbox that does not."""
         self.request = b""
         """The request of a guest, until it is known to have reached a worker."""
         self.forced: tuple[str, str] | None = None
@@ -291,17 +213,27 @@ class Program:
 
     def _keep(self, stream: str, data: bytes) -> None:
         spool = self.spools[stream]
-        used = spool.length if stream == "channel" else self.spools["stdout"].length + self.spools["stderr"].length
-        cap = self.caps.channel if stream == "channel" else self.caps.log
-        room = max(0, cap - used)
+        what, room = self._room(stream)
         try:
             spool.append(data[:room] if room < len(data) else data)
         except OSError as error:
             self._on_over(self, f"the host cannot store more output: {error.strerror}")
             return
         if room < len(data):
-            what = "the result channel" if stream == "channel" else "stdout and stderr together"
-            self._on_over(self, f"more than {cap} bytes on {what}")
+            self._on_over(self, f"more than {what}")
+
+    def _room(self, stream: str) -> tuple[str, int]:
+        """Returns what bounds a stream, and how many bytes are left of it."""
+        caps, lengths = self.caps, {name: spool.length for name, spool in self.spools.items()}
+        if stream == "channel":
+            return f"{caps.channel} bytes on the result channel", max(0, caps.channel - lengths["channel"])
+        if caps.ring:
+            return "", sys.maxsize
+        if caps.stderr is None:
+            used = lengths["stdout"] + lengths["stderr"]
+            return f"{caps.log} bytes on stdout and stderr together", max(0, caps.log - used)
+        cap = caps.stderr if stream == "stderr" else caps.log
+        return f"{cap} bytes on {stream}", max(0, cap - lengths[stream])
 
     def _close_reader(self, fd: int, stream: str) -> None:
         self._readers.pop(fd, None)

@@ -12,10 +12,11 @@ from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.keeper.connection import Connection
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop, Timer
-from skillyard.sandbox.native.keeper.program import IN_MEMORY, Caps, Program
+from skillyard.sandbox.native.keeper.program import Caps, Program
 from skillyard.sandbox.native.keeper.request import Lease, Listen, Shape, Show, allowed
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
 from skillyard.sandbox.native.keeper.sandboxes import Asked, Sandboxes
+from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Dropped
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""
@@ -83,6 +84,9 @@ class Service:
                 except Exception as error:  # noqa: BLE001 - the others end too
                     self._loop.report(error)
                     sandbox.fault(error)
+            for program in sandbox.programs.values():
+                if program.tied:
+                    sandbox.kill_program(program, "cancelled", "its server is gone")
         self._reads.clear()
         self._creating.clear()
         self._leave_soon()
@@ -183,13 +187,15 @@ class Service:
 
     def _start(self, header: Header, body: bytes) -> None:
         sandbox = self._sandbox(header)
-        if header["id"] in sandbox.programs:
+        if (known := sandbox.programs.get(header["id"])) is not None:
+            self._announce_if_ended(sandbox, known)
             return
         if sandbox.dead:
             raise Unknown("the sandbox has ended")
-        caps = Caps(header["log_bytes"], header["channel_bytes"])
+        caps = Caps(header["log_bytes"], header["channel_bytes"], header["stderr_bytes"], header["ring"])
         request = body if header["argv"] is None else None
         program = sandbox.start(header["id"], header, caps, request)
+        program.tied = header["tied"]
         sandbox.give_time(program, header["timeout_ms"])
 
     def _do_read(self, number: Number, header: Header, body: bytes) -> None:
@@ -207,6 +213,9 @@ class Service:
                 return False
             try:
                 data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
+            except Dropped as dropped:
+                self._answer(number, dropped=dropped.first)
+                return True
             except OSError as error:
                 self._answer(number, error=f"the output cannot be read: {error.strerror}")
                 return True
@@ -238,10 +247,12 @@ class Service:
         self._retry_soon()
 
     def _do_wait(self, number: Number, header: Header, body: bytes) -> None:
-        sandbox, program = self._program(header)
+        self._announce_if_ended(*self._program(header))
+        self._answer(number)
+
+    def _announce_if_ended(self, sandbox: Sandbox, program: Program) -> None:
         if program.ending is not None and "usage" in program.ending:
             self._announce(sandbox, program)
-        self._answer(number)
 
     def _do_send(self, number: Number, header: Header, body: bytes) -> None:
         _, program = self._program(header)
@@ -342,11 +353,13 @@ class Service:
         """The ending, and the whole output where it is small: most runs need no other message."""
         if self._server is None:
             return
-        sizes = {name: spool.length for name, spool in program.spools.items()}
-        inline = {name: size for name, size in sizes.items() if size <= IN_MEMORY}
+        spools = program.spools
+        sizes = {name: spool.length for name, spool in spools.items()}
+        firsts = {name: spool.first for name, spool in spools.items() if spool.first}
+        inline = {name: kept for name, size in sizes.items() if (kept := size - firsts.get(name, 0)) <= IN_MEMORY}
         try:
-            body = b"".join(program.spools[name].read(0, size) for name, size in inline.items())
-        except OSError:  # its reader is told why
+            body = b"".join(spools[name].read(firsts.get(name, 0), size) for name, size in inline.items())
+        except (OSError, Dropped):  # its reader is told why
             inline, body = {}, b""
         self._server.send(
             {
@@ -356,6 +369,7 @@ class Service:
                 "ending": program.ending,
                 "sizes": sizes,
                 "inline": inline,
+                "firsts": firsts,
                 "gone": _told_whole(sandbox) and sandbox.lease is not None and sandbox.lease.owner == "run",
             },
             body,
@@ -394,7 +408,7 @@ def _told_whole(sandbox: Sandbox) -> bool:
     if not sandbox.dead or sandbox.lease is None or not sandbox.lease.single:
         return False
     spools = [spool for program in sandbox.programs.values() for spool in program.spools.values()]
-    return all(spool.length <= IN_MEMORY for spool in spools)
+    return all(spool.length - spool.first <= IN_MEMORY for spool in spools)
 
 
 def end_bound_s(sandboxes: int) -> float:

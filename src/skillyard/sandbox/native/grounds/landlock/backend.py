@@ -155,7 +155,7 @@ class LandlockSandbox(NativeSandbox):
     def files_program(self) -> tuple[str, ...]:
         code = (
             f"import sys; sys.path.insert(0, {self._code!r});"
-            " from skillyard.sandbox.native.grounds.landlock.inside.places import main; sys.exit(main(sys.argv[1:]))"
+            " from skillyard.sandbox.native.grounds.landlock.inside.places import main; sys.exit(main())"
         )
         return ("python3", "-I", "-S", "-c", code)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from skillyard.guest import files
+from skillyard.guest.files import serving
 
 WRITABLE = ("workspace", "tmp", "dev/shm")
 SHOWN = ("skills", "blobs")
@@ -37,11 +37,7 @@ def variables(root: str) -> dict[str, str]:
     return {ROOT: root, "HOME": f"{root}/workspace", "TMPDIR": f"{root}/tmp"}  # noqa: S108 - its own
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the files program. A refused path outside of the sandbox counts as missing."""
-    outside = False
-    if len(arguments) > 1:
-        plain, arguments[1] = arguments[1], real(os.environ[ROOT], arguments[1])
-        outside = arguments[0] != "write" and plain == arguments[1]
-    status = files.main(arguments)
-    return files.MISSING if outside and status == files.REFUSED else status
+def main() -> int:
+    """Runs the files program, whose paths lie below the sandbox's directory."""
+    root = os.environ[ROOT]
+    return serving.main(lambda path: real(root, path))
