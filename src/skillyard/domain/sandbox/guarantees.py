@@ -82,8 +82,9 @@ need; it neither sees nor changes another sandbox."""
 
 GUARANTEES = (*BOUNDARIES, *LIMITS)
 
-ABILITIES = ("egress",)
-"""Optional: ``egress`` is a network with no way out but the gate."""
+ABILITIES = ("egress", "forwarding", "snapshots")
+"""Optional: ``egress`` is a network with no way out but the gate; ``forwarding`` reaches ports of a sandbox from
+outside; ``snapshots`` make sandboxes from the files of others."""
 
 ADVISORY = frozenset({"own_uid", "uts_namespace", "cgroup_namespace"})
 """Walls that are recorded, and not demanded by default: an ordinary user has one uid to give."""

@@ -102,11 +102,11 @@ def serve(port: Port, place: Callable[[str], str] = str) -> None:
 
 def _answer(port: Port, request: dict[str, Any], place: Callable[[str], str]) -> None:
     port.credit = WINDOW
-    path = str(request.pop("path"))
+    path, operation = str(request.pop("path", "")), str(request.pop("op", ""))
     real = place(path)
-    port.taking = writes = request["op"] in ("write", "put")
+    port.taking = writes = operation in ("write", "put")
     try:
-        told = _OPERATIONS[request.pop("op")](port, real, **request)
+        told = _OPERATIONS[operation](port, real, **request)
         port.send(b"O", json.dumps(told or {}).encode())
         return
     except Exception as error:  # noqa: BLE001 - the host hears of it, and the next request is served

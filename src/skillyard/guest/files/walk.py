@@ -64,7 +64,8 @@ def _place(fd: int) -> tuple[int, int]:
 def tree(top: int) -> Iterator[tuple[Walk, str, os.stat_result]]:
     """Yields each entry below a directory as (walk, name, state).
 
-    A directory comes before its own entries. The walk stands in the directory of the name. ``top`` is taken over. Raises OSError.
+    A directory comes before its own entries. The walk stands in the directory of the name. ``top`` is taken
+    over. Raises OSError.
     """
     walk = Walk(top)
     left = [_listed(walk.fd)]

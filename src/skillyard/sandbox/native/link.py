@@ -5,11 +5,56 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.ipc.channel import Channel, Header, close_all
+
+TOLD_EACH = 64 * 1024
+"""Bytes that a reader took, after which the keeper hears of it: a part of what it sends ahead."""
+
+_GONE = {"gone": "the keeper is gone"}
+
+
+class Following:
+    """The server's end of one stream that the keeper pushes. ``end`` says why no more comes, once it is set."""
+
+    def __init__(self, link: Link, number: int, offset: int) -> None:
+        self._link = link
+        self._number = number
+        self._pieces: deque[bytes] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._told = offset
+        self.end: Header | None = None
+
+    async def next(self) -> bytes:
+        """Returns the next piece; none when :attr:`end` is set and all was given. One reader calls it."""
+        while not self._pieces and self.end is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._pieces.popleft() if self._pieces else b""
+
+    def took(self, offset: int) -> None:
+        """Makes room for more, now and then: the reader has all before ``offset``."""
+        if self.end is None and offset - self._told >= TOLD_EACH:
+            self._told = offset
+            self._link.tell({"op": "took", "follow": self._number, "offset": offset})
+
+    def close(self) -> None:
+        """Stops the pushing, unless it came to its end. Idempotent."""
+        if self._link.forget(self._number) and self.end is None and self._link.alive:
+            self._link.tell({"op": "took", "follow": self._number, "offset": None})
+
+    def push(self, data: bytes, why: Header) -> None:
+        """Takes a piece; ``why`` is empty but for the last one."""
+        if data:
+            self._pieces.append(data)
+        if why and self.end is None:
+            self.end = why
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class Link:
@@ -32,6 +77,7 @@ class Link:
         self._on_lost = on_lost
         self._on_fault = on_fault
         self._numbers = itertools.count(1)
+        self._followings: dict[int, Following] = {}
         self._asked: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
         self._hello: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended = asyncio.Event()
@@ -75,6 +121,21 @@ class Link:
         if not self.alive:
             raise SandboxGone("the keeper is gone")
 
+    def follow(self, header: Header) -> Following:
+        """Asks for a stream to be pushed from ``header["offset"]`` on."""
+        number = next(self._numbers)
+        following = Following(self, number, header["offset"])
+        self._channel.send({**header, "op": "follow", "follow": number})
+        if self.alive:
+            self._followings[number] = following
+        else:
+            following.push(b"", _GONE)
+        return following
+
+    def forget(self, number: int) -> bool:
+        """Drops a following; returns whether it was there."""
+        return self._followings.pop(number, None) is not None
+
     def close(self) -> None:
         if self.alive:
             self._channel.close()
@@ -91,6 +152,11 @@ class Link:
                 return
         elif header.get("event") == "end":
             self._on_end(header, body)
+        elif header.get("event") == "output":
+            following = self._followings.get(header.pop("follow"))
+            if following is not None:
+                del header["event"]
+                following.push(body, header)
         elif header.get("event") == "fault":
             self._on_fault(str(header["text"]))
         elif header.get("event") == "hello":
@@ -105,6 +171,8 @@ class Link:
             if not future.done():
                 future.set_result(({"gone": "the keeper is gone"}, b""))
         self._asked.clear()
+        for following in self._followings.values():
+            following.push(b"", _GONE)
         if not self._hello.done():
             self._hello.set_exception(SandboxGone("the keeper ended before it said hello"))
             self._hello.exception()

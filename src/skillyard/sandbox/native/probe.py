@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from skillyard.domain.errors import SandboxFault, SkillyardError
+from skillyard.domain.errors import InvalidInput, SandboxFault, SkillyardError
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Probe, Protection
 from skillyard.domain.sandbox.spec import Argv, Mount, SandboxSpec, Stream
@@ -152,7 +152,7 @@ async def probe(backend: Prober) -> Probe:
     facts: dict[str, Any] = {}
     try:
         facts = await backend.facts()
-        seen, egress = await _look(backend)
+        seen, abilities = await _look(backend)
     except SkillyardError as error:
         return await _explained(error.message, facts)
     protections = {**_walls(seen, facts), **_limits(facts)}
@@ -160,7 +160,7 @@ async def probe(backend: Prober) -> Probe:
         protections["landlock"] = _no_landlock(await look())
     if seen["name"] != HOSTNAME:
         protections["uts_namespace"] = _no_name(await look())
-    return Probe("native", True, protections, texts_of(facts), {"egress": egress})
+    return Probe("native", True, protections, texts_of(facts), abilities)
 
 
 @asynccontextmanager
@@ -178,11 +178,22 @@ _OWN = Content("probe", Path(__file__).resolve().parent)
 """Anything that can be shown."""
 
 
-async def _look(backend: Prober) -> tuple[dict[str, Any], Protection]:
+async def _look(backend: Prober) -> tuple[dict[str, Any], dict[str, Protection]]:
     async with sandbox_to_look_at(backend, (Mount(_OWN, "/skills/probe"),)) as sandbox:
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
-            return seen, tried.found()
+            return seen, {"egress": tried.found(), "forwarding": await _forwarding(sandbox)}
+
+
+async def _forwarding(sandbox: NativeSandbox) -> Protection:
+    """Tries a port on which nobody listens."""
+    try:
+        await (await sandbox.forward(1)).close()
+    except InvalidInput:
+        return Protection(Level.KERNEL, by="sockets that are made in the sandbox's network namespace")
+    except SkillyardError as error:
+        return Protection(Level.MISSING, why=error.message)
+    return Protection(Level.MISSING, why="a test sandbox accepted a connection where nobody listens")
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -286,4 +297,6 @@ async def _explained(why: str, facts: dict[str, Any]) -> Probe:
 def _nothing(why: str, facts: dict[str, Any], mend: str = "") -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=mend)
     texts = {**texts_of(facts), "why": why, **({"mend": mend} if mend else {})}
-    return Probe("native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, {"egress": missing})
+    return Probe(
+        "native", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, {"egress": missing, "forwarding": missing}
+    )

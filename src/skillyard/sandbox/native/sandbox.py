@@ -7,8 +7,9 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
-from skillyard.domain.errors import GateFault, OutputDropped, SandboxGone
+from skillyard.domain.errors import GateFault, InvalidInput, OutputDropped, SandboxFault, SandboxGone, shown
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, Egress
 from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, Argv, AtCap, Guest, Program, Stream, StreamLimits
 from skillyard.domain.work.record import Ending, Outcome, Usage
@@ -17,22 +18,31 @@ from skillyard.ipc.packets import to_json
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.file_programs import LIFETIME_MS, FilesOfSandbox
 from skillyard.sandbox.file_programs import STREAMS as FILE_STREAMS
+from skillyard.sandbox.native.forwarding import SocketStream, dial
 from skillyard.sandbox.native.inside.walls import CODE_ROOT
-from skillyard.sandbox.native.link import Link
+from skillyard.sandbox.native.link import Following, Link
 
 _PIECE = 1 << 18
 _PATIENCE_S = 0.02
-"""How long output waits for a short run's end, which brings all of it in one message."""
+"""How long the output of a program without input waits for its end, which brings all of it in one message.
+
+A following costs a run of a few milliseconds three messages more.
+"""
 
 LOST = Ending(Outcome.LOST, reason="the sandbox is gone: its keeper ended")
 
 
 class NativeProcess:
-    def __init__(self, link: Link, handle: str, id: str) -> None:
+    def __init__(self, link: Link, handle: str, id: str, patience_s: float = 0.0) -> None:
+        """Output that is asked for within ``patience_s`` waits so long for the end."""
+        loop = asyncio.get_running_loop()
         self._link = link
         self._handle = handle
         self._id = id
-        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._ending: asyncio.Future[Ending] = loop.create_future()
+        self._clock = loop.time
+        self._patient_until = loop.time() + patience_s
+        self._followings: list[tuple[Stream, Following]] = []
         self._inline: dict[str, bytes] = {}
         self._sizes: dict[str, int] = {}
         self._firsts: dict[str, int] = {}
@@ -43,23 +53,34 @@ class NativeProcess:
         return self._id
 
     async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
-        if not self._ending.done():
-            await asyncio.wait([self._ending], timeout=_PATIENCE_S)
-        while stream not in self._inline:
-            if self._sizes and offset >= self._sizes[stream]:
-                return
-            data, end = await self._read(stream, offset)
-            offset += len(data)
-            if data:
-                yield data
-            if end:
-                return
+        if not self._ending.done() and (patience := self._patient_until - self._clock()) > 0:
+            await asyncio.wait([self._ending], timeout=patience)
+        if stream not in self._inline and offset < self._sizes.get(stream, offset + 1):
+            following = self._link.follow({**self._about("follow"), "stream": stream.value, "offset": offset})
+            self._followings.append((stream, following))
+            try:
+                while data := await following.next():
+                    offset += len(data)
+                    yield data
+                    following.took(offset)
+            finally:
+                following.close()
+                self._followings.remove((stream, following))
+            self._judge(following.end or {}, stream)
         first = self._firsts.get(stream, 0)
-        if offset < first:
+        if stream in self._inline and offset < first:
             raise OutputDropped(first)
-        rest = self._inline[stream][offset - first :]
-        if rest:
+        if rest := self._inline.get(stream, b"")[offset - first :]:
             yield rest
+
+    def _judge(self, end: dict[str, Any], stream: Stream) -> None:
+        """Raises when a stream was cut off: OutputDropped, SandboxFault, SandboxGone."""
+        if "dropped" in end:
+            raise OutputDropped(end["dropped"])
+        if "error" in end:
+            raise SandboxFault(end["error"])
+        if "gone" in end and self._ending.done() and self._ending.result() is not LOST and stream not in self._inline:
+            raise SandboxGone(end["gone"])  # it ended in order, and what it said last is not to be had
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -94,6 +115,9 @@ class NativeProcess:
         for name, size in header["inline"].items():
             self._inline[name] = body[at : at + size]
             at += size
+        for stream, following in self._followings:
+            if stream in self._inline:
+                following.push(b"", {"end": True})
         self._sizes, self._firsts = header["sizes"], header["firsts"]
         ending = _ending(header["ending"])
         self._ending.set_result(ending)
@@ -102,21 +126,8 @@ class NativeProcess:
     def lost(self) -> None:
         if not self._ending.done():
             self._ending.set_result(LOST)
-
-    async def _read(self, stream: Stream, offset: int) -> tuple[bytes, bool]:
-        try:
-            got, data = await self._link.answer(
-                {**self._about("read"), "stream": stream.value, "offset": offset, "most": _PIECE}
-            )
-        except SandboxGone:
-            if self._ending.done() and self._ending.result() is not LOST:
-                if stream in self._inline:
-                    return b"", False
-                raise  # it ended in order, and what it said last is not to be had
-            return b"", True
-        if "dropped" in got:
-            raise OutputDropped(got["dropped"])
-        return data, bool(got["end"])
+        for _, following in self._followings:
+            following.push(b"", {"gone": "the sandbox is gone"})
 
     def _about(self, operation: str) -> dict[str, Any]:
         return {"op": operation, "handle": self._handle, "id": self._id}
@@ -145,6 +156,7 @@ class NativeSandbox(FilesOfSandbox):
         self.handle = handle
         self.enforced = enforced
         self._over = False
+        self._streams: WeakSet[SocketStream] = WeakSet()
         self.processes: dict[str, NativeProcess] = {}
 
     async def start(
@@ -172,7 +184,8 @@ class NativeSandbox(FilesOfSandbox):
             ring=streams.at_cap is AtCap.RING,
             tied=tied,
         )
-        process = self.processes[id] = NativeProcess(self._link, self.handle, id)
+        patience_s = _PATIENCE_S if isinstance(program, Guest) or not program.stdin else 0.0
+        process = self.processes[id] = NativeProcess(self._link, self.handle, id, patience_s)
         if isinstance(program, Guest):
             self._link.tell(header, body)  # unanswered: the end is announced, also of one that was not started
         else:
@@ -207,10 +220,20 @@ class NativeSandbox(FilesOfSandbox):
     def files_program(self) -> tuple[str, ...]:
         return FILES
 
+    async def forward(self, port: int) -> SocketStream:
+        stream = await dial(self._link, self.handle, port)
+        if self._over:
+            stream.abort()
+            raise SandboxGone("the sandbox is gone")
+        self._streams.add(stream)
+        return stream
+
     def lost(self) -> None:
         """Ends every wait: nothing of the sandbox is left."""
         self._over = True
         self.lost_files()
+        for stream in self._streams:
+            stream.abort()
         for process in self.processes.values():
             process.lost()
 
@@ -239,6 +262,11 @@ class PluggedSandbox(NativeSandbox):
         self._plugging = asyncio.Lock()
         self._served: set[int] = set()
         """Ports that were handed to the gate."""
+
+    async def forward(self, port: int) -> SocketStream:
+        if port in self._served:
+            raise InvalidInput("port", "is the gate's own, and no program of the sandbox listens there", shown(port))
+        return await super().forward(port)
 
     async def plug(self, egress: Egress) -> None:
         """Listen on what ``egress`` names and hand it to the gate. Ports that are taken already stay as they are: the

@@ -21,20 +21,21 @@ from skillyard.testing.sandbox_suite.check import (
     examine_all,
 )
 from skillyard.testing.sandbox_suite.egress import egress
-from skillyard.testing.sandbox_suite.endings import endings
 from skillyard.testing.sandbox_suite.files import files
+from skillyard.testing.sandbox_suite.forwarding import forwarding
 from skillyard.testing.sandbox_suite.ground import Ground
 from skillyard.testing.sandbox_suite.guest import guest
 from skillyard.testing.sandbox_suite.lifecycle import endurance, lifecycle
-from skillyard.testing.sandbox_suite.limits import limits
+from skillyard.testing.sandbox_suite.limits_and_walls import limits, walls
 from skillyard.testing.sandbox_suite.mounts import mounts
 from skillyard.testing.sandbox_suite.output import output
-from skillyard.testing.sandbox_suite.programs import programs
-from skillyard.testing.sandbox_suite.survival import survival
-from skillyard.testing.sandbox_suite.walls import walls
+from skillyard.testing.sandbox_suite.programs import endings, programs
+from skillyard.testing.sandbox_suite.survival import snapshots, survival
+from skillyard.testing.sandbox_suite.trees import trees
 
 _SECTIONS = (
-    lifecycle, programs, endings, output, limits, files, mounts, guest, walls, egress, endurance, survival,
+    lifecycle, programs, endings, output, limits, files, trees, mounts, guest, walls, egress, forwarding, endurance,
+    survival, snapshots,
 )  # fmt: skip
 
 CHECKS: list[Check] = [*(check for section in _SECTIONS for check in section.checks), *library.CHECKS]

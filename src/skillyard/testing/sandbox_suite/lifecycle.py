@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
-from skillyard.domain.errors import ProtectionMissing, SandboxGone
+from skillyard.domain.errors import InvalidInput, ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import ADVISORY, Level
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.testing.sandbox_suite.check import Section, expect
@@ -35,6 +36,21 @@ async def create_at_once_with_one_key_makes_one(ground: Ground) -> None:
     for handle in handles:
         await ground.backend.destroy(handle)
     expect(len(handles) == 1, "creates that race with one key give one sandbox", handles)
+
+
+@lifecycle.check()
+async def names_that_it_does_not_have_are_refused(ground: Ground) -> None:
+    spec, name = await ground.spec(), fresh("nobody")
+    named = (replace(spec, image=name), replace(spec, resource_class=name), replace(spec, snapshot=name))
+    for asked in named:
+        key = fresh("key")
+        try:
+            sandbox = await ground.backend.create(asked, key)
+        except (InvalidInput, SandboxFault) as refused:
+            expect(key not in [held.key for held in await ground.backend.survey()], "nothing is left", refused)
+            continue
+        await ground.backend.destroy(sandbox.handle)
+        expect(False, "create refuses an image, a resource class and a snapshot that it does not have", asked)
 
 
 @lifecycle.check()

@@ -1,28 +1,36 @@
-"""Starting, feeding and ending commands."""
+"""Commands: starting, feeding and ending them, and that nothing of them is left."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
+import time
 
 from skillyard.domain.errors import SandboxGone
 from skillyard.domain.sandbox.spec import Argv
-from skillyard.domain.work.record import Outcome
+from skillyard.domain.work.limits import Limits
+from skillyard.domain.work.record import Ending, Outcome
+from skillyard.ports.sandbox import Process
 from skillyard.testing.sandbox_suite.check import Section, expect
 from skillyard.testing.sandbox_suite.ground import (
     ROOT,
     Ground,
+    code,
     collect,
     done,
+    eventually,
+    fresh,
     look,
     python,
     run,
     start,
     until,
 )
+from skillyard.testing.sandbox_suite.observe import expect_gone, processes
 
 programs = Section("programs")
+endings = Section("endings")
 
 ENVIRONMENT = frozenset(
     {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "USER", "LOGNAME", "SHELL", "PWD", "SHLVL"}
@@ -180,3 +188,233 @@ async def sending_to_an_ended_program_fails(ground: Ground) -> None:
         except SandboxGone:
             return
     expect(False, "send raises SandboxGone when nobody reads any more")
+
+
+BOUND_S = 10.0
+"""How long an end may take that nothing but the backend holds up. Generous: machines are slow at times."""
+
+STUBBORN = """
+import os, subprocess, sys
+hold = '''
+import os, signal, sys, time
+for number in (1, 2, 3, 13, 15): signal.signal(number, signal.SIG_IGN)
+open(sys.argv[2], 'w').close()
+time.sleep(600)
+'''
+marker = sys.argv[1]
+def spawn(name, **options):
+    subprocess.Popen(['python3', '-I', '-S', '-c', hold, marker, HERE + '/tmp/' + name], **options)
+spawn('child')
+spawn('session', start_new_session=True)
+spawn('silent', stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True)
+middle = os.fork()
+if middle == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execvp('python3', ['python3', '-I', '-S', '-c', hold, marker, HERE + '/tmp/orphan'])
+    os._exit(0)
+os.waitpid(middle, 0)
+while not all(os.path.exists(HERE + '/tmp/' + name) for name in ('child', 'session', 'silent', 'orphan')):
+    pass
+print('ready', flush=True)
+"""
+"""Leaves four processes that ignore signals: plain, in a session of its own, without our pipes, double-forked."""
+
+WAIT = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+
+
+BURN = """
+import time
+until = time.process_time() + 0.3
+while time.process_time() < until: pass
+held = b'x' * 60_000_000
+"""
+
+
+@endings.check()
+async def exit_code_is_told(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        for code in (0, 1, 42, 137, 255):
+            ending = (await run(sandbox, python(f"import sys; sys.exit({code})"))).ending
+            expect(ending.outcome is Outcome.EXIT and ending.code == code, f"exit {code} is told", ending)
+
+
+@endings.check()
+async def signal_is_told(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        for number in (9, 11, 15):
+            ending = (await run(sandbox, python(f"import os; os.kill(os.getpid(), {number})"))).ending
+            told = ending.outcome is Outcome.SIGNAL and ending.signal == number
+            expect(told, f"an end by signal {number} is told", ending)
+
+
+@endings.check()
+async def wait_can_be_repeated_and_shared(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python("import sys; sys.stdin.read(); sys.exit(7)", stdin=True))
+        waiting = [asyncio.create_task(process.wait()) for _ in range(10)]
+        given_up = asyncio.create_task(process.wait())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await process.close_stdin()
+        endings = [*await asyncio.gather(*waiting), await process.wait()]
+    expect({ending.code for ending in endings} == {7}, "many can wait, and again, and one may give up", endings)
+
+
+@endings.check()
+async def kill_ends_the_whole_tree(ground: Ground) -> None:
+    marker = fresh("tree")
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(STUBBORN + WAIT, marker))
+        await until(process, b"ready\nready\n")
+        await process.kill("no longer needed")
+        ending = await _bounded(process)
+        expect_gone(marker, "after a kill was confirmed")
+        expect(ending.outcome is Outcome.CANCELLED, "a killed program is cancelled", ending)
+        expect("no longer needed" in ending.reason, "for the reason that was given", ending)
+        expect(await collect(process) == b"ready\nready\n", "its output so far is kept")
+
+
+@endings.check()
+async def kill_after_the_end_changes_nothing(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python("raise SystemExit(5)"))
+        first = await process.wait()
+        await process.kill("late")
+        expect(await process.wait() == first, "a kill after the end has no effect")
+
+
+@endings.check()
+async def kill_leaves_the_other_programs(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        stays = await start(sandbox, python("import sys; print(sys.stdin.read())", stdin=True))
+        goes = await start(sandbox, python(WAIT))
+        await until(goes, b"ready")
+        await goes.kill()
+        await _bounded(goes)
+        await stays.send(b"still here")
+        await stays.close_stdin()
+        result = await done(stays)
+    expect(result.stdout == b"still here\n", "killing one program leaves the others running", result)
+
+
+@endings.check("timeout")
+async def timeout_keeps_the_output_and_ends_the_tree(ground: Ground) -> None:
+    marker = fresh("tree")
+    async with ground.sandbox() as sandbox:
+        timeout_s = 3.0 * ground.patience
+        process = await start(sandbox, python(STUBBORN + WAIT, marker), timeout_ms=int(timeout_s * 1000))
+        ending = await _bounded(process, timeout_s)
+        expect_gone(marker, "when a timeout was told")
+        expect(ending.outcome is Outcome.TIMEOUT, "a program that takes too long ends as timeout", ending)
+        expect(b"ready" in await collect(process), "what it wrote before is kept")
+
+
+@endings.check("timeout")
+async def timeout_comes_from_the_limits_when_none_is_given(ground: Ground) -> None:
+    async with ground.sandbox(Limits(timeout_ms=500)) as sandbox:
+        ending = await _bounded(await start(sandbox, python(WAIT)))
+    expect(ending.outcome is Outcome.TIMEOUT, "the spec's timeout counts from the start of a program", ending)
+
+
+@endings.check("timeout")
+async def timeout_needs_no_caller(ground: Ground) -> None:
+    marker = fresh("alone")
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(WAIT, marker), timeout_ms=int(2000 * ground.patience))
+        await until(process, b"ready")
+        await eventually(lambda: not processes(marker), "the backend keeps the deadline while nobody waits", BOUND_S)
+
+
+@endings.check("timeout")
+async def sandbox_outlives_a_timeout(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await run(sandbox, python("open('kept', 'w').write('kept')"))
+        ending = await _bounded(await start(sandbox, python(WAIT), timeout_ms=500))
+        expect(ending.outcome is Outcome.TIMEOUT, "a program that takes too long ends as timeout", ending)
+        result = await run(sandbox, python("print(open('kept').read())"))
+        expect(result.stdout == b"kept\n", "a program's timeout ends the program, not the sandbox", result)
+
+
+@endings.check()
+async def single_sandbox_ends_with_its_program(ground: Ground) -> None:
+    marker = fresh("single")
+    async with ground.sandbox(single=True) as sandbox:
+        process = await start(sandbox, python(STUBBORN + "raise SystemExit(4)", marker))
+        ending = await _bounded(process)
+        expect_gone(marker, "when the only program of a sandbox has ended")
+        expect(ending.code == 4 and await collect(process) == b"ready\n", "it is told as ever", ending)
+
+
+@endings.check()
+async def wait_is_not_held_up_by_a_pipe_in_other_hands(ground: Ground) -> None:
+    marker = fresh("pipe")
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(STUBBORN + "raise SystemExit(3)", marker))
+        ending = await _bounded(process)
+        expect(ending.code == 3, "wait returns when the leader is gone, also while others hold its pipes", ending)
+        async with asyncio.timeout(BOUND_S):
+            output = await collect(process)
+        expect(output == b"ready\n", "and the output ends", output)
+        await ground.backend.destroy(sandbox.handle)
+        expect_gone(marker, "after destroy")
+
+
+@endings.check()
+async def destroy_ends_what_runs(ground: Ground) -> None:
+    marker = fresh("tree")
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(STUBBORN + WAIT, marker))
+        await until(process, b"ready\nready\n")
+        began = time.monotonic()
+        usage = await ground.backend.destroy(sandbox.handle)
+        expect(time.monotonic() - began < BOUND_S, "destroy is bounded in time")
+        expect_gone(marker, "after destroy")
+        expect(usage.wall_ms is None or usage.wall_ms > 0, "destroy tells the usage of the whole life", usage)
+
+
+@endings.check()
+async def destroy_lets_nobody_wait(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        process = await start(sandbox, python(WAIT))
+        await until(process, b"ready")
+        waiting = [asyncio.create_task(process.wait()), asyncio.create_task(process.wait())]
+        reading = asyncio.create_task(collect(process))
+        await ground.backend.destroy(sandbox.handle)
+        _, pending = await asyncio.wait({*waiting, reading}, timeout=BOUND_S)
+        for task in pending:
+            task.cancel()
+        expect(not pending, "who waits or reads when a sandbox is destroyed is not left waiting", len(pending))
+        told = [task.result().outcome for task in waiting if task.exception() is None]
+        expect(set(told) <= {Outcome.CANCELLED, Outcome.LOST}, "and hears that it was ended", told)
+        try:
+            await _bounded(process)
+        except SandboxGone:
+            return
+
+
+@endings.check()
+async def code_that_comes_too_late_is_lost(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        await ground.backend.destroy(sandbox.handle)
+        try:
+            ending = await _bounded(await start(sandbox, code("def main(args): return 1")))
+        except SandboxGone:
+            return
+        expect(ending.outcome is Outcome.LOST, "code started in a sandbox that is gone is lost, and told so", ending)
+
+
+@endings.check()
+async def usage_is_told(ground: Ground) -> None:
+    ending = (await ground.run(python(BURN))).ending
+    usage = ending.usage
+    expect(usage.wall_ms is not None and usage.wall_ms >= 250, "wall time is told in milliseconds", usage)
+    expect(usage.cpu_ms is None or 250 <= usage.cpu_ms < 10_000, "cpu time, where it is counted", usage)
+    peak = usage.peak_memory_bytes
+    expect(peak is None or 50_000_000 < peak < 400_000_000, "peak memory in bytes, where it is counted", usage)
+
+
+async def _bounded(process: Process, deadline_s: float = 0.0) -> Ending:
+    """The ending, which must come soon after the deadline, whatever the program's tree does."""
+    async with asyncio.timeout(deadline_s + BOUND_S):
+        return await process.wait()

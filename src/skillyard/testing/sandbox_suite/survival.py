@@ -6,12 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from skillyard.domain.errors import SandboxGone
-from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.errors import SandboxGone, SkillyardError
+from skillyard.domain.sandbox.spec import Owner, Stream
 from skillyard.domain.work.record import Outcome
-from skillyard.ports.sandbox import Backend
-from skillyard.testing.sandbox_suite.check import SURVIVAL, Section, expect
-from skillyard.testing.sandbox_suite.ground import Ground, collect, eventually, fresh, python, until
+from skillyard.ports.sandbox import Backend, Snapshots, Snapshotting
+from skillyard.testing.sandbox_suite.check import SURVIVAL, Failed, Section, expect
+from skillyard.testing.sandbox_suite.ground import (
+    Ground,
+    collect,
+    contents,
+    eventually,
+    fresh,
+    pieces,
+    python,
+    until,
+)
 from skillyard.testing.sandbox_suite.observe import expect_gone, processes
 
 survival = Section("survival")
@@ -81,6 +90,69 @@ async def run_ends_with_its_server(ground: Ground) -> None:
     expect(False, "a sandbox owned as run is gone with its server")
 
 
+@survival.check(SURVIVAL)
+async def start_and_create_of_an_earlier_server_are_found(ground: Ground) -> None:
+    """Both are idempotent on their names, whichever server comes with them."""
+    spec, key, marker = await ground.spec(owner=Owner.TASK), fresh("key"), fresh("once")
+    source = "import os\nopen('begun', 'a').write('x')\nprint(open('begun').read(), flush=True)\ninput()"
+    waiting, short = python(source, marker, stdin=True), python("print('short')")
+    async with _server(ground) as first:
+        sandbox = await first.create(spec, key)
+        await until(await sandbox.start(waiting, id="one"), b"x")
+        await (await sandbox.start(short, id="short")).wait()
+    async with _server(ground) as second:
+        try:
+            again = await second.create(spec, key)
+            expect(again.handle == sandbox.handle, "a key gives the sandbox of the earlier server", again.handle)
+            process = await again.start(waiting, id="one")
+            expect(len(processes(marker)) <= 2, "a program is not started twice", processes(marker))
+            await process.send(b"\n")
+            async with asyncio.timeout(10):
+                expect((await process.wait()).code == 0, "its end is told to the second server")
+                expect(await collect(process) == b"x\n", "and its output is that of the first start")
+                ended = await again.start(short, id="short")
+                expect((await ended.wait()).code == 0, "one that ended before has its ending")
+                expect(await collect(ended) == b"short\n", "and its output")
+        finally:
+            await second.destroy(sandbox.handle)
+
+
+@survival.check(SURVIVAL)
+async def output_stays_until_a_task_is_destroyed(ground: Ground) -> None:
+    """Also where the sandbox ended with its one program, and where its output is large."""
+    spec = await ground.spec(owner=Owner.TASK, single=True)
+    source = "import sys\nfor i in range(100_000): print(f'{i:09d}')\nprint('e', file=sys.stderr)\nsys.exit(3)"
+    async with _server(ground) as first:
+        sandbox = await first.create(spec, fresh("key"))
+        process = await sandbox.start(python(source), id="large")
+        await process.wait()
+    for _ in range(2):
+        async with _server(ground) as later:
+            process = await (await later.attach(sandbox.handle)).process("large")
+            expect((await process.wait()).code == 3, "its ending is told to each server")
+            whole = b"".join(b"%09d\n" % number for number in range(100_000))
+            expect(await collect(process) == whole, "its output is complete")
+            expect(await collect(process, Stream.STDERR) == b"e\n", "and so is the other stream")
+    async with _server(ground) as last:
+        await last.destroy(sandbox.handle)
+
+
+@survival.check(SURVIVAL)
+async def files_of_a_task_are_reached_by_the_next_server(ground: Ground) -> None:
+    spec = await ground.spec(owner=Owner.TASK)
+    async with _server(ground) as first:
+        sandbox = await first.create(spec, fresh("key"))
+        await sandbox.write("/workspace/one", pieces(b"first"))
+    async with _server(ground) as second:
+        try:
+            again = await second.attach(sandbox.handle)
+            expect(await contents(again, "/workspace/one") == b"first", "what the first wrote is there")
+            await again.write("/workspace/one", pieces(b"second"))
+            expect(await contents(again, "/workspace/one") == b"second", "and can be written")
+        finally:
+            await second.destroy(sandbox.handle)
+
+
 @asynccontextmanager
 async def _server(ground: Ground) -> AsyncIterator[Backend]:
     """A server's life: its backend is closed at the end."""
@@ -90,3 +162,38 @@ async def _server(ground: Ground) -> AsyncIterator[Backend]:
         yield backend
     finally:
         await backend.close()
+
+
+snapshots = Section("snapshots")
+
+
+@snapshots.check("snapshots")
+async def snapshot_makes_others_of_the_same_files(ground: Ground) -> None:
+    """The files come again, apart from each other; the processes do not."""
+    backend = ground.backend
+    if not isinstance(backend, Snapshots):
+        raise Failed("a backend that offers snapshots can discard them")
+    marker = fresh("snapshot")
+    async with ground.sandbox() as sandbox:
+        if not isinstance(sandbox, Snapshotting):
+            raise Failed("a backend that offers snapshots has the method")
+        await sandbox.write("/workspace/a/file", pieces(b"saved"))
+        await sandbox.start(python("import time; time.sleep(600)", marker), id="stays")
+        saved = await sandbox.snapshot()
+        await sandbox.write("/workspace/a/file", pieces(b"changed later"))
+    expect_gone(marker, "after destroy")
+    try:
+        async with ground.sandbox(snapshot=saved) as one, ground.sandbox(snapshot=saved) as other:
+            expect(await contents(one, "/workspace/a/file") == b"saved", "a sandbox of it has the files")
+            await one.write("/workspace/a/file", pieces(b"one's own"))
+            expect(await contents(other, "/workspace/a/file") == b"saved", "and changes no other")
+            expect_gone(marker, "in a sandbox of a snapshot")
+    finally:
+        await backend.discard(saved)
+        await backend.discard(saved)
+    try:
+        made = await backend.create(await ground.spec(snapshot=saved), fresh("key"))
+    except SkillyardError:
+        return
+    await backend.destroy(made.handle)
+    expect(False, "a discarded snapshot makes no sandbox")

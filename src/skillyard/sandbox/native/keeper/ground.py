@@ -7,6 +7,7 @@ for that sandbox.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,6 +90,13 @@ class Ground(Protocol):
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         """Opens sockets in a sandbox's network. Raises OSError."""
+        ...
+
+    def dial(self, sandbox: Sandbox, port: int, *, six: bool) -> socket.socket:
+        """Begins a connection to a port on a sandbox's loopback address, of IPv6 where ``six``.
+
+        Raises ConnectionRefusedError when nobody listens, ProcessLookupError when it has ended, OSError.
+        """
         ...
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:

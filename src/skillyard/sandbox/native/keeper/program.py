@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.sandbox.native.inside.walls import DONE
+from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.loop import READ, WRITE, Timer, Turns
 from skillyard.sandbox.native.keeper.spool import Spool
 
@@ -60,6 +61,8 @@ class Program:
         self._stdin = -1
         self._pending = bytearray()
         self._finish_input = False
+        self.followers: dict[int, Follower] = {}
+        """Readers of its output, by the number of each."""
         self.on_done: Callable[[Program], None] | None = None
         """Called when a guest says that it came to its end in order."""
         self.on_input_room: list[Callable[[], None]] = []
@@ -133,13 +136,16 @@ class Program:
             if fd in self._readers:
                 self._close_reader(fd, stream)
         for spool in self.spools.values():
-            spool.closed = True
+            spool.closed = spool.final = True
+        self._push_output()
         self._close_stdin()
         if self.deadline is not None:
             self.deadline.cancel()
 
     def drop(self) -> None:
         self.end_of_output()
+        for follower in list(self.followers.values()):
+            follower.end(gone="the sandbox is gone")
         for spool in self.spools.values():
             spool.drop()
 
@@ -198,7 +204,15 @@ class Program:
             os.close(self._stdin)
             self._stdin = -1
 
+    def _push_output(self) -> None:
+        for follower in list(self.followers.values()) if self.followers else ():
+            follower.pump()
+
     def _drain(self, fd: int, stream: str, pieces: int) -> None:
+        self._take(fd, stream, pieces)
+        self._push_output()
+
+    def _take(self, fd: int, stream: str, pieces: int) -> None:
         for _ in range(pieces):
             try:
                 data = os.read(fd, _PIECE)

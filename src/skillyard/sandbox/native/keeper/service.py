@@ -10,6 +10,7 @@ from typing import Any
 
 from skillyard.ipc.channel import close_all
 from skillyard.sandbox.native.keeper.connection import Connection
+from skillyard.sandbox.native.keeper.follower import Follower
 from skillyard.sandbox.native.keeper.ground import Ground, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop, Timer
 from skillyard.sandbox.native.keeper.program import Caps, Program
@@ -20,11 +21,6 @@ from skillyard.sandbox.native.keeper.spool import IN_MEMORY, Dropped
 
 LINGER_S = 4.0
 """How long a keeper without server and without tasks stays."""
-MOST_READ = 1 << 20
-SETTLE_S = 0.02
-"""How long a read waits for more before it answers with little."""
-READ_BOUND_S = 2.0
-"""How long a read waits for anything: who asked may have stopped waiting, and does not say so."""
 
 Header = dict[str, Any]
 Number = tuple[int, int] | None
@@ -45,9 +41,8 @@ class Service:
         self._facts = facts
         self._server: Connection | None = None
         self._destroys: dict[str, list[Callable[[], None]]] = {}
-        self._reads: dict[tuple[str, str], list[Callable[[], bool]]] = {}
-        self._retrying = False
-        self._retries = loop.guarded(self._retry_failed)
+        self._followed: dict[int, Program] = {}
+        """Programs by the numbers of their followers."""
         self._creating: dict[str, list[Number]] = {}
         self._era = 0
         """Counts servers: what one asked is never answered to the next."""
@@ -87,7 +82,8 @@ class Service:
             for program in sandbox.programs.values():
                 if program.tied:
                     sandbox.kill_program(program, "cancelled", "its server is gone")
-        self._reads.clear()
+        for follow in list(self._followed):
+            self._unfollow(follow)
         self._creating.clear()
         self._leave_soon()
 
@@ -175,6 +171,20 @@ class Service:
             raise Unknown("the sandbox has ended") from None
         self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
+    def _do_forward(self, number: Number, header: Header, body: bytes) -> None:
+        """Connects to a port of a sandbox that is lent: a socket, or ``refused`` where nobody listens."""
+        sandbox = self._sandbox(header)
+        if sandbox.dead:
+            raise Unknown("the sandbox has ended")
+        try:
+            sock = self._ground.dial(sandbox, header["port"], six=header["six"])
+        except ProcessLookupError:
+            raise Unknown("the sandbox has ended") from None
+        except ConnectionRefusedError:
+            self._answer(number, refused=True)
+            return
+        self._answer(number, sockets=[sock])
+
     def _do_start(self, number: Number, header: Header, body: bytes) -> None:
         """Without a number only the end is told, also that of a program that could not be started."""
         try:
@@ -198,53 +208,43 @@ class Service:
         program.tied = header["tied"]
         sandbox.give_time(program, header["timeout_ms"])
 
-    def _do_read(self, number: Number, header: Header, body: bytes) -> None:
-        """Answers once there is much, the end, little for a while, or nothing for long."""
-        sandbox, program = self._program(header)
-        spool = program.spools[header["stream"]]
-        offset, most = header["offset"], min(header["most"], MOST_READ)
-        program.taken(header["stream"], offset)
-        since = time.monotonic()
+    def _do_follow(self, number: Number, header: Header, body: bytes) -> None:
+        """Pushes a stream from an offset on, under the number that the server chose."""
+        follow, stream = header["follow"], header["stream"]
 
-        def attempt() -> bool:
-            waiting = spool.readable - offset
-            settled = time.monotonic() - since >= (SETTLE_S if waiting > 0 else READ_BOUND_S)
-            if waiting < min(most, IN_MEMORY) and not spool.closed and not settled:
-                return False
-            try:
-                data = spool.read(offset, min(most, waiting)) if waiting > 0 else b""
-            except Dropped as dropped:
-                self._answer(number, dropped=dropped.first)
-                return True
-            except OSError as error:
-                self._answer(number, error=f"the output cannot be read: {error.strerror}")
-                return True
-            self._answer(number, data, end=spool.closed and offset + len(data) >= spool.length)
-            return True
+        def push(why: Header, data: bytes) -> None:
+            if why:
+                self._unfollow(follow)
+            if self._server is not None:
+                self._server.send({"event": "output", "follow": follow, **why}, data)
 
-        if not attempt():
-            self._reads.setdefault((sandbox.handle, program.id), []).append(attempt)
-            self._retry_soon()
+        try:
+            _, program = self._program(header)
+        except Unknown as unknown:
+            push({"gone": str(unknown)}, b"")
+            return
+        program.taken(stream, header["offset"])
+        self._followed[follow] = program
+        program.followers[follow] = follower = Follower(stream, program.spools[stream], header["offset"], push)
+        follower.pump()
 
-    def _retry_soon(self) -> None:
-        """One timer for all reads that wait, however many there are."""
-        if self._reads and not self._retrying:
-            self._retrying = True
-            self._retries.after(SETTLE_S, self._retry_reads)
+    def _do_took(self, number: Number, header: Header, body: bytes) -> None:
+        """The reader has all before an offset; without one it wants no more."""
+        follow, offset = header["follow"], header["offset"]
+        program = self._followed.get(follow)
+        if program is None:
+            return  # its last piece is on the way
+        if offset is None:
+            self._unfollow(follow)
+            return
+        follower = program.followers[follow]
+        program.taken(follower.stream, offset)
+        follower.took(offset)
 
-    def _retry_failed(self, _: Exception) -> None:
-        self._retrying = False
-        self._retry_soon()
-
-    def _retry_reads(self) -> None:
-        self._retrying = False
-        for key, attempts in list(self._reads.items()):
-            left = [attempt for attempt in attempts if not attempt()]
-            if left:
-                self._reads[key] = left
-            else:
-                del self._reads[key]
-        self._retry_soon()
+    def _unfollow(self, follow: int) -> None:
+        program = self._followed.pop(follow, None)
+        if program is not None:
+            del program.followers[follow]
 
     def _do_wait(self, number: Number, header: Header, body: bytes) -> None:
         self._announce_if_ended(*self._program(header))
@@ -339,15 +339,11 @@ class Service:
             self._forget(sandbox)
 
     def _forget(self, sandbox: Sandbox) -> None:
-        self._reads = {key: value for key, value in self._reads.items() if key[0] != sandbox.handle}
         self._sandboxes.discard(sandbox)
         self._sandboxes.refill()
 
     def _program_ended(self, sandbox: Sandbox, program: Program) -> None:
         self._announce(sandbox, program)
-        attempts = self._reads.pop((sandbox.handle, program.id), [])
-        for attempt in attempts:
-            attempt()
 
     def _announce(self, sandbox: Sandbox, program: Program) -> None:
         """The ending, and the whole output where it is small: most runs need no other message."""
@@ -361,6 +357,9 @@ class Service:
             body = b"".join(spools[name].read(firsts.get(name, 0), size) for name, size in inline.items())
         except (OSError, Dropped):  # its reader is told why
             inline, body = {}, b""
+        for follow, follower in list(program.followers.items()):
+            if follower.stream in inline:  # the rest comes with the end
+                self._unfollow(follow)
         self._server.send(
             {
                 "event": "end",

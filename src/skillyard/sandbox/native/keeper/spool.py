@@ -40,7 +40,9 @@ class Spool:
         self._fd = -1
         self.length = 0
         self.closed = False
-        """Whether the end is known: nothing will be appended."""
+        """Whether its writers are gone."""
+        self.final = False
+        """Whether nothing will be appended: its program ended."""
 
     def append(self, data: bytes) -> None:
         """Raises OSError when the host's disk takes no more."""

@@ -51,7 +51,12 @@ _ABILITIES = {
         Level.MISSING,
         why="gVisor's network stack is its own, and the host's gate cannot listen in it",
         mend="use the isolation 'native' for runs that need a network",
-    )
+    ),
+    "forwarding": Protection(
+        Level.MISSING,
+        why="gVisor's network stack is its own, and the host can open no socket in it",
+        mend="use the isolation 'native' for ports that are to be reached",
+    ),
 }
 _SPACES = {
     "user_namespace": ("user", "gVisor's users; the sentry in a user namespace with one id"),

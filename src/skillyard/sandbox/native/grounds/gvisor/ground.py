@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -168,6 +169,9 @@ class GvisorGround:
             raise
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
+        raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")
+
+    def dial(self, sandbox: Sandbox, port: int, *, six: bool) -> socket.socket:
         raise OSError(errno.EOPNOTSUPP, "gVisor's network is its own: the host can open no sockets in it")
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:

@@ -61,7 +61,10 @@ _MEND = "use the isolation 'native' where this host allows namespaces"
 _ABILITIES = {
     "egress": Protection(
         Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
-    )
+    ),
+    "forwarding": Protection(
+        Level.MISSING, why="every socket is refused inside, so no program can listen on a port", mend=_MEND
+    ),
 }
 
 

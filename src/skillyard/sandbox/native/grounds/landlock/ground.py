@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,6 +155,9 @@ class LandlockGround:
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         raise OSError(errno.EOPNOTSUPP, "the sandbox has the host's network, and nothing of it is open to it")
+
+    def dial(self, sandbox: Sandbox, port: int, *, six: bool) -> socket.socket:
+        raise OSError(errno.EOPNOTSUPP, "no program in the sandbox can listen: every socket is refused")
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:
         assert isinstance(sandbox.place, LandlockPlace)

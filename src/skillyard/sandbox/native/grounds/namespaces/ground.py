@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -145,8 +146,14 @@ class NamespacesGround:
         return NamespacesPlace(self._host, share, self._build(shape, share.slot), shape.memory_mb, self._shower)
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
+        return listening.open_in(self._own_network(), sandbox.pidfd, wanted)
+
+    def dial(self, sandbox: Sandbox, port: int, *, six: bool) -> socket.socket:
+        return listening.dial_in(self._own_network(), sandbox.pidfd, port, six=six)
+
+    def _own_network(self) -> listening.Home:
         self._home = self._home or listening.Home()
-        return listening.open_in(self._home, sandbox.pidfd, wanted)
+        return self._home
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:
         memory.check(sandbox, objects)

@@ -14,7 +14,8 @@ import functools
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from skillyard.sandbox.native.keeper.request import Listen, Opened
 from skillyard.sandbox.native.linux import kernel
@@ -123,20 +124,48 @@ class Home:
             raise SystemExit(f"the keeper cannot return to its network namespace: {error}") from error
 
 
-def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
-    """Opens sockets in the network namespace of ``pidfd``'s process.
+@contextmanager
+def _network_of(home: Home, pidfd: int) -> Iterator[socket.socket]:
+    """Enters the network namespace of ``pidfd``'s process for a moment; gives a routing socket in it.
 
-    Raises OSError naming the step, ProcessLookupError when it has ended; nothing is open then.
+    Raises OSError naming the step, ProcessLookupError when the process has ended.
     """
     kernel.setns(pidfd, kernel.CLONE_NEWNET)
     try:
         with connect() as netlink:
             if namespace(netlink) == home.number:
                 raise OSError(errno.EPERM, "the sandbox has no network namespace of its own")
-            lead_everything_here(netlink)
-        return _open(wanted)
+            yield netlink
     finally:
         home.enter()
+
+
+def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
+    """Opens sockets in the network namespace of ``pidfd``'s process.
+
+    Raises OSError naming the step, ProcessLookupError when it has ended; nothing is open then.
+    """
+    with _network_of(home, pidfd) as netlink:
+        lead_everything_here(netlink)
+        return _open(wanted)
+
+
+def dial_in(home: Home, pidfd: int, port: int, *, six: bool) -> socket.socket:
+    """Begins a connection to the loopback address in the network namespace of ``pidfd``'s process.
+
+    The socket does not block; it is connected when it can be written. Raises ConnectionRefusedError when nobody
+    listens, OSError as above.
+    """
+    with _network_of(home, pidfd):
+        sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM | _FLAGS)
+        try:
+            sock.connect(("::1" if six else "127.0.0.1", port))
+        except BlockingIOError:
+            return sock
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
 
 def _open(wanted: Listen) -> Opened:
