@@ -172,7 +172,7 @@ class Service:
         self._answer(number, sockets=opened.sockets, taken=opened.taken)
 
     def _do_forward(self, number: Number, header: Header, body: bytes) -> None:
-        """Connects to a port of a sandbox that is lent: a socket, or ``refused`` where nobody listens."""
+        """Gives a socket to a port of a lent sandbox, or ``refused`` where nobody listens."""
         sandbox = self._sandbox(header)
         if sandbox.dead:
             raise Unknown("the sandbox has ended")

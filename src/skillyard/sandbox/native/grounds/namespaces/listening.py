@@ -126,7 +126,7 @@ class Home:
 
 @contextmanager
 def _network_of(home: Home, pidfd: int) -> Iterator[socket.socket]:
-    """Enters the network namespace of ``pidfd``'s process for a moment; gives a routing socket in it.
+    """Enters another process's network namespace, and gives a routing socket in it.
 
     Raises OSError naming the step, ProcessLookupError when the process has ended.
     """
@@ -151,7 +151,7 @@ def open_in(home: Home, pidfd: int, wanted: Listen) -> Opened:
 
 
 def dial_in(home: Home, pidfd: int, port: int, *, six: bool) -> socket.socket:
-    """Begins a connection to the loopback address in the network namespace of ``pidfd``'s process.
+    """Begins a connection to a loopback port of another process's network namespace.
 
     The socket does not block; it is connected when it can be written. Raises ConnectionRefusedError when nobody
     listens, OSError as above.
