@@ -64,8 +64,8 @@ def hanging(server: Serving) -> Hanging:
 # Clients that go away
 
 
-@pytest.mark.parametrize("method", ["run_code", "execute_skill"])
-async def test_a_disconnect_cancels_the_run(server: Serving, wire: Wire, method: str) -> None:
+@pytest.mark.parametrize("method", ["run_code", "execute_skill", "runs.wait", "runs.logs", "runs.events"])
+async def test_a_disconnect_ends_the_call_and_its_run(server: Serving, wire: Wire, method: str) -> None:
     hanging = server.engine.handlers[method] = Hanging()
     await wire.send(post(call(method)))
     await within(hanging.started.wait())

@@ -34,7 +34,7 @@ _MEANINGS = {
     Exit.REFUSED: "refused: not allowed, or a protection is missing",
     Exit.BUSY: "too many runs at once, or the data directory is in use",
     Exit.INTERNAL: "internal error",
-    Exit.INTERRUPTED: "interrupted; the run was cancelled",
+    Exit.INTERRUPTED: "interrupted; a run that is not detached was cancelled",
 }
 
 _BY_CODE = {

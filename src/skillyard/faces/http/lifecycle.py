@@ -73,4 +73,4 @@ class Lifecycle:
     def stop_waiting(self) -> None:
         """Ends all waits."""
         for stop in list(self._stoppable):
-            stop(Unavailable("the server is stopping; a run that was waited for was cancelled", retry_after_ms=1000))
+            stop(Unavailable("the server is stopping; a run that is not detached was cancelled", retry_after_ms=1000))
