@@ -1,4 +1,4 @@
-"""The one way to start a process of ours: with a clean interpreter and one socket."""
+"""The one way to start a process of ours: a clean interpreter with the sockets it is given."""
 
 from __future__ import annotations
 
@@ -25,14 +25,10 @@ async def start_own(
     ``needs`` are the packages it imports. ``main`` gets ``config`` with ``channel``, the descriptor of its end, and
     ``read``, the directories its modules are in. Raises OSError.
     """
-    roots = _roots(needs)
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    whole = {**config, "channel": its.fileno(), "read": [sys.base_prefix, *roots]}
-    executable = getattr(sys, "_base_executable", "") or sys.executable
     try:
         process = await asyncio.create_subprocess_exec(
-            executable,
-            *("-I", "-S", "-B", "-c", _CODE, json.dumps(roots), program, json.dumps(whole)),
+            *command_of(program, needs, {**config, "channel": its.fileno()}),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
@@ -47,6 +43,14 @@ async def start_own(
     finally:
         its.close()
     return process, ours
+
+
+def command_of(program: str, needs: Iterable[str], config: Mapping[str, Any]) -> list[str]:
+    """Returns the command that calls ``main`` of ``program`` with ``config`` and ``read``. Raises OSError."""
+    roots = _roots(needs)
+    whole = {**config, "read": [sys.base_prefix, *roots]}
+    executable = getattr(sys, "_base_executable", "") or sys.executable
+    return [executable, "-I", "-S", "-B", "-c", _CODE, json.dumps(roots), program, json.dumps(whole)]
 
 
 def _roots(needs: Iterable[str]) -> list[str]:

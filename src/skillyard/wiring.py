@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from skillyard.engine.secrets.service import SecretBook
     from skillyard.gate.client import ProcessGate
     from skillyard.jailed.pool import JailedPool
-    from skillyard.ports.gate import Plug
+    from skillyard.ports.gate import Plug, SessionStore
     from skillyard.ports.sandbox import Backend
     from skillyard.ports.secrets import SecretReader
     from skillyard.ports.tokens import TokenStore
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.files.tokens import FileTokens
     from skillyard.stores.seal.secrets import SealedSecrets
+    from skillyard.stores.seal.sessions import SealedSessions
     from skillyard.stores.skills.bundles import LocalBundles
     from skillyard.stores.skills.catalogue import Catalogue
     from skillyard.stores.sqlite.database import Database
@@ -47,15 +48,17 @@ class AtRest:
     clock: SystemClock
     tokens: FileTokens
     secrets: SealedSecrets
+    sessions: SealedSessions
 
 
 def at_rest(settings: Settings, places: DataDir) -> AtRest:
-    """Returns the stores that need no server. Raises InvalidInput and StoreFault as :func:`make_secret_store` does."""
+    """Returns the stores that need no server. Raises InvalidInput and StoreFault as :func:`make_sealed_stores` does."""
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.files.tokens import FileTokens
 
     clock = SystemClock()
-    return AtRest(clock, FileTokens(places.tokens, clock), make_secret_store(settings.secrets, places.home))
+    secrets, sessions = make_sealed_stores(settings.secrets, places)
+    return AtRest(clock, FileTokens(places.tokens, clock), secrets, sessions)
 
 
 async def open_ports(
@@ -82,7 +85,7 @@ async def open_ports(
     await blobs.prepare()
     stores = await make_skill_stores(settings, places, database)
     stack.push_async_callback(stores.skills.close)
-    gate, jailed = make_gate(settings, places.run), make_jailed_pool(settings)
+    gate, jailed = make_gate(settings, places.run, rest.sessions), make_jailed_pool(settings)
     stack.push_async_callback(jailed.close)
     stack.push_async_callback(gate.close)  # after the backends, whose sandboxes use it
     backends = {backend.name: backend} if backend else make_backends(settings, places.run, gate)
@@ -110,14 +113,16 @@ async def open_ports(
     )
 
 
-def make_gate(settings: Settings, run_dir: Path) -> ProcessGate:
+def make_gate(settings: Settings, run_dir: Path, sessions: SessionStore | None = None) -> ProcessGate:
     """Returns the gate, the only way out of sandboxes.
 
-    Its process has a user id of its own below those of sandboxes, and starts when it is first needed.
+    Its process has a user id of its own below those of sandboxes, and starts when it is first needed. Without
+    ``sessions`` no session of it outlives its server.
     """
     from skillyard.gate.client import ProcessGate
 
-    return ProcessGate(run_dir / "gate", uid=settings.native.uid_base - 1, ca_file=settings.network.ca_file)
+    uid, ca_file = settings.native.uid_base - 1, settings.network.ca_file
+    return ProcessGate(run_dir / "gate", uid=uid, ca_file=ca_file, sessions=sessions)
 
 
 def make_jailed_pool(settings: Settings) -> JailedPool:
@@ -196,17 +201,19 @@ async def make_skill_stores(settings: Settings, places: DataDir, database: Datab
     return SkillStores(skills, publications, bundles)
 
 
-def make_secret_store(settings: SecretSettings, home: Path) -> SealedSecrets:
-    """Returns the store of sealed secrets.
+def make_sealed_stores(settings: SecretSettings, places: DataDir) -> tuple[SealedSecrets, SealedSessions]:
+    """Returns the stores of sealed secrets and of network sessions, which have one key.
 
     Raises InvalidInput for a key in several places, and StoreFault for a variable without a key.
     """
     from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
     from skillyard.stores.seal.secrets import SealedSecrets
+    from skillyard.stores.seal.sessions import SealedSessions
 
     variable = os.environ.get(KEY_VARIABLE)
-    keys = key_source(home, variable=variable, file=settings.key_file, keyring=settings.keyring)
-    return SealedSecrets(home, keys, keep=settings.versions)
+    keys = key_source(places.home, variable=variable, file=settings.key_file, keyring=settings.keyring)
+    sessions = SealedSessions(places.run / "sessions", keys)
+    return SealedSecrets(places.home, keys, keep=settings.versions, sessions=sessions), sessions
 
 
 def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
@@ -262,7 +269,7 @@ async def local_secrets(settings: Settings, places: DataDir) -> AsyncIterator[Se
     from skillyard.stores.sqlite.database import Database
     from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 
-    store = make_secret_store(settings.secrets, places.home)
+    store, _ = make_sealed_stores(settings.secrets, places)
     database = await Database.open(places.database, durable=settings.records.durable)
     try:
         yield SecretBook(store, SqliteSecretAudit(database), SystemClock())

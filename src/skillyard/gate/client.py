@@ -1,48 +1,56 @@
-"""The server's gate: a process that starts at the first need, and again when it died."""
+"""The server's gate: a process that starts at the first need, and again when it died.
+
+The gate of an earlier server, which holds kept sessions, is found instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from types import MappingProxyType
 from typing import Any
 
-from skillyard.domain.errors import GateFault
-from skillyard.domain.network.policy import Policy
-from skillyard.domain.network.session import PROXY_PORT, Connection, EgressPlan, NetworkLog
-from skillyard.domain.sandbox.spec import Mount
-from skillyard.gate.link import Link, start
-from skillyard.gate.trust import TRUST_ENV, TrustFiles, operators
-from skillyard.gate.wire import log_in, plan_out, policy_out
-from skillyard.ipc.channel import Header
+from skillyard.domain.errors import GateFault, StoreFault
+from skillyard.domain.network.session import EgressPlan, Endpoint, EndpointKind
+from skillyard.gate.client_session import Home, KeptSession, ProcessSession
+from skillyard.gate.endpoints import Endpoints
+from skillyard.gate.link import Link, find, find_or_start
+from skillyard.gate.trust import TrustFiles, operators
+from skillyard.gate.wire import plan_out
+from skillyard.ports.gate import SessionStore
 
 _LOG = logging.getLogger("skillyard.gate")
-_PROXY = f"http://127.0.0.1:{PROXY_PORT}"
-_LOCAL = "localhost,127.0.0.1,::1"
-PROXY_ENV: Mapping[str, str] = MappingProxyType(
-    {name: _PROXY for word in ("http_proxy", "https_proxy") for name in (word, word.upper())}
-    | dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL)
-)
-"""Not ALL_PROXY: httpx fails on it without a SOCKS library. ftp clients and others take the transparent path."""
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_UNSEEN = "its process ended while no server was there to see it"
 
 
 class ProcessGate:
     """Implements :class:`~skillyard.ports.gate.Gate` with a process.
 
-    ``directory`` (made, 0700) holds files that are shown to sandboxes; ``uid`` is the user that the gate of a server
-    of root becomes; ``ca_file`` has further certificates to trust real servers by."""
+    ``directory`` (made, 0700) holds files that are shown to sandboxes, and the socket by which the process is found;
+    ``uid`` is the user that the gate of a server of root becomes; ``ca_file`` has further certificates to trust real
+    servers by; ``sessions`` seals the state of kept sessions, of which there are none without it."""
 
-    def __init__(self, directory: Path, *, uid: int, ca_file: Path | None = None) -> None:
-        self._trust = TrustFiles(directory, ca_file)
+    def __init__(
+        self, directory: Path, *, uid: int, ca_file: Path | None = None, sessions: SessionStore | None = None
+    ) -> None:
+        trust, endpoints = TrustFiles(directory, ca_file), Endpoints(directory / "endpoints")
+        self._home = Home(trust, endpoints, sessions, self._linked, self._trusted, self._forget, self._failed)
+        self._directory = directory
         self._ca_file = ca_file
         self._uid = uid
         self._link: Link | None = None
         self._starting = asyncio.Lock()
+        self._opening = asyncio.Lock()
         self._sessions: dict[str, ProcessSession] = {}
+        self._kept: dict[str, KeptSession] = {}
+        self._plugging: set[asyncio.Task[None]] = set()
         self._closed = False
         self._on_end: Callable[[str], None] = lambda _: None
         self._on_fault: Callable[[str], None] = _told_in_the_log
@@ -64,34 +72,116 @@ class ProcessGate:
         (texts)."""
         return (await self._linked()).facts
 
-    async def open(self, key: str, plan: EgressPlan) -> ProcessSession:
+    async def open(self, key: str, plan: EgressPlan, kept: bool = False) -> ProcessSession:
         link = await self._linked()
+        if kept:
+            return await self._open_kept(key, plan)
         id = f"{key}.{token_hex(8)}"
         request = {"op": "open", "session": id, "plan": plan_out(plan), "trusted": self._trusted(plan)}
         if not plan.secrets:
-            return self._opened_at_once(id, link, request)
+            return self._opened_at_once(id, link, request, plan)
         try:
             answer = await link.ask(request)
         except asyncio.CancelledError:
             link.tell({"op": "close", "session": id})
             raise
         try:
-            mount = self._trust.write(answer["trust"].encode("ascii")) if answer["trust"] else None
+            mount = self._home.trust.write(answer["trust"].encode("ascii")) if answer["trust"] else None
         except OSError as error:
             link.tell({"op": "close", "session": id})
             raise GateFault(f"the certificates for a sandbox cannot be written: {error.strerror}") from error
-        session = ProcessSession(id, link, mount, self._trust, self._forget)
-        self._sessions[id] = session
+        session = self._sessions[id] = ProcessSession(id, link, self._home, plan.policy, mount)
         return session
 
-    def _opened_at_once(self, id: str, link: Link, request: Mapping[str, Any]) -> ProcessSession:
+    def _opened_at_once(self, id: str, link: Link, request: dict[str, Any], plan: EgressPlan) -> ProcessSession:
         """Opens a session with its first request, since each message wakes the gate.
 
         Nothing of the answer is needed. A gate that does not open the session refuses the sockets of its sandbox."""
         if not link.alive:
             raise GateFault(f"the gate is gone: {link.why}")
-        session = self._sessions[id] = ProcessSession(id, link, None, self._trust, self._forget, request)
+        session = self._sessions[id] = ProcessSession(id, link, self._home, plan.policy, None, request)
         return session
+
+    async def _open_kept(self, key: str, plan: EgressPlan) -> KeptSession:
+        if not _KEY.fullmatch(key):
+            raise GateFault("the key of a kept session must be 1 to 128 letters, digits, '_' and '-'")
+        async with self._opening:
+            session = await self._found(key)
+            if session is not None:
+                await session.open(plan)
+                return session
+            id = f"{key}.{token_hex(8)}"
+            session = KeptSession(key, id, await self._linked(), self._home, self._store, {})
+            try:
+                await session.open(plan)
+            except BaseException:
+                await asyncio.shield(self._drop(session))
+                raise
+            return self._holds(session)
+
+    async def _drop(self, session: KeptSession) -> None:
+        """Ends a session that could not be opened whole."""
+        with suppress(GateFault):
+            await session.close()
+
+    async def attach(self, key: str) -> KeptSession:
+        async with self._opening:
+            session = await self._found(key)
+        if session is None:
+            raise GateFault(f"there is no kept session '{key}'")
+        return session
+
+    async def _found(self, key: str) -> KeptSession | None:
+        """Returns the kept session that is open, that a gate still has, or that a gate lost."""
+        if key in self._kept:
+            return self._kept[key]
+        store, link = self._store, await self._linked()
+        if (id := link.held.get(key)) is not None:
+            session = KeptSession(key, id, link, self._home, store, {})
+        else:
+            try:
+                sealed = await store.get(key)
+            except StoreFault as error:
+                raise GateFault(f"the network of a detached run cannot be had again: {error.message}") from error
+            if sealed is None:
+                return None
+            state = json.loads(sealed)
+            session = KeptSession(key, state["session"], link, self._home, store, state)
+        await session.go_on(link, _UNSEEN)
+        return self._holds(session)
+
+    def _holds(self, session: KeptSession) -> KeptSession:
+        self._kept[session.key] = self._sessions[session.id] = session
+        return session
+
+    async def held(self) -> Collection[str]:
+        if self._home.store is None:
+            return frozenset(self._kept)
+        link = self._link if self._link is not None and self._link.alive else await self._looked()
+        try:
+            return {*self._kept, *(link.held if link is not None else ()), *await self._home.store.keys()}
+        except StoreFault as error:
+            raise GateFault(error.message) from error
+
+    async def discard(self, key: str) -> None:
+        async with self._opening:
+            link = self._link if self._link is not None and self._link.alive else await self._looked()
+            if key in self._kept:
+                await self._kept[key].close()
+            elif link is not None and (id := link.held.pop(key, None)) is not None:
+                await link.ask({"op": "close", "session": id})
+            self._home.trust.forget(key)
+            self._home.endpoints.forget_kept(key)
+            try:
+                await self._store.erase(key)
+            except StoreFault as error:
+                raise GateFault(error.message) from error
+
+    async def endpoint(self, key: str, kind: EndpointKind) -> Endpoint:
+        found = [session for id, session in self._sessions.items() if id.rpartition(".")[0] == key]
+        if not found:
+            raise GateFault(f"there is no open session '{key}'")
+        return await found[-1].endpoint(kind)
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         opened = self._sessions.get(session)
@@ -101,25 +191,85 @@ class ProcessGate:
             raise GateFault("the gate knows no such session")
         await opened.plug(sockets)
 
+    def served(self, session: str) -> Collection[int]:
+        opened = self._sessions.get(session)
+        return () if opened is None else opened.ports
+
     async def close(self) -> None:
-        self._closed = True
+        """Ends sessions and process, but for kept sessions, which the gate goes on to serve."""
+        if not self._closed:
+            self._closed = True
+            for plugging in self._plugging:
+                plugging.cancel()
         async with self._starting:
             for session in list(self._sessions.values()):
-                await session.close()
+                await self._end(session)
             link, self._link = self._link, None
             if link is not None:
-                await link.close()
+                await link.close(ends=not self._kept and not link.held)
+
+    async def _end(self, session: ProcessSession) -> None:
+        if not isinstance(session, KeptSession):
+            await session.close()
+            return
+        try:
+            await session.leave()
+        except GateFault as error:
+            self._failed(error.message)
 
     async def _linked(self) -> Link:
+        """Returns a living link. In a new one, kept sessions go on."""
         async with self._starting:
             if self._closed:
                 raise GateFault("the gate is closed")
             if self._link is None or not self._link.alive:
-                self._link = await start(self._uid, self._on_fault)
-                self._link.on_end = self._on_end
-                for missing in self._link.facts["missing"]:
-                    _LOG.warning("the gate runs without %s", missing)
+                await self._take(await find_or_start(self._directory, self._uid, self._failed))
+            assert self._link is not None
             return self._link
+
+    async def _looked(self) -> Link | None:
+        """Returns a link to a gate that is there already."""
+        async with self._starting:
+            if self._closed:
+                raise GateFault("the gate is closed")
+            if self._link is None or not self._link.alive:
+                found = await find(self._directory, self._uid, self._failed)
+                if found is None:
+                    return None
+                await self._take(found)
+            return self._link
+
+    async def _take(self, link: Link) -> None:
+        why = _UNSEEN if self._link is None else self._link.why
+        self._link = link
+        link.on_end = self._ended
+        for missing in link.facts["missing"]:
+            _LOG.warning("the gate runs without %s", missing)
+        for session in list(self._kept.values()):
+            try:
+                if await session.go_on(link, why):
+                    self._plug_again(session)
+            except GateFault as error:
+                self._failed(f"a detached run is without a network: {error.message}")
+
+    def _plug_again(self, session: KeptSession) -> None:
+        """Has a sandbox plugged in again, in a task: that needs the link which is being made."""
+
+        async def plug() -> None:
+            try:
+                await session.plug_again()
+            except Exception as error:  # noqa: BLE001 - told, and the other sessions are served all the same
+                self._failed(f"a detached run is without a network: {error}")
+
+        task = asyncio.get_running_loop().create_task(plug())
+        self._plugging.add(task)
+        task.add_done_callback(self._plugging.discard)
+
+    @property
+    def _store(self) -> SessionStore:
+        if self._home.store is None:
+            raise GateFault("this server has no store for the sessions of detached runs")
+        return self._home.store
 
     def _trusted(self, plan: EgressPlan) -> str:
         if not plan.secrets:
@@ -129,108 +279,17 @@ class ProcessGate:
         except OSError as error:
             raise GateFault(f"network.ca_file: {error.strerror}") from error
 
+    def _ended(self, why: str) -> None:
+        self._on_end(why)
+
+    def _failed(self, text: str) -> None:
+        self._on_fault(text)
+
     def _forget(self, session: ProcessSession) -> None:
         self._sessions.pop(session.id, None)
-
-
-class ProcessSession:
-    """Implements :class:`~skillyard.ports.gate.GateSession`."""
-
-    def __init__(
-        self,
-        id: str,
-        link: Link,
-        mount: Mount | None,
-        trust: TrustFiles,
-        forget: Any,
-        unopened: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._id = id
-        self._link = link
-        self._unopened = unopened
-        """The request that opens the session, until it is sent."""
-        self._mount = mount
-        self._trust = trust
-        self._forget = forget
-        self._known = NetworkLog()
-        self._untaken = ""
-        """Why the gate did not take sockets of the sandbox."""
-        self._closing: asyncio.Task[NetworkLog] | None = None
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        return {**PROXY_ENV, **(TRUST_ENV if self._mount is not None else {})}
-
-    @property
-    def mounts(self) -> Sequence[Mount]:
-        return () if self._mount is None else (self._mount,)
-
-    async def plug(self, sockets: Sequence[socket.socket]) -> None:
-        """Gives ``sockets`` to the gate, without waiting until it has them: they listen already.
-
-        The gate closes sockets that it does not take, which refuses connections, and the log says why. Raises
-        GateFault."""
-        posted = self._link.post(self._message("plug"), sockets)
-        posted.add_done_callback(self._plugged)
-        if self._link.behind:  # our copies may be closed when this returns
-            await asyncio.wait([posted])
-
-    def _plugged(self, posted: asyncio.Future[dict[str, Any]]) -> None:
-        if not posted.cancelled() and posted.exception() is None and "error" in posted.result():
-            self._untaken = posted.result()["error"]
-
-    async def change(self, policy: Policy) -> None:
-        await self._link.ask({**self._message("change"), "policy": policy_out(policy)})
-
-    def _message(self, operation: str) -> Header:
-        message: Header = {"op": operation, "session": self._id}
-        if self._unopened is not None:
-            message["open"], self._unopened = self._unopened, None
-        return message
-
-    async def log(self) -> NetworkLog:
-        if self._closing is not None:
-            return await asyncio.shield(self._closing)
-        return await self._asked("log")
-
-    async def close(self) -> NetworkLog:
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        return await asyncio.shield(self._closing)
-
-    async def _close(self) -> NetworkLog:
-        try:
-            return await self._asked("close")
-        finally:
-            self._forget(self)
-            self._link.told.pop(self._id, None)
-            if self._mount is not None:
-                self._trust.remove(self._mount)
-
-    async def _asked(self, operation: str) -> NetworkLog:
-        if self._unopened is not None:  # it never had a sandbox
-            return self._known
-        try:
-            self._known = log_in(await self._link.ask(self._message(operation)))
-        except GateFault:
-            if self._link.alive:
-                raise
-            told = self._link.told.get(self._id)
-            known = self._known if told is None else log_in(told)
-            return _and(known, f"the gate was lost: {self._link.why}")
-        return (
-            _and(self._known, f"the gate did not take its sockets: {self._untaken}") if self._untaken else self._known
-        )
+        if self._kept.get(session.key) is session:
+            del self._kept[session.key]
 
 
 def _told_in_the_log(text: str) -> None:
     _LOG.warning("the gate had a fault of its own: %s", text)
-
-
-def _and(log: NetworkLog, befell: str) -> NetworkLog:
-    """Returns ``log`` with an event of the gate itself."""
-    return NetworkLog((*log.connections, Connection("gate", "", 0, False, "gate", "", befell, 1)), log.dropped)

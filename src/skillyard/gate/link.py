@@ -1,4 +1,4 @@
-"""The server's connection to one process of the gate.
+"""The server's connection to the process of its gate, which it finds or starts.
 
 It carries requests with answers, and reports of the gate's own.
 """
@@ -7,24 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import os
+import select
+import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from skillyard.domain.errors import GateFault
-from skillyard.gate.wire import MAX_MESSAGE
+from skillyard.gate.wire import MAX_MESSAGE, PROTOCOL
 from skillyard.ipc.channel import Channel, Header
-from skillyard.own_process import start_own
+from skillyard.ipc.peers import peer
+from skillyard.own_process import command_of
 
 _PROGRAM = "skillyard.gate.process"
 _NEEDS = ("skillyard", "h11", "cryptography")
 _ENVIRONMENT = {"LANG": "C.UTF-8", "LOCALDOMAIN": "."}
 """Without a search list (resolv.conf(5)): a lookup of ``wiki`` must not find ``wiki.corp.example``, which was not
 judged."""
+_SOCKET, _LOCK, _LOG = "gate.sock", "gate.lock", "gate.log"
 _START_BOUND_S = 20.0
+_LOOK_AGAIN_S = 0.02
 _END_BOUND_S = 5.0
+_NOBODY = 65534
+_MOST_SAID = 2000
 _ENDED = "its process ended"
 _CLOSED = "it was closed"
 
@@ -33,44 +42,167 @@ def _ignore(_: str) -> None:
     """Ignores the end of a gate that nobody attends."""
 
 
-async def start(uid: int, on_fault: Callable[[str], None] = _ignore) -> Link:
-    """Returns a gate that is ready. Raises GateFault."""
-    process, sock = await _launch(uid)
-    link = Link(process, sock, on_fault)
+class _Gone(GateFault):
+    """The gate ended, or serves another server, before it said that it is ready."""
+
+
+async def find(directory: Path, uid: int, on_fault: Callable[[str], None] = _ignore) -> Link | None:
+    """Returns a link to the gate that an earlier server left in ``directory``, if any.
+
+    ``uid`` is the user of a gate of root's. Raises GateFault."""
+    return await _linked(directory, uid, on_fault, start=False)
+
+
+async def find_or_start(directory: Path, uid: int, on_fault: Callable[[str], None] = _ignore) -> Link:
+    """Returns a link to the gate of ``directory``, which is started when there is none. Raises GateFault."""
+    found = await _linked(directory, uid, on_fault, start=True)
+    assert found is not None
+    return found
+
+
+async def _linked(directory: Path, uid: int, on_fault: Callable[[str], None], *, start: bool) -> Link | None:
+    """Waits for a gate that starts or ends: it holds the lock and takes no connection."""
+    why = "it does not start in time"
     try:
         async with asyncio.timeout(_START_BOUND_S):
-            await link.ready()
+            while True:
+                sock, started = _connect(directory, uid), False
+                if sock is None and (lock := _lock(directory)) >= 0:
+                    if not start:
+                        os.close(lock)
+                        return None
+                    sock, started = await _start(directory, uid, lock), True
+                if sock is not None:
+                    link = Link(sock, directory, on_fault)
+                    try:
+                        await link.ready()
+                        return link
+                    except _Gone as gone:
+                        why = link.why
+                        if started:
+                            raise GateFault(f"the gate cannot start: {why}") from gone
+                    except BaseException:
+                        link.drop()
+                        raise
+                await asyncio.sleep(_LOOK_AGAIN_S)
     except TimeoutError:
-        await link.close()
-        raise GateFault("the gate does not start in time") from None
-    except GateFault:
-        await link.close()
-        raise GateFault(f"the gate cannot start: {link.why}") from None
-    except asyncio.CancelledError:
-        await link.close()
+        raise GateFault(f"the gate of {directory} cannot be reached: {why}") from None
+
+
+def _connect(directory: Path, uid: int) -> socket.socket | None:
+    """Returns a connection to a gate of ours, None when nobody listens. Raises GateFault for another user's process."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short(directory) as short:
+            sock.connect(f"{short}/{_SOCKET}")
+    except OSError:
+        sock.close()
+        return None
+    if (found := peer(sock)[1]) not in (os.geteuid(), uid, _NOBODY):
+        sock.close()
+        raise GateFault(f"{directory}: the user {found} answers in place of the gate; remove {_SOCKET}")
+    return sock
+
+
+def _lock(directory: Path) -> int:
+    """Returns a descriptor with the lock of the one gate, or -1 when it is taken."""
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return -1
+    return lock
+
+
+async def _start(directory: Path, uid: int, lock: int) -> socket.socket:
+    """Starts the gate, gives ``lock`` to it, and returns a connection. Raises GateFault."""
+    log = -1
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            with _short(directory) as short:
+                (directory / _SOCKET).unlink(missing_ok=True)
+                listener.bind(f"{short}/{_SOCKET}")
+            listener.listen()
+            kind = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+            log = os.open(directory / _LOG, kind, 0o600)
+            config = {"listener": listener.fileno(), "lock": lock, "uid": uid, "directory": str(directory)}
+            await _run(command_of(_PROGRAM, _NEEDS, config), (listener.fileno(), lock), log, directory)
+    except OSError as error:
+        raise GateFault(f"the gate cannot start: {error.filename or ''} {error.strerror or error}") from error
+    finally:
+        os.close(lock)
+        if log >= 0:
+            os.close(log)
+    started = _connect(directory, uid)
+    if started is None:
+        raise GateFault(f"the gate cannot start: {_said(directory) or 'it ended at once'}")
+    return started
+
+
+async def _run(command: Sequence[str], descriptors: Sequence[int], log: int, directory: Path) -> None:
+    """Runs the command until the gate that it leaves behind is ready. Raises OSError, GateFault."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=log,
+        env=_ENVIRONMENT,
+        cwd="/",
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+    try:
+        said, _ = await process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
         raise
-    return link
+    if said != b"ready":
+        raise GateFault(f"the gate cannot start: {_said(directory) or f'exit code {process.returncode}'}")
+
+
+@contextlib.contextmanager
+def _short(directory: Path) -> Iterator[str]:
+    """Yields a short path of ``directory``: its own may be longer than a socket address."""
+    handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+def _said(directory: Path) -> str:
+    """Returns the last line that the gate wrote before it ended, without line breaks."""
+    try:
+        with (directory / _LOG).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_SAID))
+            lines = log.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 class Link:
-    """Starts with :func:`start`; ``why`` says how it ended."""
+    """A connection to the gate; ``why`` says how it ended."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, sock: socket.socket, on_fault: Callable[[str], None]
-    ) -> None:
+    def __init__(self, sock: socket.socket, directory: Path, on_fault: Callable[[str], None]) -> None:
         self._on_fault = on_fault
         self.on_end: Callable[[str], None] = _ignore
         """Called once with the reason when the gate ended without having been closed."""
         self._loop = asyncio.get_running_loop()
-        self._process = process
-        self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
+        self._directory = directory
+        self.pid = peer(sock)[0]
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._facts: asyncio.Future[Header] = self._loop.create_future()
-        self._end = self._loop.create_task(self._watch())
         self.told: dict[str, Header] = {}
         """The latest log of each session, for when the gate answers no more."""
+        self.hears: dict[str, Callable[[Header], None]] = {}
+        """Called with each report about a kept session, by the session's id."""
         self.why = ""
+        self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
 
     @property
     def alive(self) -> bool:
@@ -81,9 +213,20 @@ class Link:
         """Returns its facts about its walls; empty before it is ready."""
         return self._facts.result() if self._facts.done() and self._facts.exception() is None else {}
 
+    @property
+    def held(self) -> dict[str, str]:
+        """Returns the kept sessions that the gate had when it was found: their ids by their keys."""
+        held: dict[str, str] = self.facts.get("held", {})
+        return held
+
     async def ready(self) -> None:
-        """Waits for its facts. Raises GateFault when it ends first."""
-        await asyncio.shield(self._facts)
+        """Waits for its facts. Raises _Gone when it ends first, GateFault for a newer version."""
+        facts = await asyncio.shield(self._facts)
+        if (version := facts.get("protocol")) != PROTOCOL:
+            raise GateFault(
+                f"the gate of {self._directory} speaks version {version} of its protocol, and this server {PROTOCOL}: "
+                "go on with the release that started it until the runs that it serves have ended"
+            )
 
     async def ask(self, message: Header, sockets: Sequence[socket.socket] = ()) -> Any:
         """Returns the answer; ``sockets`` are given away. Raises GateFault."""
@@ -115,16 +258,28 @@ class Link:
         """Sends without waiting for the answer."""
         self._send(next(self._numbers), message)
 
-    async def close(self) -> None:
-        """Closes the channel, with which the process ends. Idempotent."""
+    def drop(self) -> None:
+        """Closes the connection. A gate without kept sessions ends with it. Idempotent."""
         self._gone(_CLOSED)
+
+    async def close(self, *, ends: bool) -> None:
+        """Closes the connection, and waits for the end of the process where it ``ends`` with it. Idempotent."""
         try:
-            async with asyncio.timeout(_END_BOUND_S):
-                await asyncio.shield(self._end)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await asyncio.shield(self._end)
+            process = os.pidfd_open(self.pid) if ends and self.alive else -1
+        except OSError:  # it ended already, or is in another pid namespace
+            process = -1
+        self.drop()
+        if process < 0:
+            return
+        try:
+            if not await asyncio.to_thread(_has_ended, process):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                await asyncio.to_thread(_has_ended, process)
+            for name in (_SOCKET, _LOG):
+                (self._directory / name).unlink(missing_ok=True)
+        finally:
+            os.close(process)
 
     def _send(self, number: int, message: Header, sockets: Sequence[socket.socket] = ()) -> None:
         self._channel.send({"id": number, **message}, sockets=sockets)
@@ -137,49 +292,33 @@ class Link:
             self._facts.set_result(message)
         elif operation == "trouble":
             self._on_fault(str(message["text"]))
+        elif operation == "refused":
+            self._gone(str(message["why"]))
         elif operation == "log":
             self.told[message["session"]] = message["log"]
+            if (hear := self.hears.get(message["session"])) is not None:
+                hear(message)
         elif (future := self._asked.get(message["id"])) is not None and not future.done():
             future.set_result(message)
 
     def _lost(self) -> None:
-        self._gone(_ENDED)
-
-    async def _watch(self) -> None:
-        """Waits for the end of the process and says why it ended."""
-        said = await _error_output(self._process)
-        code = await self._process.wait()
-        end = f"signal {-code}" if code < 0 else f"exit code {code}"
-        lines = said.splitlines()
-        self._gone(why := f"its process ended with {end}{': ' + lines[-1] if lines else ''}")
-        if self.why == _ENDED:
-            self.why = why
+        said = _said(self._directory)
+        self._gone(f"{_ENDED}: {said}" if said else _ENDED)
 
     def _gone(self, why: str) -> None:
-        first, self.why = not self.why, self.why or why
+        first, ready, self.why = not self.why, bool(self.facts), self.why or why
         self._channel.close()
         for future in (self._facts, *tuple(self._asked.values())):
             if not future.done():
-                future.set_exception(GateFault(f"the gate is gone: {self.why}"))
+                future.set_exception(_Gone(f"the gate is gone: {self.why}"))
                 future.exception()  # nobody may be waiting
         self._asked.clear()
-        if first and why != _CLOSED:
+        if first and ready and why != _CLOSED:
             self.on_end(why)
 
 
-async def _launch(uid: int) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Starts the process; returns it and our end of its channel. Raises GateFault."""
-    try:
-        return await start_own(_PROGRAM, _NEEDS, {"uid": uid}, _ENVIRONMENT, asyncio.subprocess.PIPE)
-    except OSError as error:
-        raise GateFault(f"the gate cannot start: {error.filename or ''} {error.strerror or error}") from error
-
-
-async def _error_output(process: asyncio.subprocess.Process, most: int = 2000) -> str:
-    """Returns the end of its standard error, once it has ended."""
-    said = b""
-    assert process.stderr is not None
-    with contextlib.suppress(OSError):
-        while data := await process.stderr.read(most):
-            said = (said + data)[-most:]
-    return said.decode("utf-8", "replace").strip()
+def _has_ended(process: int) -> bool:
+    """Returns whether the process of a descriptor has ended, for which it waits a while."""
+    watch = select.poll()
+    watch.register(process, select.POLLIN)
+    return bool(watch.poll(_END_BOUND_S * 1000))

@@ -7,8 +7,9 @@ import contextlib
 import errno
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT
 from skillyard.gate import dns_server as dns
@@ -19,13 +20,15 @@ from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT, refusal_for, s
 from skillyard.gate.relay.guard import Failure, Refused, Unreachable
 from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
-from skillyard.gate.session import Session
+from skillyard.gate.session import Door, Session
 from skillyard.gate.upstream import SandboxConnection
 
-Serve = Callable[[Session, Stream], Awaitable[None]]
+Serve = Callable[[Session, Stream], Coroutine[Any, Any, None]]
 
 _AT_ONCE = 32
 """Connections accepted before others have their turn."""
+_MOST_STRANGERS = 64
+"""Connections of one endpoint at once that have not shown its credential."""
 _CROWDED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LATER_S = 0.1
 _KEPT = 256
@@ -42,6 +45,8 @@ class Listeners:
         self._capacity = capacity
         self._on_fault = on_fault
         self._served: list[Listener | dns.Datagrams] = []
+        self.ports: list[int] = []
+        """Ports of streams that are listened on in the sandbox."""
 
     def add(self, sockets: Sequence[socket.socket]) -> None:
         """Serves them until :meth:`close`. Raises OSError for an unknown kind of socket."""
@@ -50,10 +55,17 @@ class Listeners:
             self._served.append(self._serve(sock))
             self._capacity.listening += 1
 
+    def add_endpoint(self, sock: socket.socket, credential: str) -> None:
+        """Serves proxy clients that show ``credential``, until :meth:`close`."""
+        sock.setblocking(False)
+        self._served.append(Endpoint(self._session, sock, self._capacity, self._on_fault, credential))
+        self._capacity.listening += 1
+
     def _serve(self, sock: socket.socket) -> Listener | dns.Datagrams:
         if sock.type == socket.SOCK_DGRAM:
             return dns.Datagrams(self._session, sock)
         _, port = endpoint(sock.getsockname())
+        self.ports.append(port)
         serve: Serve = {DNS_PORT: dns.serve, PROXY_PORT: serve_proxy}.get(port, serve_direct)
         return Listener(self._session, sock, serve, self._capacity, self._on_fault)
 
@@ -63,21 +75,22 @@ class Listeners:
             served.close()
         self._capacity.listening -= len(self._served)
         self._served.clear()
+        self.ports.clear()
 
 
-async def serve_proxy(session: Session, client: Stream) -> None:
+async def serve_proxy(session: Session, client: Stream, door: Door | None = None) -> None:
     """Serves HTTP and SOCKS, told apart by the first byte.
 
-    Raises as both do, after the client was told."""
-    async with asyncio.timeout(session.limits.idle_s):  # some programs connect ahead
-        first = await client.read()
+    Where there is a ``door``, it lets clients in. Raises as both do, after the client was told."""
+    async with asyncio.timeout(session.limits.idle_s if door is None else session.limits.header_s):
+        first = await client.read()  # some programs connect ahead
     client.unread(first)
     if not first:
         client.close()
     elif first[0] in socks.VERSIONS:
-        await socks.serve(session, client)
+        await socks.serve(session, client, door)
     else:
-        await http_proxy.serve(session, client)
+        await http_proxy.serve(session, client, door)
 
 
 class Listener:
@@ -127,16 +140,35 @@ class Listener:
             self._admit(Stream(sock, self._session.limits.idle_s))
 
     def _admit(self, client: Stream) -> None:
-        session, capacity = self._session, self._capacity
-        why = capacity.full_for(session.usage.connections) or session.usage.enter()
+        why = self._enter()
         if why is not None:
             self._turn_away(client, why)
             return
-        capacity.connections += 1
         connection = SandboxConnection(client)
-        session.connections.add(connection)
-        connection.task = self._loop.create_task(self._run(connection))
-        connection.task.add_done_callback(lambda _: self._over(connection))  # one that is ended at once never begins
+        self._begin(connection, self._serve(self._session, client), self._leave)
+
+    def _enter(self) -> str | None:
+        """Counts a connection; returns why it is not admitted, or None."""
+        session, capacity = self._session, self._capacity
+        why = capacity.full_for(session.usage.connections) or session.usage.enter()
+        capacity.connections += why is None
+        return why
+
+    def _leave(self) -> None:
+        self._session.usage.leave()
+        self._capacity.connections -= 1
+
+    def _begin(
+        self, connection: SandboxConnection, serving: Coroutine[Any, Any, None], over: Callable[[], None]
+    ) -> None:
+        def ended(_: asyncio.Task[None]) -> None:
+            serving.close()  # one that is ended at once never begins
+            self._session.connections.discard(connection)
+            over()
+
+        self._session.connections.add(connection)
+        connection.task = self._loop.create_task(self._run(connection, serving))
+        connection.task.add_done_callback(ended)
 
     def _turn_away(self, client: Stream, why: str) -> None:
         address, port = client.local
@@ -144,10 +176,10 @@ class Listener:
         self._session.refuse(via, self._session.name_of(address) or str(address), port, why, layer="limits")
         client.reset()
 
-    async def _run(self, connection: SandboxConnection) -> None:
+    async def _run(self, connection: SandboxConnection, serving: Coroutine[Any, Any, None]) -> None:
         connection.enter()
         try:
-            await self._serve(self._session, connection.client)
+            await serving
         except (Failure, OSError):
             pass  # the log has it, or a side went away
         except Exception as fault:  # noqa: BLE001 - one connection's fault must not be another's
@@ -155,10 +187,43 @@ class Listener:
         finally:
             connection.client.reset()
 
-    def _over(self, connection: SandboxConnection) -> None:
-        self._session.connections.discard(connection)
-        self._session.usage.leave()
-        self._capacity.connections -= 1
+
+class Endpoint(Listener):
+    """Accepts connections from anywhere.
+
+    Nothing of them counts for the session until they show its credential."""
+
+    def __init__(
+        self,
+        session: Session,
+        sock: socket.socket,
+        capacity: Capacity,
+        on_fault: Callable[[BaseException], None],
+        credential: str,
+    ) -> None:
+        super().__init__(session, sock, serve_proxy, capacity, on_fault)
+        self._credential = credential
+        self._strangers = 0
+
+    def _admit(self, client: Stream) -> None:
+        if self._strangers >= _MOST_STRANGERS:
+            client.reset()
+            return
+
+        def enter() -> str | None:
+            why = self._enter()
+            self._strangers -= why is None
+            return why
+
+        def over() -> None:
+            if door.passed:
+                self._leave()
+            else:
+                self._strangers -= 1
+
+        self._strangers += 1
+        door = Door(self._session, self._credential, enter)
+        self._begin(SandboxConnection(client), serve_proxy(self._session, client, door), over)
 
 
 class Capacity:

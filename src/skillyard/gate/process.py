@@ -1,4 +1,7 @@
-"""The gate's own process: it does what its server asks, and ends with its server."""
+"""The gate's own process: it does what its server asks.
+
+It ends with its server, unless it has kept sessions: then it goes on, and the next server connects to its socket.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,60 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import ssl
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from skillyard.domain.network.session import EgressPlan
 from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.dial import Dialer
 from skillyard.gate.listener import Capacity, Listeners, raise_descriptors
 from skillyard.gate.session import Session
 from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.trust import upstream_context
-from skillyard.gate.wire import MAX_MESSAGE, plan_in, policy_in
-from skillyard.ipc.channel import Channel, Header
+from skillyard.gate.wire import MAX_MESSAGE, PROTOCOL, plan_in, plan_out, policy_in
+from skillyard.ipc.channel import Channel, Header, encode
+from skillyard.ipc.peers import peer
 from skillyard.sandbox.native.linux import jail
 from skillyard.watches import new_event_loop
 
 _MOST_REASON = 500
 _TELL_S = 1.0
+_ALONE_S = 4.0
+"""How long a gate waits for its first server."""
+_BACKLOG = 8
+_MOST_LOG = 1 << 20
+"""Bytes that a gate may write to its log, which is its standard error: nothing else is open for writing."""
 
 
 def main(config: dict[str, Any]) -> None:
-    """Runs the gate.
+    """Runs the gate in the background, and says ``ready`` on standard output.
 
-    ``config`` has ``channel``, the descriptor of one end of a connected Unix socket; ``uid``, the user that a process
-    of root becomes; ``read``, Python's directories."""
-    channel = socket.socket(fileno=config["channel"])
+    ``config`` has ``listener``, the descriptor of a listening Unix socket; ``lock``, one that is held until the gate
+    has ended; ``uid``, the user that a process of root becomes; ``read``, Python's directories."""
+    if os.fork():  # the gate is nobody's child: it may outlive its server
+        os._exit(0)
+    listener = socket.socket(fileno=config["listener"])
+    owner = os.geteuid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's, meant for the server, which drains first
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_LOG, _MOST_LOG))
     descriptors = raise_descriptors()
     own = OwnAddresses()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     _load_lazily_imported()
     facts = jail.enter(config["uid"], (*config["read"], *jail.for_the_network()))
     gc.collect()
     gc.freeze()
+    listener.listen(_BACKLOG)  # once more: from here on the server sees our pid and user (unix(7), SO_PEERCRED)
+    os.write(1, b"ready")
+    os.dup2(null, 1)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(channel, own, descriptors, facts | {"descriptors": descriptors}))
+        runner.run(_serve(listener, owner, own, facts | {"descriptors": descriptors}))
 
 
 def _load_lazily_imported() -> None:
@@ -55,33 +76,76 @@ def _load_lazily_imported() -> None:
         socket.getaddrinfo("localhost", None)
 
 
-async def _serve(channel: socket.socket, own: OwnAddresses, descriptors: int, facts: dict[str, Any]) -> None:
-    service = Service(channel, Dialer(own), Capacity(descriptors))
+async def _serve(listener: socket.socket, owner: int, own: OwnAddresses, facts: dict[str, Any]) -> None:
+    service = Service(Dialer(own), Capacity(facts["descriptors"]), facts)
 
     def fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if isinstance(error := context.get("exception"), BaseException):
             service.report_fault(error)
 
-    asyncio.get_running_loop().set_exception_handler(fault)
-    service.tell({"op": "ready", **facts})
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(fault)
+    loop.add_reader(listener.fileno(), _accept, listener, owner, service)
     await service.ended.wait()
     os._exit(0)  # everything of a session is in this process; a lookup that hangs must not keep it
 
 
-class Service:
-    """Opens, plugs, changes, logs and closes sessions; ``ended`` is set when the server is gone."""
+def _accept(listener: socket.socket, owner: int, service: Service) -> None:
+    """Takes the connection of a server, which is a process of the user that started this one."""
+    try:
+        sock, _ = listener.accept()
+    except OSError:
+        return
+    if (uid := peer(sock)[1]) == owner:
+        service.connect(sock)
+    else:
+        service.report_fault(PermissionError(f"the user {uid} asked for a connection"))
+        sock.close()
 
-    def __init__(self, sock: socket.socket, dialer: Dialer, capacity: Capacity) -> None:
+
+class Service:
+    """Opens, plugs, changes, logs and closes sessions for one server at a time.
+
+    ``ended`` is set when the server is gone and no session is kept."""
+
+    def __init__(self, dialer: Dialer, capacity: Capacity, facts: Mapping[str, Any]) -> None:
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._dialer = dialer
         self._capacity = capacity
+        self._facts = facts
         self._sessions: dict[str, _Open] = {}
-        self._channel = Channel(self._loop, sock, self._message, self.ended.set, MAX_MESSAGE)
+        self._channel: Channel | None = None
         self._loop.call_later(_TELL_S, self._report_logs)
+        self._loop.call_later(_ALONE_S, self._leave)
+
+    def connect(self, sock: socket.socket) -> None:
+        """Serves the server at the other end of ``sock``; turns it away while there is another."""
+        if self.ended.is_set():
+            sock.close()
+            return
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                sock.send(encode({"op": "refused", "why": "it serves another server"}))
+            sock.close()
+            return
+        self._channel = Channel(self._loop, sock, self._message, self._lost, MAX_MESSAGE)
+        held = {opened.key: id for id, opened in self._sessions.items() if opened.key}
+        self.tell({"op": "ready", "protocol": PROTOCOL, "held": held, **self._facts})
+
+    def _lost(self) -> None:
+        self._channel = None
+        for id in [id for id, opened in self._sessions.items() if not opened.key]:
+            self._close({"session": id})
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._channel is None and not self._sessions:
+            self.ended.set()
 
     def tell(self, message: Header) -> None:
-        self._channel.send(message)
+        if self._channel is not None:
+            self._channel.send(message)
 
     def report_fault(self, fault: BaseException) -> None:
         """Reports an unforeseen fault for the server's log.
@@ -96,11 +160,14 @@ class Service:
     def _report_logs(self) -> None:
         """Sends logs that changed, so that a record has them should this process be lost."""
         self._loop.call_later(_TELL_S, self._report_logs)
-        for id, opened in () if self._channel.behind else self._sessions.items():
+        if self._channel is None or self._channel.behind:
+            return
+        for id, opened in self._sessions.items():
             if opened.session.log.changed:
                 opened.session.log.changed = False
                 try:
-                    self.tell({"op": "log", "session": id, "log": opened.session.report().as_dict()})
+                    told = opened.session.state if opened.key else {"log": opened.session.report().as_dict()}
+                    self.tell({"op": "log", "session": id, **told})
                 except Exception as fault:  # noqa: BLE001 - one session's fault is not another's
                     self.report_fault(fault)
 
@@ -118,7 +185,7 @@ class Service:
                 sock.close()
             for fd in fds:
                 os.close(fd)
-        self._channel.send(answer)
+        self.tell(answer)
 
     def _do(self, message: Header, sockets: list[socket.socket]) -> Any:
         if "open" in message:
@@ -126,10 +193,16 @@ class Service:
         match message["op"]:
             case "open":
                 return self._open(message)
+            case "attach":
+                return self._found(message).state
+            case "sealed":
+                return self._sealed(message)
             case "plug":
                 return self._found(message).listeners.add(sockets)
+            case "endpoint":
+                return self._endpoint(message, sockets)
             case "change":
-                return self._found(message).session.change(policy_in(message["policy"]))
+                return self._change(message)
             case "log":
                 return self._found(message).session.report().as_dict()
             case "close":
@@ -138,18 +211,49 @@ class Service:
                 raise LookupError(f"the gate knows no {other}")
 
     def _open(self, message: Header) -> Any:
-        """Opens a session, by itself or with its first request."""
+        """Opens a session, by itself or with its first request.
+
+        A kept one has a ``key``. One that is open goes on under a new plan; one that another gate had goes on from
+        ``before``, its state."""
         plan = plan_in(message["plan"])
-        interception = None
-        if plan.secrets:
-            verify = partial(_verifying, message["trusted"])
-            interception = Interception(plan.secrets, verify)
-            if not _verifying.cache_info().currsize:  # before the first connection has to wait for it
-                self._loop.run_in_executor(None, verify)
-        session = Session(message["session"], plan, self._dialer, interception)
-        self._sessions[session.id] = _Open(session, Listeners(session, self._capacity, self.report_fault))
-        self._capacity.sessions += 1
-        return {"trust": interception.trust.decode("ascii") if interception is not None else ""}
+        known = self._sessions.get(message["session"])
+        before = message.get("before")
+        authority = known.authority if known is not None else before["authority"] if before else ""
+        interception = self._interception(plan, message["trusted"], authority)
+        if known is None:
+            session = Session(message["session"], plan, self._dialer, interception, before)
+            listeners = Listeners(session, self._capacity, self.report_fault)
+            known = self._sessions[session.id] = _Open(session, listeners, plan, message.get("key", ""))
+            if known.key and before is None:
+                session.names.sealed = 0
+            self._capacity.sessions += 1
+        else:
+            known.session.renew(plan, interception)
+            known.plan = plan
+        trust = interception.trust.decode("ascii") if interception is not None else ""
+        return {"trust": trust, **known.state} if known.key else {"trust": trust}
+
+    def _interception(self, plan: EgressPlan, trusted: str, before: str) -> Interception | None:
+        """Returns the end of TLS where there are secrets. Its authority is that of ``before`` for the same hosts."""
+        if not plan.secrets:
+            return None
+        verify = partial(_verifying, trusted)
+        if not _verifying.cache_info().currsize:  # before the first connection has to wait for it
+            self._loop.run_in_executor(None, verify)
+        return Interception(plan.secrets, verify, before)
+
+    def _sealed(self, message: Header) -> None:
+        self._found(message).session.names.sealed = int(message["next"])
+
+    def _endpoint(self, message: Header, sockets: list[socket.socket]) -> None:
+        found, (sock,) = self._found(message), sockets
+        found.listeners.add_endpoint(sock, message["endpoint"]["credential"])
+        found.endpoints.append(message["endpoint"])
+
+    def _change(self, message: Header) -> None:
+        found, policy = self._found(message), policy_in(message["policy"])
+        found.plan = replace(found.plan, policy=policy)
+        found.session.change(policy)
 
     def _close(self, message: Header) -> Any:
         opened = self._found(message)
@@ -174,6 +278,27 @@ def _verifying(trusted: str) -> ssl.SSLContext:
 
 
 class _Open:
-    def __init__(self, session: Session, listeners: Listeners) -> None:
+    """A session with its sockets. A kept one has a ``key``."""
+
+    def __init__(self, session: Session, listeners: Listeners, plan: EgressPlan, key: str) -> None:
         self.session = session
         self.listeners = listeners
+        self.plan = plan
+        self.key = key
+        self.endpoints: list[Header] = []
+
+    @property
+    def authority(self) -> str:
+        interception = self.session.interception
+        return "" if interception is None else interception.kept
+
+    @property
+    def state(self) -> Header:
+        """Returns all that the next server needs, secrets and keys included."""
+        return {
+            **self.session.state,
+            "plan": plan_out(self.plan),
+            "authority": self.authority,
+            "endpoints": self.endpoints,
+            "ports": self.listeners.ports,
+        }

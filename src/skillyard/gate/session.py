@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from skillyard.domain.network.address import Address, closed
 from skillyard.domain.network.policy import Decision, Policy
-from skillyard.domain.network.session import MOST_REASON, Connection, EgressPlan, NetworkLog
+from skillyard.domain.network.session import ENDPOINT_USER, MOST_REASON, Connection, EgressPlan, NetworkLog
 from skillyard.gate.addresses import Host
 from skillyard.gate.dial import Dialer
 from skillyard.gate.relay.guard import Ended, Failure, Refused, Unreachable
 from skillyard.gate.tls.intercept import Interception
 from skillyard.gate.upstream import SandboxConnection, Upstream, Usage
+from skillyard.gate.wire import AHEAD, log_in
 
 POOL = ipaddress.IPv4Network("198.18.0.0/15")
 """Addresses that stand for names inside one session; no network routes them (RFC 2544)."""
@@ -35,9 +38,17 @@ _Key = tuple[str, str, int, bool, str, str, str, tuple[str, ...]]
 class Session:
     """Reaches servers within a policy and logs each connection.
 
-    :meth:`change` replaces ``policy``. ``interception`` is there when there are secrets at the gate."""
+    :meth:`change` replaces ``policy``. ``interception`` is there when there are secrets at the gate. ``before`` is the
+    :attr:`state` of a session that goes on here."""
 
-    def __init__(self, id: str, plan: EgressPlan, dialer: Dialer, interception: Interception | None = None) -> None:
+    def __init__(
+        self,
+        id: str,
+        plan: EgressPlan,
+        dialer: Dialer,
+        interception: Interception | None = None,
+        before: Mapping[str, Any] | None = None,
+    ) -> None:
         self.id = id
         self.policy = plan.policy
         self.limits = plan.limits
@@ -52,10 +63,36 @@ class Session:
         self._tried: dict[int, Connection] = {}
         """Connections that are being looked up or dialled."""
         self._began = time.monotonic()
+        if before is not None:
+            self._began = before["began"]
+            self.names.restore(before["names"], before["next"])
+            self.usage.sent_bytes, self.usage.received_bytes, self.usage.connections_total = before["usage"]
+            self.log.restore(log_in(before["log"]))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Returns all that another process needs to go on, beside the plan and the authority."""
+        usage = self.usage
+        return {
+            "began": self._began,
+            "names": self.names.given,
+            "next": self.names.next,
+            "usage": [usage.sent_bytes, usage.received_bytes, usage.connections_total],
+            "log": self.report().as_dict(),
+        }
+
+    def renew(self, plan: EgressPlan, interception: Interception | None) -> None:
+        """Goes on under a new plan."""
+        self.limits = self.usage.limits = plan.limits
+        self.interception = interception
+        self.change(plan.policy)
 
     def address_of(self, name: str) -> Address | None:
         """Returns the synthetic address of a canonical name; None when there are too many."""
-        return self.names.address_of(name)
+        next = self.names.next
+        found = self.names.address_of(name)
+        self.log.changed |= self.names.next != next
+        return found
 
     def name_of(self, address: Address) -> str | None:
         """Returns the name that a synthetic address stands for."""
@@ -170,6 +207,29 @@ class Session:
         )
 
 
+class Door:
+    """Lets one client of an endpoint in that shows the session's credential. ``enter`` counts it then."""
+
+    def __init__(self, session: Session, credential: str, enter: Callable[[], str | None]) -> None:
+        self._session = session
+        self._wanted = f"{ENDPOINT_USER}:{credential}".encode()
+        self._enter = enter
+        self.passed = False
+
+    def knows(self, shown: bytes | None) -> bool:
+        """Returns whether this is ``USER:CREDENTIAL``."""
+        return shown is not None and hmac.compare_digest(shown, self._wanted)
+
+    def check(self, via: str, shown: bytes | None) -> None:
+        """Checks the words that each request shows. Raises Refused, which is logged."""
+        if not self.knows(shown):
+            raise self._session.refuse(via, "", 0, "the credential of the endpoint is missing or wrong")
+        if not self.passed:
+            if (why := self._enter()) is not None:
+                raise self._session.refuse(via, "", 0, why, layer="limits")
+            self.passed = True
+
+
 class _Judged(Failure):
     """The policy allows none of the target's addresses."""
 
@@ -181,26 +241,46 @@ class _Judged(Failure):
 class SyntheticAddresses:
     """Gives each name one address for the life of a session.
 
-    Programs keep addresses beyond any time to live."""
+    Programs keep addresses beyond any time to live. ``next`` is the place of the next name; ``sealed`` is how far a
+    server has sealed them, None where nobody does."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, ipaddress.IPv4Address] = {}
-        self._names: list[str] = []
+        self._by_name: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self.next = 0
+        self.sealed: int | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Returns the place of each name."""
+        return self._by_name
+
+    def restore(self, given: Mapping[str, int], next: int) -> None:
+        """Takes the names of a session that goes on. Raises ValueError for places that are not below ``next``."""
+        if not all(0 <= place < next for place in given.values()):
+            raise ValueError("a name has a place that nobody gave")
+        self._by_name = dict(given)
+        self._names = {place: name for name, place in given.items()}
+        self.next = self.sealed = next
 
     def address_of(self, name: str) -> ipaddress.IPv4Address | None:
         """Returns None when the session has asked for too many names."""
-        found = self._by_name.get(name)
-        if found is None and len(self._names) < MOST_NAMES:
-            found = ipaddress.IPv4Address(int(POOL.network_address) + _FIRST + len(self._names))
-            self._by_name[name] = found
-            self._names.append(name)
-        return found
+        place = self._by_name.get(name)
+        if place is None and self._has_room():
+            place, self.next = self.next, self.next + 1
+            self._by_name[name] = place
+            self._names[place] = name
+        return None if place is None else POOL[_FIRST + place]
 
     def name_of(self, address: Address) -> str | None:
         if address not in POOL:
             return None
-        at = int(address) - int(POOL.network_address) - _FIRST
-        return self._names[at] if 0 <= at < len(self._names) else None
+        return self._names.get(int(address) - int(POOL.network_address) - _FIRST)
+
+    def _has_room(self) -> bool:
+        if len(self._names) >= MOST_NAMES or _FIRST + self.next >= POOL.num_addresses:
+            return False
+        return self.sealed is None or self.next < self.sealed + AHEAD
 
 
 class Log:
@@ -210,6 +290,12 @@ class Log:
         self._kinds: dict[_Key, Connection] = {}
         self._dropped = 0
         self.changed = False
+
+    def restore(self, before: NetworkLog) -> None:
+        """Takes over the log of a session that goes on."""
+        self._dropped = before.dropped
+        for one in before.connections:
+            self.add(one)
 
     def add(self, one: Connection) -> None:
         """Counts ``one``, which is not kept."""

@@ -1,6 +1,6 @@
-"""SOCKS5 (RFC 1928), without authentication: connections by name or address.
+"""SOCKS5 (RFC 1928): connections by name or address.
 
-There is no other command, and no SOCKS4.
+Endpoints ask for a user and a password (RFC 1929). There is no other command, and no SOCKS4.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from skillyard.gate.addresses import Host
 from skillyard.gate.relay.guard import Failure, Refused, Unreachable
 from skillyard.gate.relay.relay import tunnel
 from skillyard.gate.relay.stream import Stream
-from skillyard.gate.session import Session
+from skillyard.gate.session import Door, Session
 
 VIA = "socks5"
 VERSIONS = (4, 5)
 """The first byte of a SOCKS client."""
 _NO_AUTHENTICATION, _NONE_OF_THEM = b"\x05\x00", b"\x05\xff"
+_PASSWORD = 2
 _CONNECT = 1
 _COMMANDS = {2: "BIND", 3: "UDP ASSOCIATE"}
 _IPV4, _NAME, _IPV6 = 1, 3, 4
@@ -39,11 +40,11 @@ class _Denied(Refused):
         self.code, self.host, self.port = code, host, port
 
 
-async def serve(session: Session, client: Stream) -> None:
-    """Serves one connection. Raises as streams do, and Failure once the client was told."""
+async def serve(session: Session, client: Stream, door: Door | None = None) -> None:
+    """Serves one connection, which ``door`` lets in. Raises as streams do, and Failure once the client was told."""
     try:
         async with asyncio.timeout(session.limits.header_s):
-            host, port = await _asked(client)
+            host, port = await _asked(client, door)
     except _Gone:
         client.close()
         return
@@ -66,17 +67,22 @@ async def serve(session: Session, client: Stream) -> None:
     await tunnel(session, client, upstream)
 
 
-async def _asked(client: Stream) -> tuple[Host, int]:
-    """Returns the target that the client asks for. Raises _Gone and _Denied."""
+async def _asked(client: Stream, door: Door | None) -> tuple[Host, int]:
+    """Returns the target that the client asks for. Raises _Gone, _Denied, and Refused of ``door``."""
     version = (await _exactly(client, 1))[0]
     if version != 5:
         raise _Denied(-1, "SOCKS4, which is not spoken here: use SOCKS5 (socks5h)")
     methods = await _exactly(client, (await _exactly(client, 1))[0])
-    if 0 not in methods:
+    if (0 if door is None else _PASSWORD) not in methods:
         await client.write(_NONE_OF_THEM)
         await client.finish()
+        if door is not None:
+            door.check(VIA, None)
         raise _Gone
-    await client.write(_NO_AUTHENTICATION)
+    if door is None:
+        await client.write(_NO_AUTHENTICATION)
+    else:
+        await _let_in(client, door)
     version, command, reserved, kind = await _exactly(client, 4)
     if version != 5 or reserved:
         raise _Denied(_FAILED, "a malformed SOCKS5 request")
@@ -89,6 +95,21 @@ async def _asked(client: Stream) -> tuple[Host, int]:
     if not port:
         raise _Denied(_NOT_ALLOWED, "SOCKS5 to port 0", text, port)
     return host, port
+
+
+async def _let_in(client: Stream, door: Door) -> None:
+    """Asks for user and password (RFC 1929). Raises Refused once the client was told, and _Gone."""
+    await client.write(bytes([5, _PASSWORD]))
+    version = (await _exactly(client, 1))[0]
+    user = await _exactly(client, (await _exactly(client, 1))[0])
+    password = await _exactly(client, (await _exactly(client, 1))[0])
+    try:
+        door.check(VIA, user + b":" + password if version == 1 else None)
+    except Refused:
+        await client.write(b"\x01\x01")
+        await client.finish()
+        raise
+    await client.write(b"\x01\x00")
 
 
 async def _host(client: Stream, kind: int) -> tuple[str, Host | None]:

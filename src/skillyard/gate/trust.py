@@ -18,6 +18,7 @@ from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 
 _SUFFIX = ".pem"
+_KEPT = "kept-"
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora and its kin
@@ -49,7 +50,8 @@ TRUST_ENV: Mapping[str, str] = dict.fromkeys(_NAMED_BY, TRUST_FILE)
 class TrustFiles:
     """Keeps the files of sessions in ``directory``, which becomes this server's alone (0700).
 
-    Files that a crashed server left are removed. ``ca_file`` has further certificates that the operator trusts (PEM).
+    Files that a crashed server left are removed, but for those of kept sessions, which have the session's key in their
+    name. ``ca_file`` has further certificates that the operator trusts (PEM).
     """
 
     def __init__(self, directory: Path, ca_file: Path | None = None) -> None:
@@ -58,11 +60,24 @@ class TrustFiles:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         for left in directory.glob(f"*{_SUFFIX}"):
-            left.unlink(missing_ok=True)
+            if not left.name.startswith(_KEPT):
+                left.unlink(missing_ok=True)
 
-    def write(self, authority: bytes) -> Mount:
-        """Writes a file with ``authority`` (PEM) in it, which never changes. Raises OSError."""
-        path = self._directory / f"{token_hex(16)}{_SUFFIX}"
+    def kept(self, key: str) -> Mount | None:
+        """Returns the newest file of a kept session, None when it has none."""
+        found = sorted(self._directory.glob(f"{_KEPT}{key}.*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        return Mount(Content(found[-1].name, found[-1]), TRUST_FILE) if found else None
+
+    def forget(self, key: str) -> None:
+        """Removes the files of a kept session. Idempotent."""
+        for path in self._directory.glob(f"{_KEPT}{key}.*{_SUFFIX}"):
+            path.unlink(missing_ok=True)
+
+    def write(self, authority: bytes, key: str = "") -> Mount:
+        """Writes a file with ``authority`` (PEM) in it, which never changes.
+
+        ``key`` is that of a kept session. Raises OSError."""
+        path = self._directory / f"{f'{_KEPT}{key}.' if key else ''}{token_hex(16)}{_SUFFIX}"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o400)
         try:
             with os.fdopen(file, "wb") as out:

@@ -15,6 +15,14 @@ from skillyard.domain.network.session import Connection, EgressLimits, EgressPla
 MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of one message: a plan holds rules, secrets and the operator's certificates."""
 
+PROTOCOL = 1
+"""The version of the messages between server and gate, and of what they say. A gate outlives its server, so both may
+be of different releases."""
+
+AHEAD = 1024
+"""Names of a kept session that may be given before its server sealed them. A gate that opens the session again skips
+as many addresses: those may stand for names that only the dead gate knew."""
+
 _rule = lru_cache(4096)(parse_rule)
 
 

@@ -1,13 +1,17 @@
-"""The gate port: the only way out of a sandbox with a network policy."""
+"""The gate port: the only way out of a sandbox with a network policy.
+
+A session ends with its server, or is *kept*: then it outlives its server, and is opened again when its gate dies. Its
+state is sealed in a :class:`SessionStore` for that.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from skillyard.domain.network.policy import Policy
-from skillyard.domain.network.session import EgressPlan, NetworkLog
+from skillyard.domain.network.session import EgressPlan, Endpoint, EndpointKind, NetworkLog
 from skillyard.domain.sandbox.spec import Mount
 
 
@@ -27,11 +31,21 @@ class GateSession(Protocol):
         """Files that the sandbox needs, such as the certificates to trust."""
         ...
 
+    @property
+    def policy(self) -> Policy:
+        """Returns the rules in force."""
+        ...
+
     async def change(self, policy: Policy) -> None:
         """Changes the rules of a session, which are in force when this returns.
 
-        They hold for new connections; open ones that they do not allow are ended.
+        They hold for new connections; open ones that they do not allow are ended. A kept session has them again after
+        its gate died.
         """
+        ...
+
+    def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
+        """Calls ``plug`` when a kept session was opened again, to plug its sandbox in again."""
         ...
 
     async def log(self) -> NetworkLog:
@@ -39,7 +53,7 @@ class GateSession(Protocol):
         ...
 
     async def close(self) -> NetworkLog:
-        """End every connection, forget every secret; the whole log. Idempotent."""
+        """End every connection, forget every secret, erase what was sealed; the whole log. Idempotent."""
         ...
 
 
@@ -58,12 +72,66 @@ class Plug(Protocol):
         session's log."""
         ...
 
+    def served(self, session: str) -> Collection[int]:
+        """Returns the ports of streams on which the gate listens for a session, if it is open."""
+        ...
+
 
 class Gate(Plug, Protocol):
-    async def open(self, key: str, plan: EgressPlan) -> GateSession:
-        """A session for one run, ``key`` its id. Raises GateFault."""
+    async def open(self, key: str, plan: EgressPlan, kept: bool = False) -> GateSession:
+        """A session for one run, ``key`` its id. Raises GateFault.
+
+        A kept session whose key is open goes on under the new plan: placeholders, certificates, names and log of
+        before stay valid, since the sandbox may have them already.
+        """
+        ...
+
+    async def attach(self, key: str) -> GateSession:
+        """Returns the kept session of an earlier server, or of a gate that died.
+
+        Raises GateFault when there is none."""
+        ...
+
+    async def held(self) -> Collection[str]:
+        """Returns the keys of all kept sessions, also of those that are left as sealed state.
+
+        Raises GateFault."""
+        ...
+
+    async def discard(self, key: str) -> None:
+        """Ends a kept session whose sandbox is gone, and erases it. Idempotent. Raises GateFault."""
+        ...
+
+    async def endpoint(self, key: str, kind: EndpointKind) -> Endpoint:
+        """Returns a new endpoint of the open session ``key``, which lasts as long as the session.
+
+        Raises GateFault for a session that is not open and a kind that this host does not have."""
         ...
 
     async def close(self) -> None:
-        """End every session. Idempotent."""
+        """End every session that is not kept. Idempotent."""
+        ...
+
+
+class SessionStore(Protocol):
+    """The sealed state of kept sessions.
+
+    Without the store's key, nobody can read it, change it or give it to another session."""
+
+    async def put(self, key: str, state: bytes) -> None:
+        """Seals the state of a session in the place of an earlier one.
+
+        It survives the end of processes, not of the host, as sandboxes do. Raises StoreFault without a key."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """Returns a session's state, None when there is none. Raises StoreFault for one that cannot be opened."""
+        ...
+
+    async def erase(self, key: str) -> None:
+        """Erases a session's state, also without a key. Idempotent. Raises StoreFault."""
+        ...
+
+    async def keys(self) -> Collection[str]:
+        """Returns the keys of all sessions, also without a key. Raises StoreFault."""
         ...

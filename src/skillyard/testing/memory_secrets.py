@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from skillyard.domain.checks import check_page
-from skillyard.domain.errors import SecretNotFound
+from skillyard.domain.errors import SecretNotFound, StoreFault
 from skillyard.domain.secret import (
     EVERYBODY,
     Delivery,
@@ -135,3 +136,28 @@ class MemorySecretAudit:
         before = len(self._events)
         self._events = [(number, event) for number, event in self._events if event.at >= older_than]
         return before - len(self._events)
+
+
+class MemorySessions:
+    """A :class:`skillyard.ports.gate.SessionStore`."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, bytes] = {}
+
+    async def put(self, key: str, state: bytes) -> None:
+        self._states[_checked(key)] = state
+
+    async def get(self, key: str) -> bytes | None:
+        return self._states.get(_checked(key))
+
+    async def erase(self, key: str) -> None:
+        self._states.pop(key, None)
+
+    async def keys(self) -> Collection[str]:
+        return tuple(self._states)
+
+
+def _checked(key: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", key):
+        raise StoreFault("the key of a session must be 1 to 128 letters, digits, '_' and '-'")
+    return key

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skillyard.domain.errors import GateFault
 from skillyard.domain.network.policy import Policy
-from skillyard.domain.network.session import DNS_PORT, Connection, EgressPlan, NetworkLog
+from skillyard.domain.network.session import DNS_PORT, Connection, EgressPlan, Endpoint, EndpointKind, NetworkLog
 from skillyard.domain.sandbox.spec import Mount
 
 KNOWN_NAME, KNOWN_ADDRESS = "known.test", "198.18.0.2"
@@ -50,6 +50,13 @@ class TwinSession:
     def ports(self) -> list[int]:
         """Of streams that are listened on."""
         return sorted(s.getsockname()[1] for s in self._listeners if s.type == socket.SOCK_STREAM)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy()
+
+    def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
+        """Does nothing: a twin is never opened again."""
 
     def cut(self) -> None:
         """As the death of the gate's process: everything is closed at once."""
@@ -142,9 +149,37 @@ class TwinGate:
 
     def __init__(self) -> None:
         self.sessions: dict[str, TwinSession] = {}
+        self.kept: set[str] = set()
 
-    async def open(self, key: str, plan: EgressPlan | None = None) -> TwinSession:  # noqa: ARG002 - as the port has it
+    async def open(
+        self,
+        key: str,
+        plan: EgressPlan | None = None,  # noqa: ARG002 - as the port has it
+        kept: bool = False,
+    ) -> TwinSession:
+        if kept:
+            self.kept.add(key)
         return self.sessions.setdefault(key, TwinSession(key))
+
+    async def attach(self, key: str) -> TwinSession:
+        if key not in self.kept:
+            raise GateFault(f"there is no kept session '{key}'")
+        return self.sessions[key]
+
+    async def held(self) -> Collection[str]:
+        return frozenset(self.kept)
+
+    async def discard(self, key: str) -> None:
+        if key in self.kept:
+            self.kept.discard(key)
+            await self.sessions.pop(key).close()
+
+    async def endpoint(self, key: str, kind: EndpointKind) -> Endpoint:
+        raise GateFault(f"no endpoint of the kind {kind.value} can be had of a twin for '{key}'")
+
+    def served(self, session: str) -> Collection[int]:
+        found = self.sessions.get(session)
+        return () if found is None else found.ports()
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         found = self.sessions.get(session)

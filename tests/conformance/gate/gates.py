@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy, parse_rules
 from skillyard.domain.network.session import Connection, EgressLimits, EgressPlan, NetworkLog
-from skillyard.gate.client import ProcessGate, ProcessSession
+from skillyard.gate.client import ProcessGate
+from skillyard.gate.client_session import ProcessSession
 from tests.conformance.gate.rooms import Room
 
 BOUND_S = 20.0

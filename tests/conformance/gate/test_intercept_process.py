@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -55,7 +54,7 @@ def plan(outside: Outside, *secrets: GateSecret) -> EgressPlan:
 def asked(sandbox: Plugged, address: str, outside: Outside, placeholder: str) -> bytes:
     """What a program is told that trusts the session's file and nobody else."""
     port = outside.https.port
-    context = ssl.create_default_context(cafile=str(sandbox.session.mounts[0].source))
+    context = ssl.create_default_context(cafile=str(sandbox.session.mounts[0].source.path))
     head = ("GET /echo HTTP/1.1", f"Host: api.test:{port}", "Connection: close", f"X-Key: {placeholder}", "", "")
     with context.wrap_socket(sandbox.room.dial(address, port), server_hostname="api.test") as sock:
         sock.sendall("\r\n".join(head).encode())
@@ -78,7 +77,7 @@ async def test_a_program_that_knows_no_proxy(
     assert logged.secrets == ("KEY",)
     assert (logged.via, logged.host) == ("direct", "api.test")
     assert TOKEN not in repr(await sandbox.session.close())
-    assert os.listdir(directory) == []
+    assert list(directory.glob("*.pem")) == []
 
 
 async def test_without_secrets_there_is_no_authority(rooms: Rooms, gate: ProcessGate, outside: Outside) -> None:
@@ -92,7 +91,7 @@ async def test_what_cannot_be_bound_opens_no_session(gate: ProcessGate, outside:
     with pytest.raises(GateFault) as raised:
         await gate.open("run", plan(outside, secret("*")))
     assert TOKEN not in str(raised.value)
-    assert os.listdir(directory) == []
+    assert list(directory.glob("*.pem")) == []
 
 
 async def test_each_session_has_an_authority_of_its_own(gate: ProcessGate, outside: Outside) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,9 @@ class Refusing:
     def __init__(self) -> None:
         self.given: list[Sequence[socket.socket]] = []
         self.may_fail = asyncio.Event()
+
+    def served(self, session: str) -> Collection[int]:
+        return ()
 
     async def plug(self, session: str, sockets: Sequence[socket.socket]) -> None:
         self.given.append(sockets)

@@ -107,7 +107,15 @@ def test_a_gate_that_dies_is_told_of_and_started_again(tmp_path: Path) -> None:
 
 
 def gate(server: Server) -> int:
-    """The child of the server that runs the gate's program."""
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    (found,) = [pid for pid in children if b"skillyard.gate.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    """The process of the server's gate, whose command line names its directory."""
+    wanted = (b"skillyard.gate.process", str(server.data_dir / "run" / "gate").encode())
+    commands = {path.parent.name: _command(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+    (found,) = [pid for pid, command in commands.items() if all(word in command for word in wanted)]
     return int(found)
+
+
+def _command(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -13,6 +13,7 @@ from skillyard.domain.blob import BlobLimits
 from skillyard.domain.skill.publication import PublicationLimits
 from skillyard.ports.approvals import ApprovalStore
 from skillyard.ports.blobs import BlobStore
+from skillyard.ports.gate import SessionStore
 from skillyard.ports.publications import PublicationStore
 from skillyard.ports.records import RecordStore
 from skillyard.ports.secrets import SecretAudit, SecretStore
@@ -20,6 +21,7 @@ from skillyard.ports.tokens import TokenStore
 from skillyard.stores.files.blobs import LocalBlobs
 from skillyard.stores.files.tokens import FileTokens
 from skillyard.stores.seal.secrets import SealedSecrets
+from skillyard.stores.seal.sessions import SealedSessions
 from skillyard.stores.sqlite.approvals import SqliteApprovals
 from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.publications import SqlitePublications
@@ -28,7 +30,8 @@ from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
 from skillyard.testing.memory import ManualClock, MemoryRecords, MemoryTokens, SeqIds
 from skillyard.testing.memory_blobs import MemoryBlobs
 from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
-from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
+from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets, MemorySessions
+from tests.unit.stores.seal.sealed import own_keys
 
 
 class Makers:
@@ -62,6 +65,11 @@ class Makers:
             store = LocalBlobs(database, directory / "blobs", clock, SeqIds(), limits=limits)
             await store.prepare()
             yield store
+
+    @asynccontextmanager
+    async def sessions(self) -> AsyncIterator[SessionStore]:
+        directory = self._directory()
+        yield MemorySessions() if self._twin else SealedSessions(directory / "sessions", own_keys(directory))
 
     @asynccontextmanager
     async def secrets(self, clock: ManualClock, keep: int) -> AsyncIterator[SecretStore]:

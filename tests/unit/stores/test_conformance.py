@@ -15,6 +15,7 @@ from skillyard.testing import (
     secrets_suite,
     tokens_suite,
 )
+from skillyard.testing.gate_suite import sessions
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,11 @@ async def test_blobs(check: Any, makers: Any) -> None:
 @each(secrets_suite.CHECKS)
 async def test_secrets(check: Any, makers: Any) -> None:
     await check(makers.secrets)
+
+
+@each(sessions.CHECKS)
+async def test_sessions(check: Any, makers: Any) -> None:
+    await check(makers.sessions)
 
 
 @each(secret_audit_suite.CHECKS)

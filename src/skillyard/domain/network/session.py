@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from secrets import token_hex
 from typing import Any
 
@@ -13,6 +14,9 @@ from skillyard.domain.network.rule import Rule
 DNS_PORT = 53
 PROXY_PORT = 3128
 """Where HTTP and SOCKS5 proxy clients find the gate, at 127.0.0.1 inside."""
+ENDPOINT_USER = "skillyard"
+"""The user beside the credential of an endpoint."""
+_LOCAL = "localhost,127.0.0.1,::1"
 TRUST_FILE = "/run/egress/ca.pem"
 """Where a sandbox finds the certificates to trust, among them its session's authority."""
 PLACEHOLDER_PREFIX = "skillyard-secret-"
@@ -78,6 +82,38 @@ class Egress:
 
     session: str
     ports: tuple[int, ...] = ()
+
+
+class EndpointKind(Enum):
+    """The kinds of addresses at which an endpoint of the gate can listen."""
+
+    UNIX = "unix"
+    TCP = "tcp"
+    VSOCK = "vsock"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A session's own proxy (HTTP, SOCKS5), for a sandbox whose namespace we cannot enter.
+
+    ``address`` is a path, ``HOST:PORT`` of the loopback, or ``CID:PORT``. Every request needs ``credential``."""
+
+    kind: EndpointKind
+    address: str
+    credential: str = field(repr=False)
+
+    def env(self, at: str) -> Mapping[str, str]:
+        """Returns the variables for programs that find the endpoint at ``at`` (``HOST:PORT``)."""
+        return proxy_env(f"http://{ENDPOINT_USER}:{self.credential}@{at}")
+
+
+def proxy_env(url: str) -> dict[str, str]:
+    """Returns the variables that name a proxy.
+
+    ALL_PROXY is not among them: httpx fails on it without a SOCKS library. ftp clients and others take the transparent
+    path."""
+    names = (name for word in ("http_proxy", "https_proxy") for name in (word, word.upper()))
+    return dict.fromkeys(names, url) | dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL)
 
 
 def ports_of(policy: Policy) -> tuple[int, ...]:

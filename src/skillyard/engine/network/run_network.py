@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import GateFault, InvalidInput, SandboxGone
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.network.rule import Rule
-from skillyard.domain.network.session import MOST_REASON, Egress, EgressPlan, NetworkLog, ports_of
+from skillyard.domain.network.session import MOST_REASON, Connection, Egress, EgressPlan, NetworkLog, ports_of
 from skillyard.domain.sandbox.spec import SandboxSpec
 from skillyard.engine.network.grant import layers_of
 from skillyard.engine.secrets.redact import Redaction
@@ -46,34 +46,65 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class NetworkGrant:
-    """The plan that ``gate`` gets, and the secrets that are removed from its answers."""
+    """The plan that ``gate`` gets, and the secrets that are removed from its answers.
+
+    A ``kept`` network outlives its server: that of a run that does."""
 
     gate: Gate
     plan: EgressPlan
     redaction: Redaction
+    kept: bool = False
 
 
 class RunNetwork:
     """The network of one run: :meth:`begin`, :meth:`join`, :meth:`enter`, then :meth:`close`.
 
-    Any number of :meth:`change` and :meth:`so_far` may stand before the last."""
+    Any number of :meth:`change` and :meth:`so_far` may stand before the last. That of a run which an earlier server
+    began starts with :meth:`of_record` and :meth:`resume` instead."""
 
     def __init__(self, run_id: str, grant: NetworkGrant) -> None:
         self._run_id = run_id
         self._gate = grant.gate
         self._plan = grant.plan
+        self._kept = grant.kept
         self._redaction = grant.redaction
+        self._first = first_record(grant.plan.policy)
         self._granted = self._policy = grant.plan.policy
         self._changes: list[Change] = []
         self._opening: asyncio.Task[GateSession] | None = None
+        self._resumed: GateSession | None = None
+        self._unplugged = ""
+        """Why the sandbox could not be plugged into another gate."""
         self._sandbox: Sandbox | None = None
-        self._ports: frozenset[int] = frozenset()
+        self._ports: frozenset[int] | None = None
+        """Ports that the sandbox listens on for its gate; None while nobody knows."""
         self._closed: NetworkLog | None = None
         self._busy = asyncio.Lock()
 
+    @classmethod
+    def of_record(cls, run_id: str, gate: Gate, redaction: Redaction, told: Mapping[str, Any]) -> RunNetwork:
+        """Returns the kept network of a run whose record says ``told`` of it, to be resumed."""
+        network = cls(run_id, NetworkGrant(gate, EgressPlan(Policy()), redaction, kept=True))
+        network._first = {**network._first, "layers": told["layers"]}
+        network._changes = [Change(c["at"], c["by"], c["layer"], tuple(c["rules"])) for c in told["changes"]]
+        return network
+
+    async def resume(self, sandbox: Sandbox) -> None:
+        """Goes on with the session of an earlier server, or of a gate that died.
+
+        ``sandbox`` is plugged in again where the gate lost its sockets. Raises GateFault, also for a session that
+        nobody has; SandboxGone."""
+        session = await _bounded(self._gate.attach(self._run_id))
+        async with self._busy:
+            self._resumed = session
+            self._policy = session.policy
+            self._granted = replace(self._policy, layers=tuple(x for x in self._policy.layers if x.name != LIVE))
+            await self._take(session, sandbox)
+
     def begin(self, tasks: Tasks) -> None:
         """Ask for the session; other work goes on meanwhile."""
-        self._opening = tasks.spawn(_bounded(self._gate.open(self._run_id, self._plan)), f"network of {self._run_id}")
+        opening = self._gate.open(self._run_id, self._plan, self._kept)
+        self._opening = tasks.spawn(_bounded(opening), f"network of {self._run_id}")
 
     async def join(self, spec: SandboxSpec) -> SandboxSpec:
         """``spec`` with the way out. Raises GateFault."""
@@ -87,9 +118,29 @@ class RunNetwork:
         Variables that a skill declares go before those. Raises GateFault, SandboxGone."""
         session = await self._session()
         async with self._busy:
-            self._sandbox = sandbox
-            await self._plug(session)
+            await self._take(session, sandbox)
         return {**guest, "env": {**session.env, **guest["env"]}}
+
+    async def _take(self, session: GateSession, sandbox: Sandbox) -> None:
+        """Takes the sandbox of the run, and keeps it plugged in when a kept session is opened again."""
+        self._sandbox = sandbox
+        if self._kept:  # the gate may have died since the sandbox was made
+            session.attend(self._plug_again)
+            self._ports = None
+        await self._plug(session)
+
+    async def _plug_again(self) -> None:
+        async with self._busy:
+            if self._closed is None:
+                self._ports = None
+                try:
+                    await self._plug(await self._session())
+                except SandboxGone:
+                    return
+                except GateFault as error:
+                    self._unplugged = error.message
+                    raise
+                self._unplugged = ""
 
     async def change(self, rules: Sequence[Rule], *, by: str, at: float, replaces: bool) -> Change:
         """Changes the policy: ``rules`` are one more layer, or ``replaces`` the granted ones.
@@ -128,17 +179,17 @@ class RunNetwork:
     async def _plug(self, session: GateSession) -> None:
         """Listen on the ports that the policy in force names and the sandbox lacks."""
         egress = Egress(session.id, ports_of(self._policy))
-        if self._sandbox is None or self._ports.issuperset(egress.ports):
+        if self._sandbox is None or (self._ports is not None and self._ports.issuperset(egress.ports)):
             return
         if not isinstance(self._sandbox, Networked):
             raise GateFault("this isolation cannot give a running sandbox more ports")
         await _bounded(self._sandbox.plug(egress))
-        self._ports |= frozenset(egress.ports)
+        self._ports = (self._ports or frozenset()).union(egress.ports)
 
     async def so_far(self) -> dict[str, Any]:
         """Returns what a record says of it now; without connections while the gate does not answer."""
-        log = self._closed
-        if log is None and self._opening is not None and self._opening.done():
+        log, opening = self._closed, self._opening
+        if log is None and (self._resumed is not None or (opening is not None and opening.done())):
             with suppress(GateFault):
                 log = await _bounded((await self._session()).log())
         return self._told(log, complete=self._closed is not None)
@@ -151,24 +202,29 @@ class RunNetwork:
         return self._told(self._closed, complete=True)
 
     async def _close(self) -> NetworkLog:
-        if self._opening is None:
+        if self._opening is None and self._resumed is None:
             return NetworkLog()
         try:
-            session = await asyncio.shield(self._opening)
+            session = await self._session()
         except GateFault:  # it never was
             return NetworkLog()
         return await _bounded(session.close())
 
     async def _session(self) -> GateSession:
+        if self._resumed is not None:
+            return self._resumed
         assert self._opening is not None, "begin comes first"
         return await asyncio.shield(self._opening)
 
     def _told(self, log: NetworkLog | None, *, complete: bool) -> dict[str, Any]:
-        told = first_record(self._plan.policy)
-        if self._changes:
-            told["changes"] = [change.as_dict() for change in self._changes]
-            told["in_force"] = layers_of(self._policy)
+        told = dict(self._first)
+        told["changes"] = [change.as_dict() for change in self._changes]
+        if (in_force := layers_of(self._policy)) != told["layers"] or self._changes:
+            told["in_force"] = in_force
         log = log or NetworkLog()
+        if self._unplugged:
+            event = Connection(GATE, "", 0, False, GATE, "", f"another gate has no way in: {self._unplugged}", 1)
+            log = replace(log, connections=(*log.connections, event))
         lost = any(connection.via == GATE for connection in log.connections)
         told |= {**log.as_dict(), "complete": complete and not lost}
         for connection in told["connections"] if self._redaction else ():

@@ -20,7 +20,12 @@ HTTP = 80
 
 def refusal(reason: str, status: int = 403) -> bytes:
     """Returns the one-line answer that an HTTP client gets before its connection ends."""
-    title = {403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}[status]
+    title = {
+        403: b"Forbidden",
+        407: b'Proxy Authentication Required\r\nProxy-Authenticate: Basic realm="skillyard"',
+        502: b"Bad Gateway",
+        504: b"Gateway Timeout",
+    }[status]
     body = " ".join(reason.split()).encode("ascii", "backslashreplace") + b"\n"
     return b"HTTP/1.1 %d %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (
         status,

@@ -6,6 +6,8 @@ Each request is judged and dialled on its own. After CONNECT, the connection is 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 
 import h11
@@ -19,16 +21,18 @@ from skillyard.gate.relay.first_bytes import HTTP_PORT, TLS_PORT
 from skillyard.gate.relay.guard import ROOM, Failure, Refused, TimedOut, Unreachable
 from skillyard.gate.relay.relay import relay, relay_exchange, tunnel
 from skillyard.gate.relay.stream import Stream
-from skillyard.gate.session import Session
+from skillyard.gate.session import Door, Session
 from skillyard.gate.upstream import IdleUpstreams, Upstream
 
 VIA, VIA_CONNECT = "http", "connect"
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
-async def serve(session: Session, client: Stream) -> None:
-    """Serves one connection. Raises as streams do, and Failure once the client was told."""
-    connection = _Connection(session, client)
+async def serve(session: Session, client: Stream, door: Door | None = None) -> None:
+    """Serves one connection, each of whose requests ``door`` lets in.
+
+    Raises as streams do, and Failure once the client was told."""
+    connection = _Connection(session, client, door)
     try:
         while await connection.exchange():
             pass
@@ -39,9 +43,10 @@ async def serve(session: Session, client: Stream) -> None:
 class _Connection:
     """A client's connection with the servers' connections that its next requests may use."""
 
-    def __init__(self, session: Session, client: Stream) -> None:
+    def __init__(self, session: Session, client: Stream, door: Door | None) -> None:
         self._session = session
         self._client = client
+        self._door = door
         self._side = ClientSide()
         self._idle = IdleUpstreams()
 
@@ -61,6 +66,8 @@ class _Connection:
         if request is None:
             await self._client.finish()
             return False
+        if self._door is not None:
+            await self._let_in(self._door, request)
         if request.method == b"CONNECT":
             await self._connect(request)
             return False
@@ -81,8 +88,17 @@ class _Connection:
                 self._side.feed(data)
         return request
 
-    async def _tell(self, failure: Failure) -> None:
-        status = 403 if isinstance(failure, Refused) else 504 if isinstance(failure, TimedOut) else 502
+    async def _let_in(self, door: Door, request: h11.Request) -> None:
+        """Raises Refused once the client was told."""
+        shown = _shown(request)
+        try:
+            door.check(VIA, shown)
+        except Refused as refused:
+            await self._tell(refused, 403 if door.knows(shown) else 407)
+            raise
+
+    async def _tell(self, failure: Failure, refused: int = 403) -> None:
+        status = refused if isinstance(failure, Refused) else 504 if isinstance(failure, TimedOut) else 502
         with contextlib.suppress(OSError):
             await self._client.write(refusal(failure.reason, status))
         await self._client.finish()
@@ -240,6 +256,16 @@ def _connect_target(request: h11.Request) -> tuple[Host, int]:
     if any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers):
         raise Refused("CONNECT with a body")
     return named
+
+
+def _shown(request: h11.Request) -> bytes | None:
+    """Returns the user and password that a request shows (RFC 9110 §11.7.2, RFC 7617)."""
+    fields = [value for name, value in request.headers if name == b"proxy-authorization"]
+    scheme, _, coded = fields[0].partition(b" ") if len(fields) == 1 else (b"", b"", b"")
+    try:
+        return base64.b64decode(coded.strip(), validate=True) if scheme.lower() == b"basic" else None
+    except binascii.Error:
+        return None
 
 
 def _passed_on(request: h11.Request, target: bytes) -> h11.Request:

@@ -36,18 +36,30 @@ class NotBound(Exception):
 class Authority:
     """Signs for ``hosts``, which are rules with a name or a domain.
 
-    Raises ValueError for others: an authority for everything, or for an address, could stand for hosts that no secret
-    is bound to."""
+    ``before`` is the :attr:`kept` form of an authority, which goes on if it is one for the same hosts. Raises
+    ValueError for other hosts: an authority for everything, or for an address, could stand for hosts that no secret is
+    bound to."""
 
-    def __init__(self, hosts: Sequence[Rule]) -> None:
+    def __init__(self, hosts: Sequence[Rule], before: str = "") -> None:
         if not hosts or any(rule.deny or rule.everything or not rule.name for rule in hosts):
             raise ValueError("an authority signs for names and domains only")
         self._hosts = tuple(hosts)
-        self._key = ec.generate_private_key(_CURVE)
         self._name = _subject("skillyard session authority")
-        self._until = datetime.now(UTC) + LIFETIME
-        self._certificate = self._signed(self._own(), self._name, self._key.public_key())
+        certificate = x509.load_pem_x509_certificate(before.encode("ascii")) if before else None
+        if certificate is not None and _constraints(certificate) == {rule.name for rule in hosts}:
+            self._key = _key_in(before)
+            self._certificate = certificate
+            self._until = certificate.not_valid_after_utc
+        else:
+            self._key = ec.generate_private_key(_CURVE)
+            self._until = datetime.now(UTC) + LIFETIME
+            self._certificate = self._signed(self._own(), self._name, self._key.public_key())
         self._contexts: dict[str, ssl.SSLContext] = {}
+
+    @property
+    def kept(self) -> str:
+        """Returns certificate and key (PEM), by which it can go on in another process."""
+        return (self.pem + _private(self._key)).decode("ascii")
 
     @property
     def pem(self) -> bytes:
@@ -132,6 +144,18 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _subject(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _constraints(certificate: x509.Certificate) -> set[str]:
+    """Returns the names and domains that an authority of ours signs for."""
+    found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value
+    return {name.value for name in found.permitted_subtrees or ()}
+
+
+def _key_in(pem: str) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(pem[pem.index("-----BEGIN PRIVATE KEY") :].encode("ascii"), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

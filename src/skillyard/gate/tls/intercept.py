@@ -113,15 +113,21 @@ HTTPS = 443
 class Interception:
     """Ends the TLS of one session. ``verify`` gives the context that verifies real servers.
 
-    Raises ValueError for a secret that is bound to anything but names."""
+    ``before`` is the authority (:attr:`kept`) of a session that goes on: it stays while the hosts do, and each secret
+    counts as sent already. Raises ValueError for a secret that is bound to anything but names."""
 
-    def __init__(self, secrets: Sequence[GateSecret], verify: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, secrets: Sequence[GateSecret], verify: Callable[[], ssl.SSLContext], before: str = "") -> None:
         self._placeholders = Placeholders(secrets)
         self._masks = Masks(secrets)
         self._verify = verify
-        self._sent: set[str] = set()
+        self._sent: set[str] = {secret.name for secret in secrets} if before else set()
         hosts = [rule for secret in secrets for rule in secret.hosts]
-        self._authority = Authority(hosts) if hosts else None
+        self._authority = Authority(hosts, before) if hosts else None
+
+    @property
+    def kept(self) -> str:
+        """Returns the authority's certificate and key, empty when no host is bound."""
+        return "" if self._authority is None else self._authority.kept
 
     @property
     def trust(self) -> bytes:

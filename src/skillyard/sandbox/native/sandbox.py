@@ -260,11 +260,13 @@ class PluggedSandbox(NativeSandbox):
         super().__init__(link, handle, enforced)
         self._plug = plug
         self._plugging = asyncio.Lock()
-        self._served: set[int] = set()
-        """Ports that were handed to the gate."""
+        self._gates: set[int] = set()
+        """Ports that are for the gate."""
+        self._given_up: set[int] = set()
+        """Those of them that programs of the sandbox took before."""
 
     async def forward(self, port: int) -> SocketStream:
-        if port in self._served:
+        if port in self._gates - self._given_up:
             raise InvalidInput("port", "is the gate's own, and no program of the sandbox listens there", shown(port))
         return await super().forward(port)
 
@@ -272,7 +274,10 @@ class PluggedSandbox(NativeSandbox):
         """Listen on what ``egress`` names and hand it to the gate. Ports that are taken already stay as they are: the
         gate has them, or a program of the sandbox took them before. Raises SandboxGone, GateFault."""
         async with self._plugging:
-            await self._hand_over(egress, await self._open(egress))
+            wanted = listen(egress)["streams"]
+            self._gates.update(self._plug.served(egress.session))
+            if not self._known(egress).issuperset(wanted):
+                await self._hand_over(egress, await self._open(egress))
 
     async def plug_first(self, egress: Egress, sockets: Sequence[socket.socket]) -> None:
         """Hands over the sockets that the keeper opened when it lent the sandbox.
@@ -283,7 +288,7 @@ class PluggedSandbox(NativeSandbox):
         async with self._plugging:
             if sockets:
                 await self._hand_over(egress, sockets)
-            elif not self._served:
+            elif not self._plug.served(egress.session):
                 await self._hand_over(egress, await self._open(egress))
 
     async def _hand_over(self, egress: Egress, sockets: Sequence[socket.socket]) -> None:
@@ -291,7 +296,7 @@ class PluggedSandbox(NativeSandbox):
             await self._plug.plug(egress.session, sockets)
         finally:
             close_all(sockets)
-        self._served.update(egress.ports, (DNS_PORT, PROXY_PORT))
+        self._gates.update(listen(egress)["streams"])
 
     async def _open(self, egress: Egress) -> list[socket.socket]:
         """Opens the ports, and waits a moment for those that an earlier gate still holds.
@@ -306,7 +311,7 @@ class PluggedSandbox(NativeSandbox):
             while True:
                 answer, _ = await self._link.answer({"op": "plug", "handle": self.handle, "listen": asked})
                 sockets += answer.get("sockets", ())
-                taken = self._strange(answer["taken"], sockets)
+                taken = self._strange(egress, answer["taken"], sockets)
                 if not taken or clock() > until:
                     break
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -315,8 +320,12 @@ class PluggedSandbox(NativeSandbox):
         except BaseException:
             close_all(sockets)
             raise
+        self._given_up |= taken
         return sockets
 
-    def _strange(self, taken: Iterable[int], opened: Sequence[socket.socket]) -> set[int]:
+    def _known(self, egress: Egress) -> set[int]:
+        return self._given_up.union(self._plug.served(egress.session))
+
+    def _strange(self, egress: Egress, taken: Iterable[int], opened: Sequence[socket.socket]) -> set[int]:
         ours = {sock.getsockname()[1] for sock in opened}
-        return set(taken) - self._served - ours
+        return set(taken) - self._known(egress) - ours

@@ -32,6 +32,7 @@ from skillyard.stores.clock import SystemClock
 from skillyard.stores.files.state_file import Stamp, StateFile
 from skillyard.stores.seal.keys import KeySource, OwnKeyFile
 from skillyard.stores.seal.sealing import Cipher, SealedFile, dump, load, seal_value
+from skillyard.stores.seal.sessions import SealedSessions
 
 T = TypeVar("T")
 Entries = dict[tuple[str, str, str], SecretEntry]
@@ -45,17 +46,24 @@ _NOTHING = SealedFile()
 
 class SealedSecrets:
     """A :class:`skillyard.ports.secrets.SecretStore` in ``directory``: ``secrets.sealed``, and ``secrets.key`` unless
-    ``keys`` come from elsewhere. ``keep`` versions of each secret stay."""
+    ``keys`` come from elsewhere. ``keep`` versions of each secret stay; ``sessions`` are sealed with the same key."""
 
     label = "store"
 
     def __init__(
-        self, directory: Path, keys: KeySource | None = None, *, clock: Clock | None = None, keep: int = KEPT_VERSIONS
+        self,
+        directory: Path,
+        keys: KeySource | None = None,
+        *,
+        clock: Clock | None = None,
+        keep: int = KEPT_VERSIONS,
+        sessions: SealedSessions | None = None,
     ) -> None:
         self._file = StateFile(directory / "secrets.sealed")
         self._keys = keys or OwnKeyFile(directory / "secrets.key", self._file.path)
         self._clock = clock or SystemClock()
         self._keep = keep
+        self._sessions = sessions
         self._seen: tuple[Stamp, SealedFile] = (None, _NOTHING)
         self._reading = threading.Lock()
         self._newest = _NOTHING
@@ -175,6 +183,8 @@ class SealedSecrets:
             found = self._read()
             self._keys.begin_rotation()
             self._write(found, found.entries, {})
+            if self._sessions is not None:
+                self._sessions.reseal()
             self._keys.end_rotation()
             return len(found.values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -24,8 +25,18 @@ def children() -> list[int]:
 
 
 def gates() -> list[int]:
-    """Processes of the gate that this process started."""
-    return [pid for pid in children() if any(GATE in word for word in words(pid))]
+    """Processes of the gates of data directories that this process or a child of it owns."""
+    owners = {os.getpid(), *children()}
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in every if any(GATE in word for word in words(pid)) and _owner(words(pid)) in owners]
+
+
+def _owner(command: list[str]) -> int:
+    """The process that holds the data directory of a gate, 0 when it cannot be told."""
+    config = next((word for word in command if word.startswith("{")), "{}")
+    home = Path(json.loads(config).get("directory", "/")).parents
+    found = re.match(r"process (\d+)", _read(home[1] / "lock")) if len(home) > 1 else None
+    return int(found[1]) if found else 0
 
 
 def words(pid: int) -> list[str]:

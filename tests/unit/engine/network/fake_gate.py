@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from skillyard.domain.errors import GateFault
 from skillyard.domain.network.address import parse_address
 from skillyard.domain.network.policy import Policy
-from skillyard.domain.network.session import Connection, EgressPlan, NetworkLog
+from skillyard.domain.network.session import Connection, EgressPlan, Endpoint, EndpointKind, NetworkLog
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 
@@ -27,6 +27,7 @@ class FakeSession:
     policy: Policy
     connections: list[Connection] = field(default_factory=list)
     closes: int = 0
+    plug: Callable[[], Awaitable[None]] | None = None
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -44,6 +45,9 @@ class FakeSession:
         one.last_ms = float(len(self.connections))
         self.connections.append(one)
         return said.allowed
+
+    def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
+        self.plug = plug
 
     async def change(self, policy: Policy) -> None:
         self.gate.check()
@@ -66,6 +70,7 @@ class FakeGate:
     def __init__(self) -> None:
         self.sessions: dict[str, FakeSession] = {}
         self.order: list[str] = []
+        self.kept: set[str] = set()
         self.down = False
         self.hold: asyncio.Event | None = None
 
@@ -77,7 +82,29 @@ class FakeGate:
     def last(self) -> FakeSession:
         return list(self.sessions.values())[-1]
 
-    async def open(self, key: str, plan: EgressPlan) -> FakeSession:
+    async def attach(self, key: str) -> FakeSession:
+        self.check()
+        if key not in self.kept:
+            raise GateFault(f"there is no kept session '{key}'")
+        return self.sessions[key]
+
+    async def held(self) -> Collection[str]:
+        self.check()
+        return frozenset(self.kept)
+
+    async def discard(self, key: str) -> None:
+        self.check()
+        self.kept.discard(key)
+
+    async def endpoint(self, key: str, kind: EndpointKind) -> Endpoint:
+        raise GateFault(f"the fake gate has no {kind.value} endpoint for {key}")
+
+    def served(self, session: str) -> Collection[int]:
+        return ()
+
+    async def open(self, key: str, plan: EgressPlan, kept: bool = False) -> FakeSession:
+        if kept:
+            self.kept.add(key)
         if self.hold is not None:
             await self.hold.wait()
         self.check()

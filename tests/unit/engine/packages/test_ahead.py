@@ -15,7 +15,7 @@ from skillyard.domain.principal import Principal
 from skillyard.domain.skill.skill import Needs, RuntimeSpec, SecretNeed, Skill, SkillSource
 from skillyard.engine.observer import ModulesAhead
 from skillyard.engine.packages.ahead import CURATED, curated, is_read
-from skillyard.gate.client import PROXY_ENV
+from skillyard.gate.client_session import PROXY_ENV
 from skillyard.gate.trust import TRUST_ENV
 from skillyard.guest.imports import SKILL_DIR, SKILLS_DIR
 from tests.unit.engine.conftest import Rig, make_app, playing

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from skillyard.domain.secret import SecretScope
-from skillyard.stores.seal.keys import GivenKeys
+from skillyard.stores.seal.keys import GivenKeys, OwnKeyFile
 from skillyard.stores.seal.secrets import SealedSecrets
 
 CRM = SecretScope("crm", "sales.*")
@@ -19,6 +19,10 @@ def fresh_key() -> str:
 
 def given(directory: Path, *keys: str) -> SealedSecrets:
     return SealedSecrets(directory, GivenKeys(",".join(keys)))
+
+
+def own_keys(directory: Path) -> OwnKeyFile:
+    return OwnKeyFile(directory / "secrets.key", directory / "secrets.sealed")
 
 
 async def value(store: SealedSecrets, name: str = "A", scope: SecretScope = CRM) -> str | None:

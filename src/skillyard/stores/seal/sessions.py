@@ -1,0 +1,111 @@
+"""The state of kept network sessions, sealed with the key of the secrets.
+
+Each session is a file of its own below ``sessions/``, named by its key. The state is bound to that key and to the key
+that sealed it: it cannot be read, changed or given to another session without it. A file can be put back as it was
+once; it means something only while the sandbox of its run lives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from skillyard.domain.errors import StoreFault
+from skillyard.stores.disk import to_the_end
+from skillyard.stores.files.state_file import StateFile
+from skillyard.stores.seal.keys import Key, KeySource
+from skillyard.stores.seal.sealing import Cipher
+
+_SUFFIX = ".sealed"
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_FORMAT = b"skillyard-session-1 "
+_ID = 16
+
+
+class SealedSessions:
+    """A :class:`~skillyard.ports.gate.SessionStore` in ``directory``, which is made at need."""
+
+    def __init__(self, directory: Path, keys: KeySource) -> None:
+        self._directory = directory
+        self._keys = keys
+        self._lock = StateFile(directory / "sessions")
+        self._cipher: Cipher | None = None
+
+    async def put(self, key: str, state: bytes) -> None:
+        await to_the_end(self._put, self._path(key), state)
+
+    async def get(self, key: str) -> bytes | None:
+        return await to_the_end(self._get, self._path(key))
+
+    async def erase(self, key: str) -> None:
+        await to_the_end(self._erase, self._path(key))
+
+    async def keys(self) -> Collection[str]:
+        return await to_the_end(self._names)
+
+    def reseal(self) -> None:
+        """Seals every state with the current key, before earlier keys go. Raises StoreFault."""
+        if not self._directory.exists():
+            return
+        with self._lock.locked():
+            for name in self._names():
+                path = self._path(name)
+                if (state := self._get(path)) is not None:
+                    self._write(path, state)
+
+    def _put(self, path: Path, state: bytes) -> None:
+        with self._lock.locked():  # a rotation of the key sees this state, or this sees the new key
+            self._write(path, state)
+
+    def _write(self, path: Path, state: bytes) -> None:
+        """Writes without syncing: a host that goes down takes the sandboxes with it."""
+        cipher = self._made(self._keys.sealing())
+        sealed = _FORMAT + cipher.key_id.encode("ascii") + cipher.seal(state, _bound(cipher.key_id, path))
+        StateFile(path).replace(sealed, sync=False)
+
+    def _get(self, path: Path) -> bytes | None:
+        data = StateFile(path).read()
+        if data is None:
+            return None
+        begin = len(_FORMAT) + _ID
+        if not data.startswith(_FORMAT) or len(data) < begin:
+            raise StoreFault(f"{path} is damaged, or was written by another version of skillyard")
+        key_id = data[len(_FORMAT) : begin].decode("ascii", "replace")
+        cipher = self._made(_of(self._keys.read(), key_id, path))
+        return cipher.open(data[begin:], _bound(key_id, path), str(path))
+
+    def _erase(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+            path.with_name(f".{path.name}.new").unlink(missing_ok=True)
+        except OSError as error:
+            raise StateFile(path).fault(error) from error
+
+    def _names(self) -> list[str]:
+        try:
+            found = list(self._directory.glob(f"*{_SUFFIX}"))
+        except OSError as error:
+            raise self._lock.fault(error) from error
+        return [path.name.removesuffix(_SUFFIX) for path in found if not path.name.startswith(".")]
+
+    def _made(self, key: Key) -> Cipher:
+        if self._cipher is None or self._cipher.key_id != key.id:
+            self._cipher = Cipher(key)
+        return self._cipher
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise StoreFault("the key of a session must be 1 to 128 letters, digits, '_' and '-'")
+        return self._directory / f"{key}{_SUFFIX}"
+
+
+def _of(keys: Sequence[Key], key_id: str, path: Path) -> Key:
+    found = next((key for key in keys if key.id == key_id), None)
+    if found is None:
+        raise StoreFault(f"{path} was sealed with a key that is not at hand (key id {key_id})")
+    return found
+
+
+def _bound(key_id: str, path: Path) -> bytes:
+    return f"skillyard network session\n1\n{key_id}\n{path.name}".encode()

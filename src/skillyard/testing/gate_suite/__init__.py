@@ -1,0 +1,1 @@
+"""The conformance suites of the gate port and of its store of kept sessions."""
