@@ -21,7 +21,8 @@ EXPLAINED = {
 """How a run may end whose processes, keeper or server are killed, or that somebody cancels."""
 _AUDIT = """
 CREATE TABLE test_endings (run_id TEXT NOT NULL, was TEXT NOT NULL);
-CREATE TRIGGER test_ending AFTER UPDATE ON runs BEGIN INSERT INTO test_endings VALUES (new.run_id, old.status); END;
+CREATE TRIGGER test_ending AFTER UPDATE ON runs WHEN new.ended_at IS NOT NULL
+    BEGIN INSERT INTO test_endings VALUES (new.run_id, old.status); END;
 """
 
 
@@ -47,6 +48,8 @@ class Ledger:
     deleted: set[str] = field(default_factory=set)
     doubtful: set[str] = field(default_factory=set)
     """Blobs whose deletion nobody was told of."""
+    promised: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The outputs of detached runs whose callers were told that they go on."""
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -67,6 +70,8 @@ class Ledger:
         run_id = record["run_id"]
         if record["status"] == "running" or ending_of(record) not in EXPLAINED or record["ended_at"] is None:
             self.wrong.append(f"record {run_id} says {ending_of(record)}, ended at {record['ended_at']}")
+        if record["status"] == "completed" and record["output"] != self.promised.get(run_id, record["output"]):
+            self.wrong.append(f"record {run_id} gives {record['output']}, should be {self.promised[run_id]}")
         for name, value in self.told.get(run_id, {}).items():
             if record.get(name, value) != value:
                 self.wrong.append(f"record {run_id}: {name} is {record[name]!r}, and {value!r} was told")
@@ -86,7 +91,7 @@ def ending_of(run: dict[str, Any]) -> tuple[str, str, str | None]:
 
 
 def watch_endings(data_dir: Path) -> None:
-    """Have the database itself note each change of a record."""
+    """Have the database itself note each change of a record that ends it or comes later."""
     with closing(sqlite3.connect(data_dir / "skillyard.db", timeout=30)) as database:
         database.executescript(_AUDIT)
 
@@ -94,14 +99,16 @@ def watch_endings(data_dir: Path) -> None:
 def ended_badly(data_dir: Path) -> Iterator[str]:
     """Records that changed after their end, or ended without a change; a key or an id that two records have."""
     with closing(sqlite3.connect(f"file:{data_dir / 'skillyard.db'}?mode=ro", uri=True, timeout=30)) as database:
-        for run_id, was in database.execute("SELECT run_id, was FROM test_endings WHERE was != 'running'"):
+        for run_id, was in database.execute(
+            "SELECT run_id, was FROM test_endings WHERE was IN ('completed', 'failed')"
+        ):
             yield f"record {run_id} changed when it was {was} already"
         for run_id, times in database.execute(
             "SELECT run_id, count(*) FROM test_endings GROUP BY run_id HAVING count(*) > 1"
         ):
             yield f"record {run_id} ended {times} times"
         for (run_id,) in database.execute(
-            "SELECT run_id FROM runs WHERE status != 'running' AND run_id NOT IN (SELECT run_id FROM test_endings)"
+            "SELECT run_id FROM runs WHERE ended_at IS NOT NULL AND run_id NOT IN (SELECT run_id FROM test_endings)"
         ):
             yield f"record {run_id} is ended and never was running"
         for column in ("run_id", "idempotency_key"):

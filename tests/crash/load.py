@@ -117,10 +117,8 @@ class Client:
         self._expect(run, {"n": number})
 
     async def _family(self) -> None:
-        """It never ends by itself."""
-        await self._run(
-            FAMILY, timeout_ms=3_600_000, key=self._key(), detach=True, patience_s=self._chance.uniform(0, 1)
-        )
+        """It never ends by itself: its caller goes away."""
+        await self._run(FAMILY, timeout_ms=3_600_000, key=self._key(), patience_s=self._chance.uniform(0, 1))
 
     async def _cancel(self) -> None:
         """Any run that works, of this caller or another."""
@@ -134,13 +132,15 @@ class Client:
         self._ledger.counts["cancels"] += answer["cancelled"]
 
     async def _detach(self) -> None:
-        """Go away from a run, and ask after it again with its key."""
+        """Go away from a run, which outlives the server too, and perhaps wait for it with its key."""
         number, key = self._chance.randrange(1 << 30), self._key()
-        args = {"n": number, "seconds": self._chance.uniform(0, 0.2)}
-        run = await self._run(BRIEF, args, key=key, detach=True, patience_s=self._chance.uniform(0, 0.2))
-        if not run:
-            run = await self._run(BRIEF, args, key=key, detach=True)
-        self._expect(run, {"n": number})
+        args = {"n": number, "seconds": self._chance.uniform(0, 0.6)}
+        params = {"language": "python", "code": BRIEF, "args": args, "limits": SMALL, "idempotency_key": key}
+        run = await self._call("run_code", {**params, "detach": True})
+        self._ledger.promised[run["run_id"]] = {"n": number}
+        self._ledger.counts["promised"] += 1
+        if self._chance.random() < 0.5:
+            self._expect(await self._run(BRIEF, args, key=key), {"n": number})
 
     async def _upload(self) -> None:
         data = self._chance.randbytes(self._chance.choice((100, 50_000, 3_000_000)))

@@ -25,7 +25,7 @@ def _damage(database: sqlite3.Connection) -> Iterator[str]:
 
 
 def _running(database: sqlite3.Connection) -> Iterator[str]:
-    for (run_id,) in database.execute("SELECT run_id FROM runs WHERE status = 'running'"):
+    for (run_id,) in database.execute("SELECT run_id FROM runs WHERE ended_at IS NULL"):
         yield f"run {run_id} is running on"
 
 

@@ -88,9 +88,9 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
     ) -> Run:
         """Run a skill. ``isolation``: the boundary to run behind, where policy offers a choice. ``network``: rules that
         narrow what the skill declares, such as ``api.x.com:443``; an empty list for no network.
-        ``idempotency_key``: a repeated call gets the first run. ``detach``: the run goes on when this caller
-        goes away; else it is cancelled. ``labels``: pairs that :meth:`list_runs` finds it by. ``detail='brief'``: of
-        the run only what a model needs."""
+        ``idempotency_key``: a repeated call gets the first run. ``detach``: the answer comes at once,
+        and the run outlives this caller and the server; :meth:`wait_run` has its result. ``labels``: pairs that
+        :meth:`list_runs` finds it by. ``detail='brief'``: of the run only what a model needs."""
         params = given(
             name=name,
             args=args,

@@ -13,6 +13,7 @@ from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
+from skillyard.engine.driver import ActiveRuns, Tools
 from skillyard.engine.lending import Lender
 from skillyard.engine.method import NoService
 from skillyard.engine.network.methods import PolicyService
@@ -26,7 +27,7 @@ from skillyard.engine.packages.service import PackageService
 from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
 from skillyard.engine.reaper import Ages, Reaper, environments_in_use, repeat
-from skillyard.engine.runs.execution import ActiveRuns, Tools
+from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
@@ -152,13 +153,15 @@ class App:
         await self.backends.start()
         await self.reaper.recover()
         self._background.spawn(self.reaper.sweep_forever(), "sweeper")
+        self._background.spawn(repeat(self.detached.renew, RENEW_S), "leases")
         self._background.spawn(self._warm_up(), "warm-up")
         if self.ports.gate is not None:
             self._background.spawn(repeat(self.history.keep_networks, KEEP_NETWORKS_S), "network keeper")
 
     def close_admission(self) -> None:
         """Refuse new runs, and those that wait, with Busy; those at work go on. Builds end, since what they are for
-        would not be admitted."""
+        would not be admitted. Detached runs that wait are left to the next server."""
+        self.detached.leave_waiting()
         self.admission.close()
         self.waiting.close()
         self.environments.building.stop()
@@ -166,7 +169,8 @@ class App:
     async def close(self, grace_s: float = 0.0) -> None:
         """Takes no more runs, and returns when every record is written and every sandbox is gone.
 
-        Runs at work may end within ``grace_s`` seconds; then they are cancelled.
+        Runs at work may end within ``grace_s`` seconds; then they are cancelled. Detached ones are left to the next
+        server, with their sandboxes.
         """
         self.close_admission()
         await self.runs.close(grace_s)
@@ -248,7 +252,19 @@ class App:
         total = config.admission.request_bytes
         each = int(total * (1 - config.admission.reserve))
         requests = Budget(total, each, "too many large requests at once; send bulk data as a blob")
-        return RunService(self.planner, granter, self.environments, self.lender, requests, tools)
+        self.detached = DetachedRuns(
+            self.planner,
+            granter,
+            self.environments,
+            self.backends,
+            self.lender,
+            requests,
+            secrets,
+            config.blobs.frames,
+            tools,
+            f"{os.getpid()}-{os.urandom(8).hex()}",
+        )
+        return RunService(self.planner, granter, self.environments, self.lender, requests, self.detached, tools)
 
     def _reaper(self, emit: Observer) -> Reaper:
         ports, config, environments = self.ports, self.config, self.environments
@@ -264,6 +280,7 @@ class App:
             ports.secret_audit,
             environments,
             at_work,
+            self.detached,
             ports.clock,
             emit,
             ages,

@@ -130,6 +130,11 @@ class Backends:
         able = [backend for backend in self._ranked if backend.nature.network]
         return await self._offer(able[0]) if able else None
 
+    async def named(self, name: str) -> Offer | None:
+        """Returns the backend of that name, also one that policy refuses; None when there is none."""
+        backend = self._backends.get(name)
+        return None if backend is None else await self._offer(backend)
+
     def admit(self, backend: Backend, probe: Probe) -> Offer:
         """Compare what a backend offers with what policy demands, and keep the verdict."""
         policy = self._policy

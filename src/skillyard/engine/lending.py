@@ -1,6 +1,7 @@
 """The life of a sandbox, for every use of one.
 
-Its steps are: reserve a place, create, join the network, check which guarantees are in force, use, destroy, confirm.
+Its steps are: reserve a place, create or attach, join the network, check which guarantees are in force, use, destroy,
+confirm. A sandbox that outlives its server is let go instead of destroyed when that ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.spec import SandboxSpec
+from skillyard.domain.work.limits import Limits
 from skillyard.engine.backends import Offer
 from skillyard.engine.network.run_network import NetworkGrant, RunNetwork
 from skillyard.engine.observer import Fault, Observer
@@ -37,14 +39,19 @@ class Order:
     network: NetworkGrant | None = None
     trimmed: bool = False
     """Whether it takes all the memory that there is where its limits are above that, instead of being refused."""
+    accepted: bool = False
+    """Whether it waits in a full queue too, since its caller has gone with the promise that it runs."""
+    handle: str | None = None
+    """The sandbox that an earlier server made for it, to be attached. :meth:`Lender.retake` has its place."""
 
 
 class Loan:
     """One sandbox while it is lent.
 
-    Within ``async with`` the order is :meth:`begin`, :meth:`open`, any use, :meth:`end`. The block begins when there is
-    a place. When the block is left, also because its caller went away, nothing of the sandbox is left, and only then
-    the place is free. ``enforced`` and ``guarantees`` are set when the sandbox stands.
+    Within ``async with`` the order is :meth:`begin`, :meth:`open`, any use, :meth:`end`; for the sandbox of an earlier
+    server, :meth:`attach`, any use, :meth:`end`. The block begins when there is a place. When the block is left, also
+    because its caller went away, nothing of the sandbox is left unless it was :meth:`let_go`, and only then the place
+    is free. ``enforced`` and ``guarantees`` are set when the sandbox stands.
     """
 
     def __init__(self, order: Order, admission: Admission, tasks: Tasks, emit: Observer, queued: Queued | None) -> None:
@@ -67,20 +74,22 @@ class Loan:
         """Raises Busy, InvalidInput for a sandbox that could never fit."""
         admission, tenant, limits = self._admission, self._order.tenant, self._spec.limits
         memory_mb = limits.memory_mb + limits.disk_mb
+        if self._order.handle is not None:
+            return self
         if self._order.trimmed:
             memory_mb = admission.most(memory_mb)
         if self._queued is not None and admission.would_wait(tenant, memory_mb):
             self._queued(admission.waiting + 1)
-        self._place = await admission.enter(tenant, memory_mb)
+        self._place = await admission.enter(tenant, memory_mb, accepted=self._order.accepted)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._place is not None, "it was entered"
         try:
             if not self._over:
                 await self._tasks.shielded(self._abandon(), f"end of {self._order.key}")
         finally:
-            self._admission.leave(self._place)
+            if self._place is not None:
+                self._admission.leave(self._place)
 
     @property
     def spec(self) -> SandboxSpec:
@@ -114,6 +123,20 @@ class Loan:
         self.enforced = dict(sandbox.enforced)
         self.guarantees = offer.check_walls(self.enforced)
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
+
+    async def attach(self) -> Sandbox:
+        """Returns the sandbox that the order names. Raises SandboxGone when it ended, SandboxFault."""
+        assert self._order.handle is not None, "the order names it"
+        self.sandbox = sandbox = await self._order.offer.backend.attach(self._order.handle)
+        return sandbox
+
+    async def is_held(self) -> bool:
+        """Returns whether the backend still holds the sandbox that the order names. Raises SandboxFault."""
+        return any(held.handle == self._order.handle for held in await self._order.offer.backend.survey())
+
+    def let_go(self) -> None:
+        """Leaves the sandbox and its network to the next server."""
+        self._over = True
 
     async def finish_creating(self) -> None:
         """Gets hold of a sandbox whose creation was interrupted: creating again gives the same one."""
@@ -157,6 +180,18 @@ class Lender:
         self._admission = admission
         self._tasks = tasks
         self._emit = emit
+
+    def check(self, tenant: str, limits: Limits) -> None:
+        """Raises Busy or InvalidInput when a sandbox with these limits could not be waited for."""
+        self._admission.check(tenant, limits.memory_mb + limits.disk_mb)
+
+    def retake(self, tenant: str, limits: Limits) -> Place:
+        """Returns the place of a sandbox that an earlier server made, however full the host is."""
+        return self._admission.retake(tenant, limits.memory_mb + limits.disk_mb)
+
+    def give_back(self, place: Place) -> None:
+        """Frees a place that was retaken."""
+        self._admission.leave(place)
 
     def lend(self, order: Order, queued: Queued | None = None) -> Loan:
         """Returns the loan, to be entered.

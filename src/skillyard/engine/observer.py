@@ -153,10 +153,31 @@ class ApprovalChanged:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Start-up found what a dead server left: runs called lost, sandboxes destroyed."""
+    """Start-up settled the runs and sandboxes of a dead server."""
 
     lost_runs: int
     destroyed_sandboxes: int
+    resumed_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """This server drives a run that another one took on, and that had come to ``status``."""
+
+    run_id: str
+    principal: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """This server stopped driving a run, which goes on.
+
+    Another server has it, or its record cannot be written (``why``).
+    """
+
+    run_id: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +232,8 @@ Event = (
     | CatalogueChanged
     | ApprovalChanged
     | Recovered
+    | RunResumed
+    | LeaseLost
     | Swept
     | Fault
     | PartLost

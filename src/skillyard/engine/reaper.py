@@ -53,6 +53,12 @@ class Environments(Protocol):
     async def evict(self, in_use: Collection[str] = ()) -> int: ...
 
 
+class Resumer(Protocol):
+    """Goes on with runs that outlive their servers."""
+
+    async def resume(self, records: Iterable[RunRecord], *, alone: bool) -> int: ...
+
+
 class Reaper:
     """Settles and sweeps. ``at_work`` tells the keys of the sandboxes that are in use."""
 
@@ -64,6 +70,7 @@ class Reaper:
         audit: SecretAudit,
         environments: Environments,
         at_work: Callable[[], Collection[str]],
+        resumer: Resumer,
         clock: Clock,
         emit: Observer,
         ages: Ages,
@@ -74,28 +81,39 @@ class Reaper:
         self._audit = audit
         self._environments = environments
         self._at_work = at_work
+        self._resumer = resumer
         self._clock = clock
         self._emit = emit
         self._ages = ages
         self._seen: tuple[float, float] | None = None
 
     async def recover(self) -> None:
-        """Runs of a dead server are lost and their sandboxes destroyed. A sandbox that was made to outlive the
-        server stays, with its record, while that record says that it works."""
-        held = await self._survey()
-        kept = _kept(held)
+        """Settles what an earlier server left, which is dead.
+
+        Its own runs are lost and their sandboxes destroyed. Those that outlive it are resumed.
+        """
         unfinished = await self._records.unfinished()
-        destroyed = await _destroy(held, {record.run_id for record in unfinished if record.run_id in kept})
-        lost = await self._finish(unfinished, kept, LOST)
-        if lost or destroyed:
-            self._emit(Recovered(lost, destroyed))
+        kept = _kept(unfinished)
+        destroyed = await _destroy(await self._survey(), kept)
+        lost = await self._finish((record for record in unfinished if record.owner is Owner.RUN), LOST)
+        resumed = await self._resume(unfinished, alone=True)
+        if lost or destroyed or resumed:
+            self._emit(Recovered(lost, destroyed, resumed))
 
     async def settle(self) -> None:
-        """Ends the records of runs that are over and could not be written when they ended."""
+        """Settles runs that nobody drives.
+
+        Those that are over, and whose end could not be written, get their end; those that outlive servers go on.
+        """
         at_work = self._at_work()
         over = [record for record in await self._records.unfinished() if record.run_id not in at_work]
-        if over and (lost := await self._finish(over, _kept(await self._survey()), UNRECORDED)):
-            self._emit(Recovered(lost, 0))
+        lost = await self._finish((record for record in over if record.owner is Owner.RUN), UNRECORDED)
+        resumed = await self._resume(over, alone=False)
+        if lost or resumed:
+            self._emit(Recovered(lost, 0, resumed))
+
+    async def _resume(self, records: Iterable[RunRecord], *, alone: bool) -> int:
+        return await self._resumer.resume((record for record in records if record.owner is Owner.TASK), alone=alone)
 
     async def sweep(self, *, expire: bool = True) -> Swept:
         """Removes sandboxes that nobody uses; with ``expire``, expired blobs and old records too."""
@@ -143,20 +161,19 @@ class Reaper:
         ahead = (now[0] - before[0]) - (now[1] - before[1])
         return ahead if ahead > JUMP_S else 0.0
 
-    async def _finish(self, records: Iterable[RunRecord], kept: Collection[str], why: Failure) -> int:
-        lost = 0
-        for record in records:
-            if record.run_id not in kept:
-                lost += await self._records.finish(ended(record, why, self._clock.now()))
-        return lost
+    async def _finish(self, records: Iterable[RunRecord], why: Failure) -> int:
+        return sum([await self._records.finish(ended(record, why, self._clock.now())) for record in records])
 
     async def _survey(self) -> list[tuple[Backend, Held]]:
         return [(backend, held) for backend in self._backends for held in await backend.survey()]
 
     async def _destroy_strays(self) -> int:
         """Sandboxes whose destruction failed at the time. A young one may belong to a run that is just ending."""
-        held = [(b, s) for b, s in await self._survey() if s.owner is Owner.RUN and s.age_s > STRAY_AFTER_S]
-        return await _destroy(held, self._at_work())
+        held = [(backend, sandbox) for backend, sandbox in await self._survey() if sandbox.age_s > STRAY_AFTER_S]
+        known = set(self._at_work())
+        if any(sandbox.owner is Owner.TASK for _, sandbox in held):
+            known |= _kept(await self._records.unfinished())
+        return await _destroy(held, known)
 
 
 async def repeat(work: Callable[[], Awaitable[None]], every_s: float) -> None:
@@ -171,8 +188,9 @@ async def environments_in_use(records: RecordStore) -> set[str]:
     return {str(record.digests.get("environment", "")) for record in await records.unfinished()}
 
 
-def _kept(held: Iterable[tuple[Backend, Held]]) -> set[str]:
-    return {sandbox.key for _, sandbox in held if sandbox.owner is Owner.TASK}
+def _kept(records: Iterable[RunRecord]) -> set[str]:
+    """Returns the runs whose sandboxes outlive their server. One that is not running has no sandbox that is used."""
+    return {record.run_id for record in records if record.owner is Owner.TASK}
 
 
 async def _destroy(held: Iterable[tuple[Backend, Held]], known: Collection[str]) -> int:

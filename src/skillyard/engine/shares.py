@@ -126,8 +126,8 @@ class Admission:
         self.reserved_mb = 0
         self._closed = False
 
-    async def enter(self, principal: str, memory_mb: int) -> Place:
-        """Returns when the run may start.
+    async def enter(self, principal: str, memory_mb: int, *, accepted: bool = False) -> Place:
+        """Returns when the run may start. One that was ``accepted`` before waits in a full queue too.
 
         Raises Busy when the queue is full, InvalidInput when the run could never fit.
         """
@@ -136,7 +136,20 @@ class Admission:
         tenant = self._tenants.of(principal)
         if not self.waiting and self._fits(memory_mb) and self._has_share(tenant, memory_mb):
             return self._take(tenant, memory_mb)
+        if not accepted:
+            self._refuse_crowd(tenant)
         return await self._wait(tenant, memory_mb)
+
+    def check(self, principal: str, memory_mb: int) -> None:
+        """Raises what :meth:`enter` would raise now."""
+        self._refuse_hopeless(memory_mb)
+        self._check_open()
+        if self.would_wait(principal, memory_mb):
+            self._refuse_crowd(self._tenants.look(principal))
+
+    def retake(self, principal: str, memory_mb: int) -> Place:
+        """Returns the place of a run that is at work since before this server. It has it however full the host is."""
+        return self._take(self._tenants.of(principal), memory_mb)
 
     def leave(self, place: Place) -> None:
         """Give the place back; the next in turn gets it."""
@@ -198,7 +211,8 @@ class Admission:
         self.reserved_mb += memory_mb
         return tenant.take(memory_mb, _now())
 
-    async def _wait(self, tenant: Tenant, memory_mb: int) -> Place:
+    def _refuse_crowd(self, tenant: Tenant) -> None:
+        """Raises Busy when the queue is full, or its share of this principal."""
         queued, settings = len(tenant.queue), self._settings
         room = settings.queued - self.waiting
         crowds = queued > 0 and not self._leaves_enough(queued + 1, room - 1)
@@ -206,6 +220,8 @@ class Admission:
             after_ms = self._tenants.retry_after_ms(tenant, _now())
             self._tenants.tidy(tenant)
             raise Busy("too many runs at once; come again later", retry_after_ms=after_ms)
+
+    async def _wait(self, tenant: Tenant, memory_mb: int) -> Place:
         waiter = Waiter(memory_mb)
         tenant.queue.append(waiter)
         self._turns.setdefault(tenant.name, tenant)
@@ -283,9 +299,10 @@ class Budget:
         self.held = 0
 
     @contextmanager
-    def holding(self, principal: str, amount: int = 1) -> Iterator[None]:
-        """Raises Busy when there is no room for it."""
-        if self.held + amount > self.total or self._held[principal] + amount > self.each:
+    def holding(self, principal: str, amount: int = 1, *, accepted: bool = False) -> Iterator[None]:
+        """Raises Busy when there is no room for it, unless it was ``accepted`` before."""
+        full = self.held + amount > self.total or self._held[principal] + amount > self.each
+        if full and not accepted:
             raise Busy(self._refusal, retry_after_ms=_SOON_MS)
         self._held[principal] += amount
         self.held += amount

@@ -14,9 +14,9 @@ from skillyard.domain.principal import LOCAL
 from skillyard.domain.sandbox import frames
 from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.guarantees import Probe
-from skillyard.engine import table
+from skillyard.engine import driver, table
 from skillyard.engine.backends import Offer
-from skillyard.engine.runs import execution, grant, record
+from skillyard.engine.runs import grant, record
 from skillyard.engine.secrets import service as for_run
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from tests.attacks.verify.mutants import Mutant
@@ -24,7 +24,7 @@ from tests.attacks.verify.mutants import Mutant
 
 def believing(patch: pytest.MonkeyPatch) -> None:
     """A channel that breaks its rules is read on, and a run that said nothing has completed."""
-    plain = execution.Execution._listen
+    plain = driver.Driver._listen
 
     async def listen(self: Any, process: Any) -> None:
         await plain(self, process)
@@ -40,8 +40,8 @@ def believing(patch: pytest.MonkeyPatch) -> None:
             return {}
         return found if isinstance(found, dict) else {}
 
-    patch.setattr(execution.Execution, "_listen", listen)
-    patch.setattr(execution.Execution, "_judge", judge)
+    patch.setattr(driver.Driver, "_listen", listen)
+    patch.setattr(driver.Driver, "_judge", judge)
     patch.setattr(Result, "value", value)
 
 

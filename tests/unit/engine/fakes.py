@@ -139,6 +139,8 @@ class FakeSandbox:
         streams: StreamLimits = DEFAULT_STREAMS,
     ) -> FakeProcess:
         assert isinstance(program, Guest)
+        if id in self.processes:
+            return self.processes[id]
         if program.request["op"] == "collect":
             if self.backend.left is None:
                 raise SandboxGone("it ended with its program")
@@ -162,6 +164,8 @@ class FakeSandbox:
         self.plugged.append(egress)
 
     async def process(self, id: str) -> FakeProcess:
+        if id not in self.processes:
+            raise SandboxGone(f"no process {id}")
         return self.processes[id]
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:

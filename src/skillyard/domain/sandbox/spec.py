@@ -272,10 +272,6 @@ class GuestCall:
             },
         }
 
-    def collect(self) -> dict[str, Any]:
-        """Returns the request for a second program in the sandbox. It sends the files that the first left."""
-        return self.request() | {"op": "collect", "code": None, "skill": None, "args": {}, "skills": {}, "env": {}}
-
     def _check(self) -> None:
         if (self.code is None) == (self.skill is None):
             raise InvalidInput("code", "either code or a skill is called, not both")
@@ -286,6 +282,11 @@ class GuestCall:
         for blob_id in self.blobs:
             if not is_blob_id(blob_id):
                 raise InvalidInput("blobs", "every key must be a blob id", shape(blob_id))
+
+
+def collect_request(blob_prefix: str, limits: FrameLimits) -> dict[str, Any]:
+    """Returns the request for a second program in a sandbox. It sends the files that the first left."""
+    return GuestCall(blob_prefix, code="", limits=limits).request() | {"op": "collect", "code": None}
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:

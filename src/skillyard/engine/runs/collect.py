@@ -22,10 +22,9 @@ from skillyard.domain.sandbox.frames import (
     Result,
 )
 from skillyard.domain.sandbox.frames import Failure as Raised
-from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits, collect_request
 from skillyard.domain.work.record import Outcome
 from skillyard.engine.runs.failure import Failure
-from skillyard.engine.runs.grant import Grant
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobInfo, BlobStore
 from skillyard.ports.sandbox import Sandbox
@@ -48,7 +47,11 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlobTarget:
-    """Where a run's blobs go. ``prefix`` was made for this run, so no other run's id can be meant."""
+    """Where a run's blobs go. ``prefix`` was made for this run, so no other run's id can be meant.
+
+    ``stable`` gives each blob an id that a later server gives it too. ``again`` says that one before may have stored
+    it.
+    """
 
     store: BlobStore
     tasks: Tasks
@@ -56,8 +59,21 @@ class BlobTarget:
     run_id: str
     prefix: str
     ttl_s: float | None
+    stable: bool = False
+    again: bool = False
+
+    def named(self, word: str) -> str | None:
+        """Returns the id of a blob of ours beside those that the guest numbers; None for any id."""
+        return f"{self.prefix}{word}" if self.stable else None
+
+    async def stored(self, blob_id: str | None) -> BlobInfo | None:
+        """Returns the blob that an earlier server stored under ``blob_id``, if it did."""
+        return await self.store.stat(blob_id) if self.again and blob_id is not None else None
 
     async def create(self, blob_id: str | None, kind: str, data: bytes | AsyncIterator[bytes]) -> BlobInfo:
+        """Stores a blob. One that was stored before stays, and its ``data`` is not read."""
+        if (before := await self.stored(blob_id)) is not None:
+            return before
         return await self.store.create(
             self.owner,
             kind,
@@ -129,7 +145,7 @@ class BlobSink:
     def __init__(self, target: BlobTarget) -> None:
         self._target = target
         self.unfinished: dict[int, _Open] = {}
-        self._replayed = False
+        self._replayed = target.again
         self._stored: set[str] = set()
         self.ids: list[str] = []
         self.files: list[dict[str, Any]] = []
@@ -158,6 +174,9 @@ class BlobSink:
             return
         blob.buffer += data
         if len(blob.buffer) > INLINE:
+            if self._replayed and await self._exists(n):
+                blob.stored, blob.buffer = True, bytearray()
+                return
             blob.stream = _Stream(self._target, self._id(n), blob.kind)
             await blob.stream.put(bytes(blob.buffer))
             blob.buffer = bytearray()
@@ -262,11 +281,11 @@ class Left:
 
     Its files and notes as far as they came; ``prefix`` begins the ids of the files."""
 
-    def __init__(self, grant: Grant, target: BlobTarget, prefix: str) -> None:
+    def __init__(self, limits: FrameLimits, target: BlobTarget, prefix: str) -> None:
         own = replace(target, prefix=f"{prefix}-")
-        self._channel = Channel(BlobSink(own), grant.limits)
-        self._request = Guest({**grant.collect, "blob_prefix": own.prefix})
-        self._streams = StreamLimits(_LEFT_LOG, grant.limits.files_bytes + _LEFT_BESIDE)
+        self._channel = Channel(BlobSink(own), limits)
+        self._request = Guest(collect_request(own.prefix, limits))
+        self._streams = StreamLimits(_LEFT_LOG, limits.files_bytes + _LEFT_BESIDE)
 
     @property
     def sink(self) -> BlobSink:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from skillyard.config.network import NetworkSettings
 from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
@@ -30,7 +31,9 @@ from skillyard.domain.sandbox.spec import (
 )
 from skillyard.domain.secret import Delivery
 from skillyard.domain.skill.skill import Skill
-from skillyard.engine.network.grant import check_offer, granted, layers_of
+from skillyard.domain.work.record import SecretRef
+from skillyard.engine.driver import Job
+from skillyard.engine.network.grant import check_offer, granted, layers_of, why_none
 from skillyard.engine.network.run_network import NetworkGrant
 from skillyard.engine.observer import Observer, SecretsGiven
 from skillyard.engine.packages.ahead import Ahead, Wish, consented
@@ -39,6 +42,7 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.engine.packages.for_run import RunPackages
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
+from skillyard.engine.runs.record import OutputSchema, first_record
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import GivenSecret, RunSecrets, secret_versions
 from skillyard.engine.skills.run_needs import Given, run_needs
@@ -53,12 +57,11 @@ PLACEHOLDER = "skillyard-secret-"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a run: its sandbox's spec, and the requests to the guest."""
+    """The rights of a run: its sandbox's spec, and the request to the guest."""
 
     spec: SandboxSpec
     environment: str
     guest: Mapping[str, Any]
-    collect: Mapping[str, Any]
     digests: dict[str, Any]
     redaction: Redaction
     blob_prefix: str
@@ -66,6 +69,7 @@ class Grant:
     network: NetworkGrant | None = None
     needs: dict[str, Any] | None = None
     wish: Wish | None = None
+    secrets: tuple[SecretRef, ...] = ()
 
 
 class Granter:
@@ -108,15 +112,13 @@ class Granter:
         self._tell(plan, given)
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
-        prefix = self._ids.blob() + "-"
-        call = _call(plan, prefix, env, self._frames)
-        guest, collect = call.request(), call.collect()
+        prefix = plan.blob_prefix or self._ids.blob() + "-"
+        guest = _call(plan, prefix, env, self._frames).request()
         spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name)
         return Grant(
             spec=spec,
             environment=plan.environment if named else f"{plan.environment}+{environment.digest[:SHOWN]}",
             guest=guest,
-            collect=collect,
             digests=_digests(plan, environment.ref, policy, given),
             redaction=Redaction(secret.value for secret in given) if given else NOTHING,
             blob_prefix=prefix,
@@ -124,6 +126,7 @@ class Granter:
             network=self._network(policy, given, gated),
             needs=self._needs(plan, policy, given, environment),
             wish=wish,
+            secrets=tuple(SecretRef(one.name, plan.principal.project, one.skill, one.version) for one in given),
         )
 
     def refused_needs(self, plan: Plan) -> dict[str, Any] | None:
@@ -230,3 +233,32 @@ def _digests(
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def job_of(plan: Plan, grant: Grant, network: NetworkSettings) -> Job:
+    """Returns the job of a run that begins."""
+    return Job(
+        record=first_record(plan, grant.environment, grant.digests, grant.needs),
+        guest=grant.guest,
+        limits=plan.limits,
+        redaction=grant.redaction,
+        blob_prefix=grant.blob_prefix,
+        frames=grant.limits,
+        taken_at=plan.taken_at,
+        outputs=outputs_of(plan),
+        why_offline=lambda: offline(plan, network),
+        wish=grant.wish,
+    )
+
+
+def outputs_of(plan: Plan) -> OutputSchema | None:
+    """Returns the schema that the result of the executed skill is held to."""
+    skill = plan.skill
+    if skill is None or skill.outputs_schema is None:
+        return None
+    return OutputSchema(f"{skill.digest} out", skill.outputs_schema)
+
+
+def offline(plan: Plan, network: NetworkSettings) -> str:
+    """Returns why a run without a network has none."""
+    return why_none(network, plan.skill, plan.skills, plan.request.network, plan.trust.least)

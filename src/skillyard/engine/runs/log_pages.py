@@ -9,7 +9,7 @@ from typing import Any
 
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import RunRecord
-from skillyard.engine.runs.execution import ActiveRun
+from skillyard.engine.driver import ActiveRun
 from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
 from skillyard.ports.blobs import BlobStore

@@ -97,7 +97,7 @@ COMMON: dict[str, Schema] = {
     ),
     "isolation": described(STRING, "the boundary to run behind; one that policy offers"),
     "network": NETWORK,
-    "detach": described(BOOLEAN, "the run goes on when its caller goes away", default=False),
+    "detach": described(BOOLEAN, "answers at once; the run outlives its caller and the server", default=False),
     "labels": LABELS,
     "detail": BRIEF_OR_NOT,
 }

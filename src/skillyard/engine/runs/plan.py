@@ -22,7 +22,7 @@ from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.spec import Mount
 from skillyard.domain.skill.skill import Skill, SkillKind
 from skillyard.domain.work.limits import MINIMUM, LimitFamily, Limits
-from skillyard.domain.work.record import RunKind
+from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.backends import Backends, Offer
 from skillyard.engine.blobs.service import owned_blob
 from skillyard.engine.runs.request import RunRequest
@@ -50,6 +50,8 @@ class Plan:
     trust: RunTrust = UNMOUNTED
     blobs: tuple[BlobInfo, ...] = ()
     blob_mounts: tuple[Mount, ...] = ()
+    blob_prefix: str = ""
+    """Begins the ids of its blobs; empty where it is made when the run is granted what it may have."""
 
 
 class Planner:
@@ -65,23 +67,23 @@ class Planner:
         self._ids = ids
         self._limits = limits
 
-    async def plan(self, principal: Principal, request: RunRequest) -> Plan:
-        """Finds and checks everything that a request names.
+    async def plan(self, principal: Principal, request: RunRequest, before: RunRecord | None = None) -> Plan:
+        """Finds and checks everything that a request names. ``before`` is the record of a run that is planned again.
 
         Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing.
         """
         offer = await self._backends.choose(request.isolation)
-        run_id = self._ids.run()
+        now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills
         skill, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
-            run_id=run_id,
+            run_id=self._ids.run() if before is None else before.run_id,
             principal=principal,
             request=request,
-            created_at=self._clock.now(),
-            taken_at=self._clock.monotonic(),
+            created_at=now if before is None else before.created_at,
+            taken_at=taken_at if before is None else taken_at - max(0.0, now - before.created_at),
             limits=_limits(self._limits, request, skill, trust),
             environment=_environment(request, skill, skills),
             offer=offer,
@@ -90,6 +92,7 @@ class Planner:
             trust=trust,
             blobs=blobs,
             blob_mounts=tuple([await _blob_mount(self._blobs, blob) for blob in blobs]),
+            blob_prefix="" if before is None else before.blob_prefix,
         )
 
     async def _find_skills(

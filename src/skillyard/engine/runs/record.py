@@ -1,17 +1,17 @@
-"""The last record of a run, made of the findings about it, and the Run object made of that."""
+"""The first and the last record of a run, and the Run object that is made of it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.frames import Notes, Result, ResultFault
-from skillyard.domain.work.record import Outcome, RunRecord, RunStatus, Usage
+from skillyard.domain.work.record import ERROR_TYPES, Outcome, RunRecord, RunStatus, Usage
 from skillyard.engine.network.refusals import counted
 from skillyard.engine.runs.collect import BlobTarget
 from skillyard.engine.runs.failure import SUMMARY_CHARACTERS, Failure
@@ -21,8 +21,12 @@ from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.schemas import complaint
 from skillyard.engine.text import clean, ends, first
 from skillyard.ports.jailed import SchemaChecker
+from skillyard.ports.records import RecordStore
 
 NO_NOTES = Notes()
+
+WITHHELD = "OutputWithheld"
+"""The type of the error of a run whose output may not be shown."""
 
 _SHORT = ends(100, 60)
 
@@ -97,7 +101,7 @@ async def fit_output(
     if not spill:
         raise Unfit(_too_large(f"the output has {len(data)} bytes of JSON, more than {MAX_OUTPUT}"))
     try:
-        info = await target.create(None, "application/json", data)
+        info = await target.create(target.named("output"), "application/json", data)
     except SkillyardError as error:
         message = f"the output of {len(data)} bytes could not be kept as a blob: {error.message}"
         raise Unfit(_too_large(message)) from error
@@ -183,46 +187,91 @@ class Findings:
         }
 
 
-def run_facts(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> dict[str, Any]:
-    """The fields of the run's record that do not change while it goes on."""
+def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> RunRecord:
+    """Returns the record of a run that begins. These fields do not change while it goes on."""
     request, skill = plan.request, plan.skill
-    return {
-        "run_id": plan.run_id,
-        "kind": request.kind,
-        "principal": plan.principal.name,
-        "project": plan.principal.project,
-        "created_at": plan.created_at,
-        "skill": skill.name if skill else None,
-        "version": skill.version if skill else None,
-        "environment": environment,
-        "isolation": plan.offer.name,
-        "limits": plan.limits.as_dict(),
-        "digests": digests,
-        "needs": needs,
-        "idempotency_key": request.idempotency_key,
-        "request_digest": request.digest() if request.idempotency_key else "",
-        "labels": dict(request.labels),
-    }
+    return RunRecord(
+        run_id=plan.run_id,
+        kind=request.kind,
+        principal=plan.principal.name,
+        status=RunStatus.RUNNING,
+        project=plan.principal.project,
+        created_at=plan.created_at,
+        skill=skill.name if skill else None,
+        version=skill.version if skill else None,
+        environment=environment,
+        isolation=plan.offer.name,
+        limits=plan.limits.as_dict(),
+        digests=digests,
+        needs=needs,
+        idempotency_key=request.idempotency_key,
+        request_digest=request.digest() if request.idempotency_key else "",
+        labels=dict(request.labels),
+    )
+
+
+class LeftBehind(Exception):
+    """The run goes on, and this server drives it no more: its lease or the store is gone."""
+
+
+class Ledger:
+    """The record of one run that is owned by its server.
+
+    It is written when the run begins, and when it has ended.
+    """
+
+    outlives = False
+    """Whether the run outlives its server. Then each step is written down before it is taken."""
+
+    def __init__(self, records: RecordStore) -> None:
+        self._records = records
+
+    async def begin(self, record: RunRecord) -> RunRecord:
+        """Writes the first record, before there is a sandbox. Raises IdempotencyConflict, StoreFault."""
+        await self._records.insert(record)
+        return record
+
+    async def running(self, record: RunRecord) -> RunRecord:
+        """Notes the sandbox, before the program is started in it."""
+        return record
+
+    async def cancel(self, reason: str) -> None:
+        """Notes that somebody asked the run to end."""
+
+    async def conclude(self, final: RunRecord) -> None:
+        """Notes how the run ended, before its sandbox is destroyed."""
+
+    async def finish(self, final: RunRecord) -> bool:
+        """Writes the last record; returns False when the run had one."""
+        return await self._records.finish(final)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSchema:
+    """The schema that a result is held to. ``key`` names it for checkers that keep schemas."""
+
+    key: str
+    schema: Mapping[str, Any]
 
 
 class FinalRecord:
-    """Makes it for one run. ``facts`` are the fields that its first record had."""
+    """Makes it for one run, whose first record is ``record``."""
 
     def __init__(
         self,
-        plan: Plan,
+        record: RunRecord,
         redaction: Redaction,
         target: BlobTarget,
-        facts: dict[str, Any],
+        outputs: OutputSchema | None,
         schemas: SchemaChecker,
         *,
         spill: bool,
     ) -> None:
         """``spill`` keeps a result that is too large as a blob."""
-        self._plan = plan
+        self._record = record
         self._redaction = redaction
         self._target = target
-        self._facts = facts
+        self._outputs = outputs
         self._schemas = schemas
         self._spill = spill
 
@@ -246,35 +295,35 @@ class FinalRecord:
         output = await fit_output(value, self._redaction, self._target, spill=self._spill, raw_size=size)
         common = self._common(found, output)
         summary = completed_summary(value, output, common["usage"]["wall_ms"], self._redaction, common["notes"])
-        return RunRecord(
+        return replace(
+            self._record,
             status=RunStatus.COMPLETED,
             outcome=Outcome.EXIT,
             reason=found.log.problem,
             summary=summary,
             output=output.value,
-            **self._facts,
             **common,
         )
 
     async def _check_schema(self, raw: bytes) -> None:
         """Checks a result against the skill's schema; it was parsed before."""
-        plan, skill = self._plan, self._plan.skill
-        if skill is None or skill.outputs_schema is None:
+        held_to = self._outputs
+        if held_to is None:
             return
-        key = f"{skill.digest} out"
-        verdict = await self._schemas.check(plan.principal.name, key, skill.outputs_schema, raw, patient=True)
+        verdict = await self._schemas.check(self._record.principal, held_to.key, held_to.schema, raw, patient=True)
         if wrong := complaint(verdict, "output", self._redaction):
             raise Unfit(Failure("ValidationError", wrong, Outcome.EXIT))
 
+    def withheld(self, found: Findings, failure: Failure | None, why: str) -> RunRecord:
+        """Returns the record of a run of which nothing may be shown but how it ended."""
+        outcome = Outcome.EXIT if failure is None else failure.outcome
+        kind = WITHHELD if outcome in (None, Outcome.EXIT) else ERROR_TYPES[outcome]
+        bare = replace(found, files=(), notes=NO_NOTES)
+        return replace(self._record, **_failed(Failure(kind, why, outcome)), **self._common(bare, None))
+
     def failed(self, found: Findings, failure: Failure) -> RunRecord:
-        return RunRecord(
-            status=RunStatus.FAILED,
-            outcome=failure.outcome,
-            reason=failure.reason(self._redaction, found.log.problem),
-            summary=failure.summary(self._redaction),
-            error=failure.as_dict(self._redaction),
-            **self._facts,
-            **self._common(found, None),
+        return replace(
+            self._record, **_failed(failure, self._redaction, found.log.problem), **self._common(found, None)
         )
 
     def _common(self, found: Findings, output: Output | None) -> dict[str, Any]:
@@ -295,15 +344,17 @@ class FinalRecord:
 
 def ended(record: RunRecord, failure: Failure, now: float) -> RunRecord:
     """Returns the record of a run that failed without having been executed to its end."""
-    return replace(
-        record,
-        status=RunStatus.FAILED,
-        outcome=failure.outcome,
-        reason=failure.reason(),
-        ended_at=now,
-        summary=failure.summary(),
-        error=failure.as_dict(),
-    )
+    return replace(record, ended_at=now, **_failed(failure))
+
+
+def _failed(failure: Failure, redaction: Redaction = NOTHING, also: str = "") -> dict[str, Any]:
+    return {
+        "status": RunStatus.FAILED,
+        "outcome": failure.outcome,
+        "reason": failure.reason(redaction, also),
+        "summary": failure.summary(redaction),
+        "error": failure.as_dict(redaction),
+    }
 
 
 _BRIEF = ("run_id", "status", "outcome", "summary", "output", "error", "logs_preview", "output_blobs", "files")
@@ -318,7 +369,6 @@ def in_detail(run: dict[str, Any], detail: str) -> dict[str, Any]:
 
 def run_object(record: RunRecord) -> dict[str, Any]:
     """Returns what ``execute_skill`` and ``run_code`` answer. Fields behind ``error`` are additive."""
-    completed = record.status is RunStatus.COMPLETED
     run: dict[str, Any] = {
         "status": record.status.value,
         "run_id": record.run_id,
@@ -329,7 +379,7 @@ def run_object(record: RunRecord) -> dict[str, Any]:
     }
     if record.notes:
         run["notes"] = list(record.notes)
-    if completed:
+    if record.status is RunStatus.COMPLETED:
         run["output"] = record.output
     if record.error is not None:
         run["error"] = record.error

@@ -78,11 +78,49 @@ class RunRequest:
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
+    def stored(self) -> dict[str, Any]:
+        """Returns the JSON form that :func:`from_stored` takes, for a later server."""
+        plain = {name: getattr(self, name) for name in _STORED}
+        rules = None if self.network is None else [rule.text for rule in self.network]
+        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels)}
+
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
         if self.code is None:
             return self.entrypoint
         return [self.entrypoint] if self.entrypoint == "main" else self.entrypoint or "main"
+
+
+_STORED = (
+    "args_json",
+    "skill",
+    "version",
+    "code",
+    "entrypoint",
+    "mount_skills",
+    "input_blobs",
+    "limits",
+    "environment",
+    "packages",
+    "isolation",
+    "idempotency_key",
+    "detach",
+)
+"""The fields that JSON holds as they are. ``args`` are made of their text."""
+
+
+def from_stored(stored: Mapping[str, Any]) -> RunRequest:
+    """Returns the request of :meth:`RunRequest.stored`, which was checked when it came."""
+    plain = {name: stored[name] for name in _STORED}
+    for name in ("mount_skills", "input_blobs", "packages"):
+        plain[name] = tuple(plain[name])
+    return RunRequest(
+        kind=RunKind(stored["kind"]),
+        args=json.loads(stored["args_json"]),
+        network=None if stored["network"] is None else parse_rules(stored["network"]),
+        labels=stored["labels"],
+        **plain,
+    )
 
 
 def from_params(kind: RunKind, params: Mapping[str, Any]) -> RunRequest:

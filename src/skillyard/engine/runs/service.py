@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from skillyard.domain.errors import IdempotencyConflict, SkillyardError
+from skillyard.domain.errors import IdempotencyConflict, SkillyardError, StoreFault
 from skillyard.domain.principal import Principal
-from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
+from skillyard.domain.sandbox.spec import Owner
+from skillyard.domain.work.record import Outcome, RunRecord
+from skillyard.engine.driver import ActiveRun, Driver, Tools
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.observer import RunEnded, RunQueued, RunRefused
 from skillyard.engine.packages.environments import Environments
-from skillyard.engine.runs.execution import Execution, Tools
+from skillyard.engine.runs.detached import DetachedRuns
 from skillyard.engine.runs.failure import Failure, Refused
-from skillyard.engine.runs.grant import Grant, Granter
+from skillyard.engine.runs.grant import Grant, Granter, job_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import ended, run_facts, run_object
+from skillyard.engine.runs.record import Ledger, LeftBehind, ended, first_record, run_object
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
 
 Key = tuple[str, str]
+Start = Callable[[Principal, RunRequest], Awaitable[RunRecord]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,10 @@ class Keys:
 
     @asynccontextmanager
     async def claim(self, key: Key, digest: str) -> AsyncIterator[RunRecord | None]:
-        """Yields the finished record of the first call with the key, or None when this is the first.
+        """Yields the record of the first call with the key, or None when this is the first.
 
-        The first call does its work in the block. Raises IdempotencyConflict when the key stands for another request.
+        It has ended, or outlives its server. The first call does its work in the block. Raises IdempotencyConflict when
+        the key stands for another request.
         """
         while (first := self._first.get(key)) is not None:
             _check(digest, first.digest)
@@ -56,7 +60,8 @@ class Keys:
             record = await self._records.by_key(*key)
             if record is not None:
                 _check(digest, record.request_digest)
-            yield record if record is not None and not record.status.live else None
+            kept = record is not None and (record.owner is Owner.TASK or not record.status.live)
+            yield record if kept else None
         finally:
             del self._first[key]
             mine.ended.set_result(None)
@@ -78,6 +83,7 @@ class RunService:
         environments: Environments,
         lender: Lender,
         requests: Budget,
+        detached: DetachedRuns,
         tools: Tools,
     ) -> None:
         self._planner = planner
@@ -85,17 +91,43 @@ class RunService:
         self._environments = environments
         self._lender = lender
         self._requests = requests
+        self._detached = detached
         self._tools = tools
         self._keys = Keys(tools.records)
 
     async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
-        """One run from request to Run object. Cancelling the caller ends it, unless it is detached.
+        """Returns the Run object of a run that has ended, or of a detached one that was taken on.
 
-        Raises what :meth:`Planner.plan` raises, Busy, ProtectionMissing, IdempotencyConflict.
+        Cancelling the caller ends the run, unless it is detached. Raises what :meth:`Planner.plan` raises, Busy,
+        ProtectionMissing, IdempotencyConflict.
         """
         if request.detach:
-            return await self._tools.tasks.shielded(self._held(principal, request), "detached run")
-        return await self._held(principal, request)
+            return await self._tools.tasks.shielded(self._keyed(principal, request, self._take), "detached run")
+        with self._requests.holding(principal.name, request.weight):
+            return await self._keyed(principal, request, self._run)
+
+    async def _keyed(self, principal: Principal, request: RunRequest, start: Start) -> dict[str, Any]:
+        """Starts the run, or finds the one that was started before with the request's key."""
+        if request.idempotency_key is None:
+            return run_object(await start(principal, request))
+        async with self._keys.claim((principal.name, request.idempotency_key), request.digest()) as before:
+            record = before or await start(principal, request)
+        return run_object(record if request.detach else await self._ended(record))
+
+    async def _ended(self, record: RunRecord) -> RunRecord:
+        """Returns the record when the run has ended, or this server leaves it to the next."""
+        active = self._tools.active.get(record.run_id) if record.status.live else None
+        if active is None:
+            return record
+        await active.ending()
+        return await self._tools.records.get(record.run_id) or record
+
+    async def _take(self, principal: Principal, request: RunRequest) -> RunRecord:
+        try:
+            return await self._detached.take(principal, request)
+        except SkillyardError as error:
+            self._turned_away(principal, request, error)
+            raise
 
     async def cancel(self, run_id: str, reason: str) -> bool:
         """End a run and wait until nothing of it is left. False when it had ended already."""
@@ -103,32 +135,29 @@ class RunService:
         if active is None:
             return False
         ending = active.ending()
-        await active.cancel(reason)
+        try:
+            await active.cancel(reason)
+        except LeftBehind as left:
+            raise StoreFault(f"the run could not be cancelled: {left}; try again") from left
         await ending
         record = await self._tools.records.get(run_id)
         return record is not None and record.outcome is Outcome.CANCELLED
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Ends all runs and waits until every record is written.
+        """Ends the runs that this server owns, and leaves the others to the next server.
 
-        Runs at work may end by themselves for ``grace_s`` seconds; then they are cancelled.
+        It returns when all records are written. Runs at work may end by themselves for ``grace_s`` seconds; then they
+        are cancelled.
         """
-        at_work = self._tools.active
-        endings = [active.ending() for active in at_work.values()]
+        await self._detached.leave()
+        at_work = list(self._tools.active.values())
+        endings = [active.ending() for active in at_work]
         if endings and grace_s > 0:
             await asyncio.wait(endings, timeout=grace_s)
-        for active in list(at_work.values()):
+        for active in list(self._tools.active.values()):
             await active.cancel("the server is shutting down")
         if endings:
             await asyncio.wait(endings)
-
-    async def _held(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
-        with self._requests.holding(principal.name, request.weight):
-            if request.idempotency_key is None:
-                return run_object(await self._run(principal, request))
-            key = (principal.name, request.idempotency_key)
-            async with self._keys.claim(key, request.digest()) as record:
-                return run_object(record or await self._run(principal, request))
 
     async def _run(self, principal: Principal, request: RunRequest) -> RunRecord:
         try:
@@ -148,7 +177,8 @@ class RunService:
         loan = None
         try:
             async with self._lender.lend(order, partial(self._queued, plan)) as loan:
-                return await Execution(self._tools, plan, grant, loan).run()
+                active = ActiveRun(plan.run_id, plan.principal.name, Ledger(self._tools.records))
+                return await Driver(self._tools, job_of(plan, grant, self._tools.network), loan, active).run()
         except SkillyardError as error:
             if loan is None:
                 self._turned_away(plan.principal, plan.request, error)
@@ -165,7 +195,7 @@ class RunService:
         """A failed run that never had a sandbox; its record is written all the same."""
         tools = self._tools
         needs = self._granter.refused_needs(plan)
-        record = RunRecord(status=RunStatus.RUNNING, **run_facts(plan, plan.environment, {}, needs))
+        record = first_record(plan, plan.environment, {}, needs)
         await tools.records.insert(record)
         final = ended(record, Failure(refusal.type, refusal.message), tools.clock.now())
         await tools.records.finish(final)

@@ -9,6 +9,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.network.rule import Rule
 from skillyard.domain.secret import Delivery, Secret, SecretAct, SecretEvent, bound_hosts
 from skillyard.domain.skill.skill import SecretNeed
+from skillyard.domain.work.record import SecretRef
 from skillyard.engine.runs.failure import Refused
 from skillyard.engine.runs.plan import Plan
 from skillyard.ports.clock import Clock
@@ -50,6 +51,8 @@ class GivenSecret:
     delivery: Delivery
     hosts: tuple[Rule, ...]
     version: str
+    skill: str
+    """One that declares it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,22 @@ class RunSecrets:
         if wants and plan.trust.least:
             await self._none(plan, wants)
         await self._check_absent(plan, [want for want in wants if await self._find(plan, want) is None])
+
+    async def again(self, refs: Iterable[SecretRef]) -> tuple[str, ...]:
+        """Returns the values that an earlier server gave a run, to be taken out of its output.
+
+        Raises Refused when one cannot be had in that version any more.
+        """
+        return tuple([await self._again(ref) for ref in refs])
+
+    async def _again(self, ref: SecretRef) -> str:
+        try:
+            found = await self._book.find(ref.name, ref.project, ref.skill)
+        except SkillyardError as error:
+            raise Refused("MissingSecret", _withheld(ref, f"cannot be read: {error.message}")) from error
+        if found is None or found.version != ref.version:
+            raise Refused("MissingSecret", _withheld(ref, f"is not there any more in the version {ref.version}"))
+        return found.value
 
     async def _check_absent(self, plan: Plan, wants: Sequence[_Want]) -> None:
         """Raises Refused for those that must be there."""
@@ -155,6 +174,11 @@ class RunSecrets:
         )
 
 
+def _withheld(ref: SecretRef, why: str) -> str:
+    said = "its output, log and error text are withheld, since the secret could not be taken out of them"
+    return f"the secret '{ref.name}' that the run had {why}; {said}"
+
+
 def secret_versions(given: Iterable[GivenSecret]) -> dict[str, str]:
     """Returns versions by name for the run's ``digests``, never a value."""
     return {secret.name: secret.version for secret in given}
@@ -178,12 +202,12 @@ def _given(name: str, there: Sequence[tuple[_Want, Secret]]) -> GivenSecret:
     """Returns the one secret for all skills that declare ``name``. The operator's choice goes before the manifests',
     and of these the narrower one."""
     mine = [(want.need, secret) for want, secret in there if want.need.name == name]
-    first = mine[0][1]
+    first, skill = mine[0][1], next(want.skill for want, _ in there if want.need.name == name)
     if any((secret.version, secret.scope) != (first.version, first.scope) for _, secret in mine):
         raise Refused("PolicyRefused", f"the mounted skills mean different secrets by '{name}'")
     gated = first.delivery is Delivery.GATE or any(need.delivery is Delivery.GATE for need, _ in mine)
     if not gated:
-        return GivenSecret(name, first.value, Delivery.ENV, (), first.version)
+        return GivenSecret(name, first.value, Delivery.ENV, (), first.version, skill)
     hosts = bound_hosts(first.hosts or dict.fromkeys(host for need, _ in mine for host in need.hosts))
     if not hosts:
         mend = f"skillyard secret bind {name} --delivery gate --host HOST"
@@ -193,4 +217,4 @@ def _given(name: str, there: Sequence[tuple[_Want, Secret]]) -> GivenSecret:
     if len(first.value) < LEAST_AT_GATE:
         rule = f"is shorter than {LEAST_AT_GATE} characters: the gate could not tell it from other text in answers"
         raise Refused("PolicyRefused", f"the secret '{name}' is delivered at the gate and {rule}")
-    return GivenSecret(name, first.value, Delivery.GATE, hosts, first.version)
+    return GivenSecret(name, first.value, Delivery.GATE, hosts, first.version, skill)

@@ -24,12 +24,14 @@ from skillyard.engine.observer import (
     EnvironmentInstalled,
     Event,
     Fault,
+    LeaseLost,
     NetworkUsed,
     PartLost,
     PartRestarted,
     Recovered,
     RunEnded,
     RunRefused,
+    RunResumed,
     RunStarted,
     Swept,
 )
@@ -98,6 +100,12 @@ class Metrics:
             self._faults.labels(part)
             self._restarts.labels(part)
         self._lost = Counter("skillyard_lost_runs", "Runs that a dead server left unfinished.", registry=registry)
+        self._resumed = Counter(
+            "skillyard_resumed_runs", "Runs of a dead server that go on here.", ["status"], registry=registry
+        )
+        self._leases_lost = Counter(
+            "skillyard_leases_lost", "Runs that this server stopped driving, and that go on.", registry=registry
+        )
         self._swept = Counter("skillyard_swept", "Expired objects removed.", ["what"], registry=registry)
 
     def gauge(self, name: str, help: str, read: Callable[[], float]) -> None:
@@ -145,6 +153,10 @@ class Metrics:
                 self._catalogue.labels(event.act).inc()
             case Recovered():
                 self._lost.inc(event.lost_runs)
+            case RunResumed():
+                self._resumed.labels(event.status).inc()
+            case LeaseLost():
+                self._leases_lost.inc()
             case Swept():
                 self._swept.labels("blobs").inc(event.blobs)
                 self._swept.labels("records").inc(event.records)

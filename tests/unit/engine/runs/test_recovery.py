@@ -9,6 +9,7 @@ import pytest
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.sandbox.spec import Held, Owner
+from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
 from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
@@ -39,14 +40,16 @@ async def test_runs_of_a_dead_server_are_lost_and_their_sandboxes_destroyed(rig:
     assert rig.of(Recovered) == [Recovered(lost_runs=3, destroyed_sandboxes=2)]
 
 
-async def test_a_task_goes_on_with_its_record(rig: Rig) -> None:
-    await rig.app.ports.records.insert(unfinished("run_task"))
-    rig.backend.foreign = [Held("h1", "run_task", Owner.TASK, 5.0), Held("h2", "nobody", Owner.TASK, 5.0)]
+async def test_sandboxes_of_live_tasks_stay_and_others_go(rig: Rig) -> None:
+    task = replace(unfinished("run_task"), owner=Owner.TASK, lease=Lease("other", "another boot", 5.0))
+    await rig.app.ports.records.insert(task)
+    rig.backend.foreign = [Held("h2", "nobody", Owner.TASK, 5.0)]
     await rig.app.reaper.recover()
     assert rig.backend.destroyed == ["h2"]
     record = await rig.app.ports.records.get("run_task")
     assert record is not None
-    assert record.status is RunStatus.RUNNING
+    assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.LOST)
+    assert "request" in record.reason
 
 
 async def test_nothing_to_settle_is_not_worth_a_word(rig: Rig) -> None:
@@ -65,7 +68,7 @@ async def test_old_records_expired_blobs_and_stray_sandboxes_go(rig: Rig) -> Non
     rig.backend.destroyed.clear()
     first = await rig.app.reaper.sweep()
     assert (first.blobs, first.records) == (0, 0)
-    assert rig.backend.destroyed == ["stray"]
+    assert rig.backend.destroyed == ["stray", "task"]
     assert await rig.app.ports.records.get(run["run_id"]) is not None
     rig.clock.time += 31 * 86400
     await rig.app.reaper.sweep()

@@ -10,8 +10,8 @@ import pytest
 from skillyard.domain.errors import Busy, ProtectionMissing, SandboxFault, SandboxGone, StoreFault
 from skillyard.domain.sandbox.guarantees import Level, Protection
 from skillyard.domain.work.record import Ending, Outcome, RunStatus, Usage
+from skillyard.engine import driver
 from skillyard.engine.observer import Fault, RunEnded, RunRefused, RunStarted
-from skillyard.engine.runs import execution
 from tests.unit.engine.conftest import Rig, playing
 from tests.unit.engine.fakes import FakeProcess, blob, frame, raises, result
 
@@ -285,7 +285,7 @@ async def test_the_record_exists_before_the_sandbox(rig: Rig) -> None:
 
 
 async def test_a_backend_that_no_longer_answers_ends_as_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(driver, "PATIENCE_S", 0.02)
 
     async def deaf(process: FakeProcess) -> None:
         await process.ended

@@ -1,4 +1,4 @@
-"""One admitted run: ``create -> mount -> execute -> collect -> destroy -> record`` (design §6).
+"""The drive of one program from its record, up to its end.
 
 The record is written before the sandbox exists, and moved to its end when the sandbox is gone. Everything
 happens in the caller's own task; when that is cancelled, a task of the engine's ends the tree, keeps the
@@ -8,30 +8,28 @@ output so far, destroys the sandbox and writes the record, whatever happens to t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
-from skillyard.domain.sandbox.frames import Result
+from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.lending import Loan
-from skillyard.engine.network.grant import why_none
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, Observer, RunEnded, RunStarted
-from skillyard.engine.packages.ahead import Ahead
+from skillyard.engine.packages.ahead import Ahead, Wish
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
-from skillyard.engine.runs.grant import Grant
 from skillyard.engine.runs.log import NO_LOG, Log, keep_log
-from skillyard.engine.runs.plan import Plan
-from skillyard.engine.runs.record import FinalRecord, Findings, run_facts
-from skillyard.engine.secrets.redact import Redactor
+from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, OutputSchema
+from skillyard.engine.secrets.redact import NOTHING, Redaction, Redactor, Silence
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
@@ -42,15 +40,20 @@ from skillyard.ports.sandbox import Process, Sandbox
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """One run between its first record and its last. ``cancel_reason`` is set once somebody asked it to end;
-    ``redactor`` makes a fresh one for each reading of its log."""
+    """One run at work in this server.
+
+    ``cancel_reason`` is set once somebody asked it to end. ``redactor`` makes a fresh one for each reading of its log.
+    ``interrupt`` ends its waiting, before it has a sandbox.
+    """
 
     run_id: str
     principal: str
-    redactor: Callable[[], Redactor]
+    ledger: Ledger
+    redactor: Callable[[], Redactor] = NOTHING.stream
     network: RunNetwork | None = None
     process: Process | None = None
     cancel_reason: str | None = None
+    interrupt: Callable[[], object] | None = None
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
     _starters: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -67,11 +70,14 @@ class ActiveRun:
         """End the process tree; what is not started yet will not be."""
         if self.cancel_reason is None:
             self.cancel_reason = reason
+            await self.ledger.cancel(reason)
         if self.process is not None:
             await self.process.kill(reason)
+        elif self.interrupt is not None:
+            self.interrupt()
 
     def ending(self) -> asyncio.Future[None]:
-        """Done when the last record is written."""
+        """Done when the last record is written, or the run is left to another server."""
         return _waiter(self._waiters)
 
     def wake(self) -> None:
@@ -97,9 +103,13 @@ class ActiveRuns(dict[str, ActiveRun]):
     """The runs at work by their ids."""
 
     def forget(self, active: ActiveRun) -> None:
-        """The run's last record is written."""
+        """The run's last record is written, or another server will write it."""
         self.pop(active.run_id, None)
         active.wake()
+
+
+class NeverStarted(Exception):
+    """The sandbox of an earlier server stands, and no program was started in it."""
 
 
 CALLER_GONE = "its caller went away"
@@ -139,94 +149,189 @@ class Tools:
     packages: PackagesSettings
 
 
-class Execution:
-    """Drives one run in the sandbox that it was lent. :meth:`run` is awaited once."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One program to drive.
 
-    def __init__(self, tools: Tools, plan: Plan, grant: Grant, loan: Loan) -> None:
+    ``record`` is its first record, or that of an earlier server whose program is attached; ``guest`` the request to it.
+    ``taken_at`` is on the monotonic clock. ``outputs`` is the schema that its result is held to. ``why_offline`` tells
+    why it has no network. ``withheld`` tells why nothing of its output may be shown; empty where it may.
+    """
+
+    record: RunRecord
+    guest: Mapping[str, Any]
+    limits: Limits
+    redaction: Redaction
+    blob_prefix: str
+    frames: FrameLimits
+    taken_at: float
+    outputs: OutputSchema | None
+    why_offline: Callable[[], str]
+    wish: Wish | None = None
+    withheld: str = ""
+
+
+class Driver:
+    """Drives one run in the sandbox that it was lent. Either :meth:`run` or :meth:`resume` is awaited, once."""
+
+    def __init__(self, tools: Tools, job: Job, loan: Loan, active: ActiveRun) -> None:
         self._tools = tools
-        self._plan = plan
-        self._grant = grant
+        self._job = job
         self._loan = loan
+        self._ledger = active.ledger
+        self._record = job.record
+        self._run_id = job.record.run_id
         self._final: RunRecord | None = None
-        self._active = ActiveRun(plan.run_id, plan.principal.name, grant.redaction.stream, network=loan.network)
-        self._target = _target(tools, plan, grant)
-        self._channel = Channel(BlobSink(self._target), grant.limits)
+        self._active = active
+        active.redactor, active.network = Silence if job.withheld else job.redaction.stream, loan.network
+        self._target = _target(tools, job, stable=active.ledger.outlives)
+        self._channel = Channel(BlobSink(self._target), job.frames)
         self._left: Left | None = None
-        self._found = Findings(queued_ms=(tools.clock.monotonic() - plan.taken_at) * 1000)
-        self._facts = run_facts(plan, grant.environment, grant.digests, grant.needs)
+        self._found = Findings(queued_ms=self._elapsed_ms())
 
     async def run(self) -> RunRecord:
         """Returns the finished record.
 
-        Raises ProtectionMissing and Busy when the backend turned the run away; the record then says so.
+        Raises ProtectionMissing and Busy when the backend turned the run away; the record then says so. A run that
+        outlives its server raises LeftBehind, and so does :meth:`resume`.
         """
-        tools, run_id = self._tools, self._plan.run_id
-        tools.active[run_id] = self._active
+        self._tools.active[self._run_id] = self._active
+        final = await self._to_its_end(self._begin)
+        if self._job.wish is not None:
+            self._tools.ahead.fulfil(self._job.wish, self._loan.spec)
+        return final
+
+    async def resume(self) -> RunRecord:
+        """Returns the finished record of a run that an earlier server started. Raises NeverStarted, LeftBehind."""
+        self._target = replace(self._target, again=True)
+        self._channel = Channel(BlobSink(self._target), self._job.frames)
+        found, record = self._found, self._record
+        found.started_at, found.queued_ms = record.started_at, record.usage.get("queued_ms", 0.0)
+        found.created_ms = ((record.started_at or record.created_at) - record.created_at) * 1000
+        return await self._to_its_end(self._rejoin)
+
+    async def _to_its_end(self, steps: Callable[[], Awaitable[RunRecord]]) -> RunRecord:
+        tools = self._tools
         try:
-            network = None if self._loan.network is None else await self._loan.begin()
-            first = RunRecord(status=RunStatus.RUNNING, network=network, **self._facts)
-            await tools.records.insert(first)
-            self._final = await self._conclude(await self._attempt())
-            final = await self._close(self._final)
-            if self._grant.wish is not None:
-                tools.ahead.fulfil(self._grant.wish, self._loan.spec)
-            return final
+            self._final = await steps()
+            return await self._close(self._final)
+        except (LeftBehind, NeverStarted):
+            await self._leave()
+            raise
         except asyncio.CancelledError:
-            await tools.tasks.shielded(self._abandon(), f"abandon {run_id}")
+            if self._ledger.outlives:
+                await self._leave()
+            else:
+                await tools.tasks.shielded(self._abandon(), f"abandon {self._run_id}")
             raise
         except BaseException as error:
-            await tools.tasks.shielded(self._fail(error), f"fail {run_id}")
+            await tools.tasks.shielded(self._fail(error), f"fail {self._run_id}")
             raise
 
-    async def _attempt(self) -> Failure | None:
+    async def _begin(self) -> RunRecord:
+        if self._loan.network is not None:
+            self._record = replace(self._record, network=await self._loan.begin())
+        self._record = await self._ledger.begin(self._record)
+        return await self._conclude(await self._attempt(self._work))
+
+    async def _rejoin(self) -> RunRecord:
+        """Returns the last record of a program that an earlier server started.
+
+        That server may have concluded already: then nothing is left to do but to destroy the sandbox.
+        """
+        if self._record.outcome is None:
+            return await self._conclude(await self._attempt(self._work_on))
+        with suppress(SandboxGone):
+            await self._loan.attach()
+        status = RunStatus.COMPLETED if self._record.error is None else RunStatus.FAILED
+        return replace(self._record, status=status)
+
+    async def _leave(self) -> None:
+        """Leaves the run at work: another server, or a later sweep, attaches to it."""
+        self._loan.let_go()
+        await self._channel.sink.abort()
+        if self._left is not None:
+            await self._left.sink.abort()
+
+    async def _attempt(self, work: Callable[[], Awaitable[Failure | None]]) -> Failure | None:
         """Run the program in a sandbox of its own; why it failed, if it did."""
         try:
-            async with asyncio.timeout(self._plan.limits.timeout_ms / 1000 + PATIENCE_S):
-                return await self._work()
+            async with asyncio.timeout(self._remaining_s() + PATIENCE_S):
+                return await work()
         except _CancelledEarly as early:
             return cancelled(early.reason)
         except (ProtectionMissing, Busy):
             raise
         except TimeoutError as error:
-            self._tools.emit(Fault("sandbox", error, self._plan.run_id))
+            self._tools.emit(Fault("sandbox", error, self._run_id))
             return Failure("SandboxLost", "the sandbox no longer answers", Outcome.LOST)
         except SandboxGone as error:
             return Failure("SandboxLost", error.message, Outcome.LOST)
         except SkillyardError as error:
-            self._tools.emit(Fault("sandbox", error, self._plan.run_id))
+            self._tools.emit(Fault("sandbox", error, self._run_id))
             return Failure("SandboxError", error.message)
 
     async def _work(self) -> Failure | None:
-        sandbox, guest = await self._loan.open(self._grant.guest)
+        sandbox, guest = await self._loan.open(self._job.guest)
         if self._active.cancel_reason is not None:
             raise _CancelledEarly(self._active.cancel_reason)
-        process = await self._start(sandbox, guest)
+        return await self._follow(sandbox, await self._start(sandbox, guest))
+
+    async def _work_on(self) -> Failure | None:
+        """Goes on with the program of an earlier server. Its output is read from the start."""
+        sandbox = await self._attached()
+        process = await self._process(sandbox)
+        self._active.begin(process)
+        if self._active.cancel_reason is not None:
+            await process.kill(self._active.cancel_reason)
+        return await self._follow(sandbox, process)
+
+    async def _attached(self) -> Sandbox:
+        try:
+            return await self._loan.attach()
+        except SandboxGone:
+            raise SandboxGone("the sandbox ended while no server was there; run it again") from None
+        except SkillyardError as error:  # it may be there, and nobody can tell now
+            raise LeftBehind(error.message) from error
+
+    async def _process(self, sandbox: Sandbox) -> Process:
+        try:
+            return await sandbox.process(self._run_id)
+        except SandboxGone:
+            if await self._loan.is_held():
+                raise NeverStarted from None
+            raise
+
+    async def _follow(self, sandbox: Sandbox, process: Process) -> Failure | None:
         broken = await self._listen(process)
         ending = await process.wait()
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
-            self._left = Left(self._grant, self._target, self._tools.ids.blob())
+            prefix = self._target.named("left") or self._tools.ids.blob()
+            self._left = Left(self._job.frames, self._target, prefix)
             await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
 
     async def _start(self, sandbox: Sandbox, guest: Mapping[str, Any]) -> Process:
-        tools, plan, found = self._tools, self._plan, self._found
-        found.created_ms = (tools.clock.monotonic() - plan.taken_at) * 1000
+        tools, job, found = self._tools, self._job, self._found
+        found.created_ms = self._elapsed_ms()
         found.started_at = tools.clock.now()
+        if self._ledger.outlives:
+            self._record = await self._ledger.running(self._standing(sandbox))
         process = await sandbox.start(
             Guest(guest),
-            id=plan.run_id,
-            timeout_ms=plan.limits.timeout_ms,
+            id=self._run_id,
+            timeout_ms=job.limits.timeout_ms,
             streams=StreamLimits(tools.log_bytes, tools.blob_bytes + _BESIDE_BLOBS),
         )
         self._active.begin(process)
         tools.emit(
             RunStarted(
-                run_id=plan.run_id,
-                kind=plan.request.kind,
-                principal=plan.principal.name,
-                skill=self._facts["skill"],
+                run_id=self._run_id,
+                kind=job.record.kind,
+                principal=job.record.principal,
+                skill=job.record.skill,
                 queued_ms=found.queued_ms,
                 created_ms=found.created_ms,
             )
@@ -234,6 +339,20 @@ class Execution:
         if self._active.cancel_reason is not None:
             await process.kill(self._active.cancel_reason)
         return process
+
+    def _standing(self, sandbox: Sandbox) -> RunRecord:
+        """Returns the record of a run whose program is about to start in ``sandbox``."""
+        found = self._found
+        return replace(
+            self._record,
+            sandbox=sandbox.handle,
+            program=self._run_id,
+            started_at=found.started_at,
+            deadline=self._tools.clock.boottime() + self._job.limits.timeout_ms / 1000,
+            enforced=self._loan.enforced,
+            guarantees=self._loan.guarantees,
+            usage={"queued_ms": round(found.queued_ms, 3)},
+        )
 
     async def _listen(self, process: Process) -> Failure | None:
         """Take what comes on the channel until its end; a run that breaks its rules is ended."""
@@ -251,22 +370,25 @@ class Execution:
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
                 return None
-            failure = raised(of_guest(self._channel.final, self._grant.redaction), ending.hits, self._plan.limits)
-            tools, skill = self._tools, self._plan.skill is not None
+            failure = raised(of_guest(self._channel.final, self._job.redaction), ending.hits, self._job.limits)
+            tools, skill = self._tools, self._record.skill is not None
             return lacking(failure, tools.environments, tools.packages, skill=skill)
-        stack = self._grant.redaction.text(self._left.notes.stack) if self._left else ""
-        return with_stack(ended_by(ending, self._plan.limits), stack)
+        stack = self._job.redaction.text(self._left.notes.stack) if self._left else ""
+        return with_stack(ended_by(ending, self._job.limits), stack)
 
     async def _log(self, process: Process) -> Log:
-        return await keep_log(process.output(Stream.STDOUT), self._grant.redaction, self._target)
+        if self._job.withheld:
+            return Log(problem=self._job.withheld)
+        return await keep_log(process.output(Stream.STDOUT), self._job.redaction, self._target)
 
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
         if sink.unfinished:
             await sink.abort()
-        found.ended_ms = (self._tools.clock.monotonic() - self._plan.taken_at) * 1000
+        found.ended_ms = self._elapsed_ms()
         found.ended_at = self._tools.clock.now()
-        found.enforced, found.guarantees = self._loan.enforced, self._loan.guarantees
+        found.enforced = self._loan.enforced or self._record.enforced
+        found.guarantees = self._loan.guarantees or self._record.guarantees
         found.said, found.blobs = self._channel.final, tuple(sink.ids)
         found.files, found.notes = tuple(sink.files), self._channel.notes
         if self._left is not None:
@@ -274,21 +396,23 @@ class Execution:
             found.blobs += tuple(self._left.sink.ids)
             found.files += tuple(self._left.sink.files)
             found.notes = self._left.notes
-        tools, redaction = self._tools, self._grant.redaction
-        record = FinalRecord(self._plan, redaction, self._target, self._facts, tools.schemas, spill=tools.spill)
-        return await record.of(found, failure)
+        tools, job = self._tools, self._job
+        made = FinalRecord(self._record, job.redaction, self._target, job.outputs, tools.schemas, spill=tools.spill)
+        final = made.withheld(found, failure, job.withheld) if job.withheld else await made.of(found, failure)
+        if self._ledger.outlives:
+            await self._ledger.conclude(final)
+        return final
 
     async def _close(self, final: RunRecord) -> RunRecord:
         """No process, mount or file is left; then the record says so. Can be repeated."""
-        tools, plan = self._tools, self._plan
+        tools = self._tools
         seen = await self._loan.end()
         if seen is not None:
             final = with_network(final, seen)
         elif final.status is RunStatus.FAILED:
-            why = why_none(tools.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
-            final = without_network(final, why)
+            final = without_network(final, self._job.why_offline())
         try:
-            moved = await tools.records.finish(final)
+            moved = await self._ledger.finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
         if moved:
@@ -306,7 +430,7 @@ class Execution:
     async def _fail(self, error: BaseException) -> None:
         """The run was turned away, or our own machinery failed."""
         if not isinstance(error, ProtectionMissing | Busy | IdempotencyConflict):
-            self._tools.emit(Fault("run", error, self._plan.run_id))
+            self._tools.emit(Fault("run", error, self._run_id))
         if isinstance(error, SkillyardError):
             await self._end_early(Failure(error.type, error.message))
         else:
@@ -334,8 +458,13 @@ class Execution:
         if self._found.log is NO_LOG:
             self._found.log = await self._log(process)
 
+    def _remaining_s(self) -> float:
+        if self._record.deadline is None:
+            return self._job.limits.timeout_ms / 1000
+        return max(0.0, self._record.deadline - self._tools.clock.boottime())
+
     def _elapsed_ms(self) -> float:
-        return (self._tools.clock.monotonic() - self._plan.taken_at) * 1000
+        return (self._tools.clock.monotonic() - self._job.taken_at) * 1000
 
 
 class _CancelledEarly(Exception):
@@ -346,12 +475,13 @@ class _CancelledEarly(Exception):
         self.reason = reason
 
 
-def _target(tools: Tools, plan: Plan, grant: Grant) -> BlobTarget:
+def _target(tools: Tools, job: Job, *, stable: bool) -> BlobTarget:
     return BlobTarget(
         store=tools.blobs,
         tasks=tools.tasks,
-        owner=plan.principal.name,
-        run_id=plan.run_id,
-        prefix=grant.blob_prefix,
+        owner=job.record.principal,
+        run_id=job.record.run_id,
+        prefix=job.blob_prefix,
         ttl_s=tools.blob_ttl_s,
+        stable=stable,
     )

@@ -1,0 +1,199 @@
+"""Detached runs under kill -9: the next server goes on with each, and none is started twice."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.leftovers import Footprint, gone, idle, until
+from tests.crash.server import SMALL, Server
+from tests.crash.store import contradictions
+
+pytestmark = pytest.mark.anyio
+RUNS = 20
+STEPS = """
+import os, random, sys, time
+from runtime import blobs
+
+def main(args):
+    print("begun", os.urandom(16).hex(), flush=True)
+    numbers = random.Random(args["seed"])
+    for step in range(args["steps"]):
+        print(step, numbers.randbytes(200).hex(), flush=True)
+        print("aside", step, file=sys.stderr, flush=True)
+        blobs.write_bytes(numbers.randbytes(args["size"]))
+        time.sleep(args["pause"])
+    if args["exit"]:
+        os._exit(args["exit"])
+    return {"steps": args["steps"], "last": numbers.randbytes(8).hex()}
+"""
+"""Its first line tells one start from another; all else is the same whenever it is called."""
+_BEGUN = re.compile(r"begun ([0-9a-f]{32})\n")
+
+
+def _args(number: int) -> dict[str, Any]:
+    size = 300_000 if number % 5 == 0 else 3_000
+    return {"seed": number, "steps": 30, "size": size, "pause": 0.1, "exit": 7 if number % 4 == 3 else 0}
+
+
+def _log(args: dict[str, Any]) -> str:
+    """Returns the log behind the first line."""
+    numbers, lines = random.Random(args["seed"]), []
+    for step in range(args["steps"]):
+        lines += [f"{step} {numbers.randbytes(200).hex()}\n", f"aside {step}\n"]
+        numbers.randbytes(args["size"])
+    return "".join(lines)
+
+
+def _blobs(args: dict[str, Any]) -> list[str]:
+    """Returns the digests of the blobs, in their order."""
+    numbers, made = random.Random(args["seed"]), []
+    for _ in range(args["steps"]):
+        numbers.randbytes(200)
+        made.append(hashlib.sha256(numbers.randbytes(args["size"])).hexdigest())
+    return made
+
+
+def _start(server: Server, args: dict[str, Any], **more: Any) -> str:
+    params = {"language": "python", "code": STEPS, "args": args, "limits": SMALL, "detach": True, **more}
+    with server.client() as client:
+        run = client.call("run_code", params)
+    assert run["status"] == "queued", run
+    return str(run["run_id"])
+
+
+def _begun(server: Server, run_id: str) -> str:
+    """Returns the mark of the start, once it is in the log."""
+    with server.client() as client:
+        for _ in range(30):
+            page = client.call("runs.logs", {"run_id": run_id, "wait_ms": 2000, "max_bytes": 100})
+            if found := _BEGUN.match(page["content"]):
+                return found[1]
+    raise AssertionError(f"{run_id} did not begin")
+
+
+def _ended(server: Server, run_id: str) -> dict[str, Any]:
+    with server.client() as client:
+        for _ in range(6):
+            answer = client.call("runs.wait", {"run_id": run_id, "wait_ms": 20_000})
+            if answer["ended"]:
+                return dict(client.call("runs.show", {"run_id": run_id})["run"])
+    raise AssertionError(f"{run_id} did not end; {server.log()}")
+
+
+def _whole_log(server: Server, run_id: str) -> str:
+    with server.client() as client:
+        text, complete, offset = "", False, 0
+        while not complete:
+            page = client.call("runs.logs", {"run_id": run_id, "offset": offset, "max_bytes": 1 << 20})
+            text, complete, offset = text + page["content"], page["complete"], page["next_offset"]
+    return text
+
+
+def _check(server: Server, run_id: str, mark: str | None, args: dict[str, Any]) -> None:
+    run = _ended(server, run_id)
+    log = _whole_log(server, run_id)
+    begun = _BEGUN.match(log)
+    assert begun is not None
+    assert mark in (None, begun[1]), "it was started again"
+    assert log[begun.end() :] == _log(args)
+    with server.client() as client:
+        digests = [client.call("blobs.stat", {"blob_id": b})["blob"]["sha256"] for b in run["output_blobs"]]
+    assert digests == _blobs(args)
+    if args["exit"]:
+        assert (run["status"], run["outcome"]) == ("failed", "exit")
+        assert "code 7" in run["error"]["message"]
+    else:
+        assert (run["status"], run["outcome"], run["output"]["steps"]) == ("completed", "exit", args["steps"])
+
+
+def test_twenty_runs_go_on_after_their_server_was_killed(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    wanted = [_args(number) for number in range(RUNS)]
+    with Server(data_dir) as first:
+        runs = [_start(first, args) for args in wanted]
+        marks = [_begun(first, run_id) for run_id in runs[: RUNS // 2]]
+        footprint = Footprint(data_dir)
+        footprint.look()
+        first.kill()
+    known: list[str | None] = [*marks, *[None] * (RUNS - len(marks))]
+    with Server(data_dir) as second:
+        for run_id, mark, args in zip(runs, known, wanted, strict=True):
+            _check(second, run_id, mark, args)
+        idle(footprint)
+        until(lambda: not contradictions(data_dir), 10, f"the store agrees with itself: {contradictions(data_dir)}")
+    gone(footprint)
+
+
+def test_many_servers_one_after_another(tmp_path: Path) -> None:
+    data_dir, chance = tmp_path / "data", random.Random(3)
+    wanted = [{**_args(number), "pause": 0.2} for number in range(5)]
+    with Server(data_dir) as server:
+        runs = [_start(server, args) for args in wanted]
+        marks = [_begun(server, run_id) for run_id in runs]
+        server.kill()
+    for _ in range(3):
+        with Server(data_dir) as server:
+            until(lambda: chance.random() < 0.1, 5, "it works a moment")
+            server.kill()
+    with Server(data_dir) as last:
+        for run_id, mark, args in zip(runs, marks, wanted, strict=True):
+            _check(last, run_id, mark, args)
+
+
+def test_runs_of_a_keeper_that_was_killed_are_lost(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir) as first:
+        runs = [_start(first, _args(number)) for number in range(4)]
+        for run_id in runs:
+            _begun(first, run_id)
+        footprint = Footprint(data_dir)
+        footprint.look()
+        first.kill()
+        footprint.kill_keeper()
+    with Server(data_dir) as second:
+        for run_id in runs:
+            run = _ended(second, run_id)
+            assert (run["status"], run["outcome"], run["error"]["type"]) == ("failed", "lost", "SandboxLost")
+        assert _ended(second, _start(second, {**_args(1), "pause": 0}))["outcome"] == "exit"
+        idle(footprint)
+    gone(footprint)
+
+
+def test_a_server_that_stops_leaves_them_at_work(tmp_path: Path) -> None:
+    data_dir, args = tmp_path / "data", {**_args(0), "pause": 0.2}
+    with Server(data_dir) as first:
+        run_id = _start(first, args)
+        mark = _begun(first, run_id)
+        assert first.stop() == 0
+    with Server(data_dir) as second:
+        _check(second, run_id, mark, args)
+
+
+def test_cancel_of_a_run_of_an_earlier_server(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir) as first:
+        run_id = _start(first, {**_args(0), "pause": 60})
+        _begun(first, run_id)
+        first.kill()
+    with Server(data_dir) as second, second.client() as client:
+        answer = client.call("runs.cancel", {"run_id": run_id, "reason": "enough"})
+        assert answer["cancelled"]
+        assert answer["run"]["outcome"] == "cancelled"
+        footprint = Footprint(data_dir)
+        idle(footprint)
+
+
+def test_deadline_is_kept_while_no_server_is_there(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with Server(data_dir) as first:
+        run_id = _start(first, {**_args(0), "pause": 60}, timeout_ms=3000)
+        _begun(first, run_id)
+        first.kill()
+    with Server(data_dir) as second:
+        assert _ended(second, run_id)["outcome"] == "timeout"
