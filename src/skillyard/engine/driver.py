@@ -42,13 +42,13 @@ from skillyard.ports.sandbox import Process, Sandbox
 class ActiveRun:
     """One run at work in this server.
 
-    ``cancel_reason`` is set once somebody asked it to end. ``redactor`` makes a fresh one for each reading of its log.
-    ``interrupt`` ends its waiting, before it has a sandbox.
+    ``ledger`` is there when it outlives its server. ``cancel_reason`` is set once somebody asked it to end.
+    ``redactor`` makes a fresh one for each reading of its log. ``interrupt`` ends its waiting, before it has a sandbox.
     """
 
     run_id: str
     principal: str
-    ledger: Ledger
+    ledger: Ledger | None = None
     redactor: Callable[[], Redactor] = NOTHING.stream
     network: RunNetwork | None = None
     process: Process | None = None
@@ -70,7 +70,8 @@ class ActiveRun:
         """End the process tree; what is not started yet will not be."""
         if self.cancel_reason is None:
             self.cancel_reason = reason
-            await self.ledger.cancel(reason)
+            if self.ledger is not None:
+                await self.ledger.cancel(reason)
         if self.process is not None:
             await self.process.kill(reason)
         elif self.interrupt is not None:
@@ -184,7 +185,7 @@ class Driver:
         self._final: RunRecord | None = None
         self._active = active
         active.redactor, active.network = Silence if job.withheld else job.redaction.stream, loan.network
-        self._target = _target(tools, job, stable=active.ledger.outlives)
+        self._target = _target(tools, job, stable=active.ledger is not None)
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._left: Left | None = None
         self._found = Findings(queued_ms=self._elapsed_ms())
@@ -219,10 +220,10 @@ class Driver:
             await self._leave()
             raise
         except asyncio.CancelledError:
-            if self._ledger.outlives:
-                await self._leave()
-            else:
+            if self._ledger is None:
                 await tools.tasks.shielded(self._abandon(), f"abandon {self._run_id}")
+            else:
+                await self._leave()
             raise
         except BaseException as error:
             await tools.tasks.shielded(self._fail(error), f"fail {self._run_id}")
@@ -231,7 +232,10 @@ class Driver:
     async def _begin(self) -> RunRecord:
         if self._loan.network is not None:
             self._record = replace(self._record, network=await self._loan.begin())
-        self._record = await self._ledger.begin(self._record)
+        if self._ledger is None:
+            await self._tools.records.insert(self._record)
+        else:
+            self._record = await self._ledger.begin(self._record)
         return await self._conclude(await self._attempt(self._work))
 
     async def _rejoin(self) -> RunRecord:
@@ -317,7 +321,7 @@ class Driver:
         tools, job, found = self._tools, self._job, self._found
         found.created_ms = self._elapsed_ms()
         found.started_at = tools.clock.now()
-        if self._ledger.outlives:
+        if self._ledger is not None:
             self._record = await self._ledger.running(self._standing(sandbox))
         process = await sandbox.start(
             Guest(guest),
@@ -399,7 +403,7 @@ class Driver:
         tools, job = self._tools, self._job
         made = FinalRecord(self._record, job.redaction, self._target, job.outputs, tools.schemas, spill=tools.spill)
         final = made.withheld(found, failure, job.withheld) if job.withheld else await made.of(found, failure)
-        if self._ledger.outlives:
+        if self._ledger is not None:
             await self._ledger.conclude(final)
         return final
 
@@ -412,7 +416,7 @@ class Driver:
         elif final.status is RunStatus.FAILED:
             final = without_network(final, self._job.why_offline())
         try:
-            moved = await self._ledger.finish(final)
+            moved = await (tools.records if self._ledger is None else self._ledger).finish(final)
         finally:  # a record that could not be written is settled by a sweep; nobody waits for it until then
             tools.active.forget(self._active)
         if moved:

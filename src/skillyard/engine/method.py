@@ -150,3 +150,22 @@ CURSOR: Schema = {
     "description": "next_cursor of the page before",
     "default": None,
 }
+
+
+@contextmanager
+def continuing(cursor: str | None) -> Iterator[None]:
+    """Replaces a store's refusal of ``after`` by a refusal of the cursor that named it."""
+    try:
+        yield
+    except InvalidInput as error:
+        if cursor is None or error.field != "after":
+            raise
+        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
+
+
+def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:
+    """Returns the owner whose objects a list shows; None for all. Raises Forbidden for ``all`` without ADMIN."""
+    if not params["all"]:
+        return principal.name
+    principal.require(Scope.ADMIN)
+    return None

@@ -11,7 +11,6 @@ from typing import Any
 from skillyard.domain.errors import BlobNotFound, InvalidInput, QuotaExceeded, shape
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs.service import MAX_READ, BlobService
-from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
     BLOB_ID,
     BOOLEAN,
@@ -20,9 +19,11 @@ from skillyard.engine.method import (
     STRING,
     Method,
     answer,
+    continuing,
     described,
     list_of,
     obj,
+    whose,
 )
 from skillyard.engine.shapes import BLOB, NEXT_CURSOR
 from skillyard.engine.text import cut_head, cut_tail, is_text, show

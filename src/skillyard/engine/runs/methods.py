@@ -19,7 +19,6 @@ from skillyard.domain.errors import (
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.labels import MOST_CHARACTERS, MOST_LABELS, check_labels
 from skillyard.domain.work.record import RunKind
-from skillyard.engine.cursor import continuing, whose
 from skillyard.engine.method import (
     BLOB_ID,
     BOOLEAN,
@@ -33,9 +32,11 @@ from skillyard.engine.method import (
     VERSION,
     Method,
     answer,
+    continuing,
     described,
     list_of,
     obj,
+    whose,
 )
 from skillyard.engine.runs.history import RunHistory, line, view
 from skillyard.engine.runs.record import in_detail, run_object

@@ -73,13 +73,14 @@ class Planner:
         Raises SkillNotFound, BlobNotFound, NotExecutable, UnsupportedLanguage, InvalidInput, ProtectionMissing.
         """
         offer = await self._backends.choose(request.isolation)
+        run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills
         skill, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
-            run_id=self._ids.run() if before is None else before.run_id,
+            run_id=run_id,
             principal=principal,
             request=request,
             created_at=now if before is None else before.created_at,

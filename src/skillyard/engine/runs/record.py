@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.frames import Failure as Raised
@@ -21,7 +21,6 @@ from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.skills.schemas import complaint
 from skillyard.engine.text import clean, ends, first
 from skillyard.ports.jailed import SchemaChecker
-from skillyard.ports.records import RecordStore
 
 NO_NOTES = Notes()
 
@@ -214,36 +213,31 @@ class LeftBehind(Exception):
     """The run goes on, and this server drives it no more: its lease or the store is gone."""
 
 
-class Ledger:
-    """The record of one run that is owned by its server.
+class Ledger(Protocol):
+    """The record of one run that outlives its server. Each step is written down before it is taken.
 
-    It is written when the run begins, and when it has ended.
+    Every method raises LeftBehind.
     """
 
-    outlives = False
-    """Whether the run outlives its server. Then each step is written down before it is taken."""
-
-    def __init__(self, records: RecordStore) -> None:
-        self._records = records
-
     async def begin(self, record: RunRecord) -> RunRecord:
-        """Writes the first record, before there is a sandbox. Raises IdempotencyConflict, StoreFault."""
-        await self._records.insert(record)
-        return record
+        """Notes what the run is granted, before there is a sandbox."""
+        ...
 
     async def running(self, record: RunRecord) -> RunRecord:
         """Notes the sandbox, before the program is started in it."""
-        return record
+        ...
 
     async def cancel(self, reason: str) -> None:
         """Notes that somebody asked the run to end."""
+        ...
 
     async def conclude(self, final: RunRecord) -> None:
         """Notes how the run ended, before its sandbox is destroyed."""
+        ...
 
     async def finish(self, final: RunRecord) -> bool:
         """Writes the last record; returns False when the run had one."""
-        return await self._records.finish(final)
+        ...
 
 
 @dataclass(frozen=True, slots=True)

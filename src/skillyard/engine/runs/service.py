@@ -21,7 +21,7 @@ from skillyard.engine.runs.detached import DetachedRuns
 from skillyard.engine.runs.failure import Failure, Refused
 from skillyard.engine.runs.grant import Grant, Granter, job_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import Ledger, LeftBehind, ended, first_record, run_object
+from skillyard.engine.runs.record import LeftBehind, ended, first_record, run_object
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.shares import Budget
 from skillyard.ports.records import RecordStore
@@ -177,8 +177,8 @@ class RunService:
         loan = None
         try:
             async with self._lender.lend(order, partial(self._queued, plan)) as loan:
-                active = ActiveRun(plan.run_id, plan.principal.name, Ledger(self._tools.records))
-                return await Driver(self._tools, job_of(plan, grant, self._tools.network), loan, active).run()
+                job = job_of(plan, grant, self._tools.network)
+                return await Driver(self._tools, job, loan, ActiveRun(plan.run_id, plan.principal.name)).run()
         except SkillyardError as error:
             if loan is None:
                 self._turned_away(plan.principal, plan.request, error)

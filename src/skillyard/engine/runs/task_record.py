@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import RunRecord, RunStatus
-from skillyard.engine.runs.record import Ledger, LeftBehind, OutputSchema
+from skillyard.engine.runs.record import LeftBehind, OutputSchema
 from skillyard.engine.runs.request import RunRequest, from_stored
 from skillyard.ports.clock import Clock
 from skillyard.ports.records import RecordStore
@@ -21,17 +21,15 @@ T = TypeVar("T")
 _TRIES = 10
 
 
-class TaskLedger(Ledger):
+class TaskLedger:
     """The record of one run that outlives its server.
 
     Every write raises LeftBehind when another server has the run, or the store fails: so nothing is done that is not
     written down.
     """
 
-    outlives = True
-
     def __init__(self, records: RecordStore, clock: Clock, record: RunRecord) -> None:
-        super().__init__(records)
+        self._records = records
         self.record = record
         self._clock = clock
         self._writing = asyncio.Lock()

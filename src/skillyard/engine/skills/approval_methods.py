@@ -13,7 +13,6 @@ from skillyard.domain.network.policy import OPERATOR, Layer
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import Approval, Standing
-from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
@@ -30,6 +29,7 @@ from skillyard.engine.method import (
 from skillyard.engine.observer import ApprovalChanged, Observer
 from skillyard.engine.runs.plan import capped
 from skillyard.engine.shapes import APPROVAL, NEED, NEXT_CURSOR, STRINGS, TEXT_OR_NULL, or_null, shape
+from skillyard.engine.skills import cursor as cursors
 from skillyard.engine.skills import need_rows
 from skillyard.engine.skills.need_rows import Row
 from skillyard.engine.skills.publishing import Publisher

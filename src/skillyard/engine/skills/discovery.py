@@ -15,7 +15,6 @@ from typing import Any
 from skillyard.domain.errors import FileNotFound, InvalidInput, SkillNotFound, shown
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill, SkillLine
-from skillyard.engine import cursor as cursors
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
@@ -30,6 +29,7 @@ from skillyard.engine.method import (
     obj,
 )
 from skillyard.engine.shapes import NEXT_CURSOR, SKILL, SKILL_ROW
+from skillyard.engine.skills import cursor as cursors
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.text import clean, cut_head, show
 

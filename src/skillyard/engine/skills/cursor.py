@@ -1,4 +1,4 @@
-"""Pages of lists: the owner whose objects a page shows, and the cursor of the next page."""
+"""Cursors of pages of the catalogue, signed so that nobody makes one up."""
 
 from __future__ import annotations
 
@@ -6,33 +6,10 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
 
 from skillyard.domain.errors import InvalidInput, shape
-from skillyard.domain.principal import Principal, Scope
 
 _TAG = 16
-
-
-@contextmanager
-def continuing(cursor: str | None) -> Iterator[None]:
-    """Replaces a store's refusal of ``after`` by a refusal of the cursor that named it."""
-    try:
-        yield
-    except InvalidInput as error:
-        if cursor is None or error.field != "after":
-            raise
-        raise InvalidInput("cursor", "must be a next_cursor of this method", shape(cursor)) from None
-
-
-def whose(principal: Principal, params: Mapping[str, Any]) -> str | None:
-    """Returns the owner whose objects a list shows; None for all. Raises Forbidden for ``all`` without ADMIN."""
-    if not params["all"]:
-        return principal.name
-    principal.require(Scope.ADMIN)
-    return None
 
 
 def seal(key: bytes, revision: str, last: str) -> str:
