@@ -18,6 +18,7 @@ from skillyard.sandbox.registry import choices
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py from the program itself: change that, not this. -->\n"
+CLIENT_TABLE = "../src/skillyard/client/method_table.py"
 WIDTH = 100
 
 
@@ -35,6 +36,7 @@ def pages() -> dict[str, str]:
         "cli.md": cli_page(),
         "methods.md": methods["methods_page"](NOTE),
         "openrpc.json": methods["openrpc_file"](),
+        CLIENT_TABLE: methods["client_table"](),
         "programs.md": programs(NOTE),
         "python.md": python(NOTE),
         "rules.md": rules(NOTE),

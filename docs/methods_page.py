@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from skillyard.engine.method import Method
@@ -33,9 +33,32 @@ def openrpc_file() -> str:
     return json.dumps(openrpc(), indent=1) + "\n"
 
 
+def client_table() -> str:
+    """Returns the text of the client's module of facts about methods."""
+    return "\n".join(
+        [
+            '"""Facts of the server\'s methods. ``docs/generate.py`` writes this module from the method table."""\n',
+            "from __future__ import annotations\n",
+            *_names("REPEATABLE", (method.name for method in METHODS.values() if method.repeatable)),
+            '"""Methods that may be sent twice."""\n',
+            *_names("RUNS", (method.name for method in METHODS.values() if method.runs)),
+            '"""Methods that start a run."""\n',
+        ]
+    )
+
+
+def _names(constant: str, names: Iterable[str]) -> Iterator[str]:
+    yield f"{constant} = frozenset("
+    yield "    {"
+    yield from (f'        "{name}",' for name in sorted(names))
+    yield "    }"
+    yield ")"
+
+
 def _method(method: Method[Any]) -> str:
     scopes = " or ".join(f"`{scope}`" for scope in sorted({method.scope, *method.also}))
-    lines = [f"## {method.name}\n", f"{method.doc} Scope: {scopes}.\n"]
+    twice = " May be sent twice." if method.repeatable else ""
+    lines = [f"## {method.name}\n", f"{method.doc} Scope: {scopes}.{twice}\n"]
     if method.params["properties"]:
         lines += ["| parameter | type | default | |", "| --- | --- | --- | --- |"]
         required = method.params["required"]

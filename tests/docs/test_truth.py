@@ -14,6 +14,7 @@ from skillyard.verify.families import everything
 from tests.docs.test_examples import DOCUMENTS, ROOT
 
 GENERATED = (
+    "../src/skillyard/client/method_table.py",
     "archives.md",
     "cli.md",
     "methods.md",

@@ -14,35 +14,8 @@ from skillyard.client.errors import (
     Unreachable,
     rpc_error,
 )
+from skillyard.client.method_table import REPEATABLE, RUNS
 
-IDEMPOTENT = frozenset(
-    {
-        "list_skills",
-        "describe_skill",
-        "read_skill_file",
-        "read_blob",
-        "load_skills_protocol_guide",
-        "runs.list",
-        "runs.show",
-        "runs.logs",
-        "runs.wait",
-        "runs.events",
-        "runs.cancel",
-        "blobs.list",
-        "blobs.stat",
-        "blobs.delete",
-        "catalogue.versions",
-        "catalogue.diff",
-        "catalogue.review",
-        "catalogue.needs",
-        "catalogue.approvals",
-        "environments.list",
-        "environments.show",
-    }
-)
-"""Methods that may be sent twice."""
-
-RUNS = frozenset({"execute_skill", "run_code"})
 LONGEST_RUN_S = 3600.0
 RUN_MARGIN_S = 30.0
 """Time of a server beside the run itself: admission, mounts, records."""
@@ -56,7 +29,7 @@ BUILD_S = 900.0
 def retried(method: str, params: Mapping[str, Any]) -> tuple[type[ConnectionFailed], ...]:
     """After which failures the call is sent again. A lost connection cancels a run that is not detached, so such a one
     with a key is sent again only where nothing was sent at all."""
-    if method in IDEMPOTENT:
+    if method in REPEATABLE:
         return (Unreachable, ConnectionLost)
     if method not in RUNS or not params.get("idempotency_key"):
         return ()

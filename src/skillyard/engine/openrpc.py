@@ -50,6 +50,7 @@ def _method(method: Method[Any], shapes: dict[str, Any]) -> dict[str, Any]:
             }
         ],
         "x-scopes": sorted({method.scope, *method.also}),
+        "x-repeatable": method.repeatable,
     }
 
 

@@ -47,6 +47,7 @@ DISCOVER: Method[Any] = Method(
     also=frozenset(Scope),
     errors=(),
     surface="operator",
+    repeatable=True,
     handler=_discover,
     service=NoService,
 )

@@ -254,6 +254,37 @@ def test_runs_show(run: Cli, yard: YardServer) -> None:
     assert "\x1b" not in text
 
 
+GUARANTEES = {
+    "host_files": {"attestor": "kernel", "evidence": ["mount_namespace", "read_only_root"]},
+    "disk": {"attestor": "supervised", "evidence": ["the keeper's watch\x1b[2J"]},
+    "pids": {"attestor": "missing", "evidence": []},
+}
+
+
+def test_runs_show_the_guarantees_as_a_table(run: Cli, yard: YardServer) -> None:
+    enforced = {"mount_namespace": "kernel", "own_uid": "missing", "disk": "supervised", "pids": "missing"}
+    yard.methods["runs.show"] = lambda params: {"run": RECORD | {"guarantees": GUARANTEES, "enforced": enforced}}
+    assert json.loads(run("runs", "show", "run_1", "--json").stdout)["guarantees"] == GUARANTEES
+    text = run("runs", "show", "run_1").stdout
+    lines = text.splitlines()
+    table = [line.rstrip() for line in lines[lines.index("GUARANTEE   ATTESTED BY  EVIDENCE") :]]
+    assert table == [
+        "GUARANTEE   ATTESTED BY  EVIDENCE",
+        "host_files  kernel       mount_namespace, read_only_root",
+        "disk        supervised   the keeper's watch\\x1b[2J",
+        "pids        missing",
+        "missing walls: own_uid",
+    ]
+    assert "enforced" not in text
+    assert "{" not in "".join(table)
+
+
+def test_runs_show_the_walls_of_an_older_record(run: Cli, yard: YardServer) -> None:
+    yard.methods["runs.show"] = lambda params: {"run": RECORD | {"enforced": {"seccomp": "kernel", "disk": "missing"}}}
+    lines = [line.rstrip() for line in run("runs", "show", "run_1").stdout.splitlines()]
+    assert lines[-3:] == ["WALL     LEVEL", "seccomp  kernel", "disk     missing"]
+
+
 def connection(host: str, port: int, *, allowed: bool, **more: Any) -> dict[str, Any]:
     known = {"via": "http", "layer": "code", "rule": "", "reason": "", "count": 1, "sent_bytes": 0, "received_bytes": 0}
     return {"host": host, "port": port, "allowed": allowed, "secrets": [], **known, **more}

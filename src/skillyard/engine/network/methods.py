@@ -220,6 +220,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="policy.show",
@@ -248,5 +249,6 @@ TABLE = (
         service=PolicyService,
         scope=Scope.ADMIN,
         surface="operator",
+        repeatable=True,
     ),
 )

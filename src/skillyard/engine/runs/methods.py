@@ -239,6 +239,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.show",
@@ -252,6 +253,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.logs",
@@ -284,6 +286,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.wait",
@@ -298,6 +301,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.events",
@@ -333,6 +337,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.cancel",
@@ -353,6 +358,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="runs.set_network",

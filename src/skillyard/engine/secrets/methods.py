@@ -203,6 +203,7 @@ def _method(name: str, doc: str, params: Schema, result: Schema, example: Params
         service=SecretBook,
         scope=Scope.ADMIN,
         surface="operator",
+        repeatable=name in ("secrets.list", "secrets.audit"),
     )
 
 

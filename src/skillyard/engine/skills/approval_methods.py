@@ -210,6 +210,7 @@ TABLE = (
         scope=Scope.EXECUTE,
         also=frozenset({Scope.RUN_CODE, Scope.PUBLISH}),
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="catalogue.approve",
@@ -286,5 +287,6 @@ TABLE = (
         service=Approvals,
         scope=Scope.ADMIN,
         surface="operator",
+        repeatable=True,
     ),
 )

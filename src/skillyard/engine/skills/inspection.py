@@ -188,6 +188,7 @@ TABLE = (
         service=Inspection,
         scope=Scope.DISCOVER,
         surface="operator",
+        repeatable=True,
     ),
     Method(
         name="catalogue.diff",
@@ -225,5 +226,6 @@ TABLE = (
         service=Inspection,
         scope=Scope.DISCOVER,
         surface="operator",
+        repeatable=True,
     ),
 )

@@ -129,6 +129,7 @@ TABLE = (
         scope=Scope.DISCOVER,
         also=frozenset({Scope.PUBLISH}),
         surface="operator",
+        repeatable=True,
     ),
     _change(
         "catalogue.withdraw",
@@ -213,6 +214,7 @@ TABLE = (
         scope=Scope.ADMIN,
         errors=(),
         surface="operator",
+        repeatable=True,
         handler=_problems,
         service=SkillService,
     ),

@@ -15,6 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _STEERING = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LEAST_ROOM = 20
 """Characters of a terminal's line below which nothing is cut to fit it."""
+LEVEL_COLOURS = {"kernel": "green", "supervised": "yellow", "provider": "yellow", "missing": "red"}
 _BREAKS = re.compile(r"[\n\t]+")
 
 

@@ -22,13 +22,11 @@ from skillyard.domain.sandbox.guarantees import (
 )
 from skillyard.faces.cli.failures import Exit
 from skillyard.faces.cli.options import data_dir_option, isolation_option, json_option
-from skillyard.faces.cli.render import emit_json, emit_table
+from skillyard.faces.cli.render import LEVEL_COLOURS, emit_json, emit_table
 
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.engine.backends import Offer
-
-_COLOURS = {"kernel": "green", "supervised": "yellow", "provider": "yellow", "missing": "red"}
 
 
 @click.command()
@@ -136,11 +134,11 @@ async def _with_gate(found: Probe, start: Callable[[], Awaitable[Mapping[str, An
 def _print(found: Probe, nature: Nature, short: Sequence[str], refused: str, *, demanded: bool) -> None:
     stand = guarantees(found.protections, nature)
     rows = [(name, each.attestor.value, _grounds(name, each, found)) for name, each in stand.items()]
-    emit_table(("guarantee", "attested by", "evidence, or why not"), rows, colours=_COLOURS)
+    emit_table(("guarantee", "attested by", "evidence, or why not"), rows, colours=LEVEL_COLOURS)
     walls = [(name, p.level.value, _detail(p) if found.ready else "") for name, p in found.protections.items()]
     if walls := [row for row in walls if row[0] not in stand]:
         click.echo()
-        emit_table(("wall", "level", "by, or why not"), walls, colours=_COLOURS)
+        emit_table(("wall", "level", "by, or why not"), walls, colours=LEVEL_COLOURS)
     click.echo(f"\nisolation: {found.backend}")
     for name, ability in abilities(found).items():
         click.echo(f"{name}: {ability.level.value}" + (f" ({detail})" if (detail := _detail(ability)) else ""))

@@ -20,7 +20,7 @@ from skillyard.faces.cli.options import (
     limit_option,
     server_options,
 )
-from skillyard.faces.cli.render import calm, emit_fields, emit_foreign, emit_json, moment
+from skillyard.faces.cli.render import LEVEL_COLOURS, calm, emit_fields, emit_foreign, emit_json, emit_table, moment
 from skillyard.faces.cli.skill.versions import show_run_needs
 
 if TYPE_CHECKING:
@@ -100,11 +100,26 @@ def _rules(given: Given) -> dict[str, Any]:
 def _show(record: dict[str, Any], _: Given) -> None:
     times = {name: moment(record.get(name)) for name in ("created_at", "started_at", "ended_at")}
     network, needs = record.pop("network", None), record.pop("needs", None)
+    enforced, stand = record.pop("enforced", None) or {}, record.pop("guarantees", None) or {}
     emit_fields({**record, **times})
+    _show_guarantees(stand, enforced)
     if needs is not None:
         show_run_needs(needs)
     if network is not None:
         show_network(network)
+
+
+def _show_guarantees(stand: Mapping[str, Any], enforced: Mapping[str, str]) -> None:
+    """Prints the guarantees of a run's record as a table; of an older record, which has none, its walls."""
+    if stand:
+        click.echo("")
+        rows = [(name, each["attestor"], ", ".join(each["evidence"])) for name, each in stand.items()]
+        emit_table(("guarantee", "attested by", "evidence"), rows, colours=LEVEL_COLOURS)
+        if missing := [name for name, level in enforced.items() if level == "missing" and name not in stand]:
+            click.echo(calm(f"missing walls: {', '.join(missing)}"))
+    elif enforced:
+        click.echo("")
+        emit_table(("wall", "level"), enforced.items(), colours=LEVEL_COLOURS)
 
 
 def _cancelled(answer: Mapping[str, Any], given: Given) -> str:

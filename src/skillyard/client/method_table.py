@@ -1,0 +1,44 @@
+"""Facts of the server's methods. ``docs/generate.py`` writes this module from the method table."""
+
+from __future__ import annotations
+
+REPEATABLE = frozenset(
+    {
+        "blobs.delete",
+        "blobs.list",
+        "blobs.stat",
+        "catalogue.approvals",
+        "catalogue.diff",
+        "catalogue.needs",
+        "catalogue.problems",
+        "catalogue.review",
+        "catalogue.versions",
+        "describe_skill",
+        "environments.list",
+        "environments.show",
+        "list_skills",
+        "load_skills_protocol_guide",
+        "policy.explain",
+        "policy.show",
+        "read_blob",
+        "read_skill_file",
+        "rpc.discover",
+        "runs.cancel",
+        "runs.events",
+        "runs.list",
+        "runs.logs",
+        "runs.show",
+        "runs.wait",
+        "secrets.audit",
+        "secrets.list",
+    }
+)
+"""Methods that may be sent twice."""
+
+RUNS = frozenset(
+    {
+        "execute_skill",
+        "run_code",
+    }
+)
+"""Methods that start a run."""
