@@ -23,10 +23,10 @@ from skillyard.ports.publications import Inserted, Withdrawn
 
 
 class MemoryPublications:
-    """A :class:`skillyard.ports.publications.PublicationStore`."""
+    """A :class:`skillyard.ports.publications.PublicationStore`; ``limits`` may be changed."""
 
     def __init__(self, limits: PublicationLimits | None = None) -> None:
-        self._limits = limits or PublicationLimits()
+        self.limits = limits or PublicationLimits()
         self._rows: dict[tuple[str, str], Publication] = {}
         self._pins: dict[str, Pin] = {}
         self._history: list[PublicationEvent] = []
@@ -54,7 +54,7 @@ class MemoryPublications:
                 raise taken
             return Inserted(stored, created=False)
         mine = [row for row in self._rows.values() if row.project == publication.project]
-        self._limits.check(len(mine), sum(row.size for row in mine), publication.size)
+        self.limits.check(len(mine), sum(row.size for row in mine), publication.size)
         return Inserted(publication, created=True)
 
     async def find(self, name: str, version: str) -> Publication | None:

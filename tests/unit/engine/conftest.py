@@ -1,11 +1,12 @@
-"""An engine over the fake backend and real stores in a temporary directory."""
+"""An engine over the fake backend and the twins of the stores; ``stored_rig`` has the real stores."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -33,7 +34,10 @@ from skillyard.stores.sqlite.database import Database
 from skillyard.stores.sqlite.publications import SqlitePublications
 from skillyard.stores.sqlite.records import SqliteRecords
 from skillyard.stores.sqlite.secret_audit import SqliteSecretAudit
-from skillyard.testing.memory_secrets import MemorySecrets
+from skillyard.testing.memory import MemoryRecords
+from skillyard.testing.memory_blobs import MemoryBlobs
+from skillyard.testing.memory_publications import MemoryApprovals, MemoryPublications
+from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from tests.unit.engine.fakes import FakeBackend, FakeProcess, FakeSkills, Script
 from tests.unit.engine.network.fake_gate import FakeGate
 from tests.unit.engine.packages.building import MINE
@@ -73,7 +77,7 @@ class DictSecrets(MemorySecrets):
         return Secret(name, value, "store:1") if value else await super().find(name, project, skill)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rig:
     """What a test holds: the services and everything behind them."""
 
@@ -84,7 +88,6 @@ class Rig:
     clock: ManualClock
     events: list[Event]
     home: Path
-    database: Database
     builder: FakeBuilder
     jailed: Jailed
     gate: FakeGate | None = None
@@ -130,6 +133,16 @@ class Rig:
         return section.changed(**change) if isinstance(section, Section) and isinstance(change, dict) else change
 
 
+@dataclass(kw_only=True)
+class StoredRig(Rig):
+    """A rig over the real stores, in one database."""
+
+    database: Database
+
+
+R = TypeVar("R", bound=Rig)
+
+
 def make_app(rig: Rig, config: Sections) -> App:
     ports = Ports(
         backends=rig.extra.get("backends", {rig.backend.name: rig.backend}),
@@ -137,9 +150,9 @@ def make_app(rig: Rig, config: Sections) -> App:
         skills=rig.skills,
         records=rig.extra["records"],
         secrets=rig.secrets,
-        secret_audit=SqliteSecretAudit(rig.database),
-        approvals=SqliteApprovals(rig.database),
-        publications=rig.extra.get("publications", SqlitePublications(rig.database)),
+        secret_audit=rig.extra["secret_audit"],
+        approvals=rig.extra["approvals"],
+        publications=rig.extra["publications"],
         bundles=rig.extra.get("bundles", LocalBundles(Snapshots(rig.home / "snapshots"), rig.home / "uploads")),
         clock=rig.clock,
         ids=SystemIds(),
@@ -152,25 +165,53 @@ def make_app(rig: Rig, config: Sections) -> App:
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    database = await Database.open(tmp_path / "s.db")
-    clock, events = ManualClock(), []  # type: ignore[var-annotated]
+    clock = ManualClock()
+    twins = {
+        "blobs": MemoryBlobs(tmp_path, clock, SystemIds()),
+        "records": MemoryRecords(),
+        "secret_audit": MemorySecretAudit(),
+        "approvals": MemoryApprovals(),
+        "publications": MemoryPublications(),
+    }
+    async with _at_work(Rig(**_parts(tmp_path, clock), extra=twins)) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def stored_rig(tmp_path: Path) -> AsyncIterator[StoredRig]:
+    clock, database = ManualClock(), await Database.open(tmp_path / "s.db")
     blobs = LocalBlobs(database, tmp_path / "blobs", clock, SystemIds())
     await blobs.prepare()
-    config = Sections(policy=PolicySettings(isolation=FakeBackend.name))
-    rig = Rig(
-        app=None,  # type: ignore[arg-type]
-        backend=FakeBackend(),
-        skills=FakeSkills(),
-        secrets=DictSecrets(clock),
-        clock=clock,
-        events=events,
-        home=tmp_path,
-        database=database,
-        builder=FakeBuilder(),
-        jailed=JailedPool(NO_ACCOUNT),
-        extra={"blobs": blobs, "records": SqliteRecords(database)},
-    )
-    rig.app = make_app(rig, config)
+    stores = {
+        "blobs": blobs,
+        "records": SqliteRecords(database),
+        "secret_audit": SqliteSecretAudit(database),
+        "approvals": SqliteApprovals(database),
+        "publications": SqlitePublications(database),
+    }
+    async with _at_work(StoredRig(**_parts(tmp_path, clock), extra=stores, database=database)) as rig:
+        yield rig
+    await database.close()
+
+
+def _parts(home: Path, clock: ManualClock) -> dict[str, Any]:
+    """Returns the fields of a rig that do not depend on its stores; its app is made later."""
+    return {
+        "app": None,
+        "backend": FakeBackend(),
+        "skills": FakeSkills(),
+        "secrets": DictSecrets(clock),
+        "clock": clock,
+        "events": [],
+        "home": home,
+        "builder": FakeBuilder(),
+        "jailed": JailedPool(NO_ACCOUNT),
+    }
+
+
+@asynccontextmanager
+async def _at_work(rig: R) -> AsyncIterator[R]:
+    rig.app = make_app(rig, Sections(policy=PolicySettings(isolation=FakeBackend.name)))
     await rig.app.start()
     offer = rig.app.backends.default
     assert offer is not None
@@ -179,7 +220,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     await rig.app.close()
     await rig.jailed.close()
     await rig.backend.close()
-    await database.close()
 
 
 def playing(*writes: bytes, log: bytes = b"") -> Callable[[FakeProcess], Any]:

@@ -11,7 +11,7 @@ from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
 from skillyard.engine.runs.collect import INLINE, BlobSink, BlobTarget
 from skillyard.engine.tasks import Tasks
-from tests.unit.engine.conftest import CODE, Rig
+from tests.unit.engine.conftest import CODE, Rig, StoredRig
 from tests.unit.engine.fakes import FakeProcess, blob, frame, js, result
 
 pytestmark = pytest.mark.anyio
@@ -70,8 +70,9 @@ def _file(n: int, path: str, *pieces: bytes, end: bool) -> bytes:
     return said + frame(b"E", js({"n": n, "size": sum(map(len, pieces))})) if end else said
 
 
-async def test_a_caller_that_goes_away_while_files_are_collected(rig: Rig) -> None:
+async def test_a_caller_that_goes_away_while_files_are_collected(stored_rig: StoredRig) -> None:
     """What was stored is in the record, nothing waits for the rest, and the log is kept once."""
+    rig = stored_rig
     collecting = asyncio.Event()
 
     async def time_out(process: FakeProcess) -> None:

@@ -11,16 +11,16 @@ from skillyard.domain.errors import StoreFault
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine import reaper
 from skillyard.engine.observer import Fault, Recovered
-from skillyard.stores.sqlite.records import SqliteRecords
+from skillyard.ports.records import RecordStore
 from tests.unit.engine.conftest import ManualClock, Rig
 
 pytestmark = pytest.mark.anyio
 
 
 class FullDisk:
-    """The real records, which fail at one step while ``refuses`` names it."""
+    """Records that fail at one step while ``refuses`` names it."""
 
-    def __init__(self, records: SqliteRecords) -> None:
+    def __init__(self, records: RecordStore) -> None:
         self._records = records
         self.refuses = ""
 

@@ -23,7 +23,7 @@ from skillyard.engine.secrets.service import GivenSecret, RunSecrets, SecretBook
 from skillyard.engine.table import METHODS
 from skillyard.testing.memory_secrets import MemorySecretAudit, MemorySecrets
 from tests.attacks.front_door.methods import CANARY, params_of
-from tests.unit.engine.conftest import ManualClock, Rig
+from tests.unit.engine.conftest import ManualClock, Rig, StoredRig
 from tests.unit.engine.fakes import a_skill
 
 pytestmark = pytest.mark.anyio
@@ -209,7 +209,8 @@ async def test_every_use_is_written_down_before_it_happens(rig: Rig) -> None:
     assert shown["used_at"] == used["at"]
 
 
-async def test_what_cannot_be_written_down_is_not_given(rig: Rig) -> None:
+async def test_what_cannot_be_written_down_is_not_given(stored_rig: StoredRig) -> None:
+    rig = stored_rig
     needing(rig, "sales.leads", SecretNeed("A"))
     await put(rig, "A", VALUE)
     await rig.database.write(
@@ -221,7 +222,8 @@ async def test_what_cannot_be_written_down_is_not_given(rig: Rig) -> None:
     assert rig.backend.started == []
 
 
-async def test_the_audit_is_not_rewritten(rig: Rig) -> None:
+async def test_the_audit_is_not_rewritten(stored_rig: StoredRig) -> None:
+    rig = stored_rig
     await put(rig, "A", VALUE)
     with pytest.raises((sqlite3.Error, SkillyardError), match="append-only"):
         await rig.database.write(lambda c: c.execute("UPDATE secret_audit SET principal = 'nobody'"))
@@ -341,7 +343,8 @@ def test_any_parameters_get_an_answer_or_a_listed_error(method: str) -> None:
     hold()
 
 
-async def test_no_answer_event_or_row_holds_a_value(rig: Rig) -> None:
+async def test_no_answer_event_or_row_holds_a_value(stored_rig: StoredRig) -> None:
+    rig = stored_rig
     needing(rig, "sales.leads", SecretNeed("A"))
     answers = [await put(rig, "A", VALUE)]
     answers.append(await rig.call("execute_skill", name="sales.leads"))

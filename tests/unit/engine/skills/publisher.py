@@ -1,4 +1,4 @@
-"""A registry over real stores, and people of several projects who publish into it."""
+"""A registry over real bundles and a real catalogue, and people of several projects who publish into it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from skillyard.ports.bundles import ArchiveForm
 from skillyard.stores.skills.bundles import LocalBundles
 from skillyard.stores.skills.catalogue import Catalogue
 from skillyard.stores.skills.snapshots import Snapshots
-from skillyard.stores.sqlite.publications import SqlitePublications
 from tests.unit.engine.conftest import Rig, make_app
 
 PUBLISHER = frozenset({Scope.DISCOVER, Scope.EXECUTE, Scope.PUBLISH})
@@ -62,13 +61,14 @@ async def publisher(rig: Rig, limits: PublicationLimits | None = None, **bundles
     directory.mkdir(exist_ok=True)
     store = LocalBundles(Snapshots(snapshots), rig.home / "uploads", **bundles)
     store.prepare()
-    publications = SqlitePublications(rig.database, limits)
+    publications = rig.extra["publications"]
+    publications.limits = limits or PublicationLimits()
     if isinstance(rig.skills, Catalogue):
         await rig.skills.close()
     skills = Catalogue([directory], snapshots, publications=publications, guide=None, check_every_s=0)
     await skills.start()
     rig.skills = skills  # type: ignore[assignment]
-    rig.extra |= {"publications": publications, "bundles": store}
+    rig.extra["bundles"] = store
     rig.app = make_app(rig, rig.app.config)
     rig.app.backends.admit(rig.backend, rig.extra["probe"])
     return Publisher(rig, skills, snapshots, directory)
