@@ -54,7 +54,9 @@ class SchemaSettings(Section):
         description="Processor time of one check; by the clock it may take five times that.",
     )
     memory_mb: int = Field(default=512, ge=128, description="Memory of one check.")
-    processes: int = Field(default=4, ge=2, le=64, description="Most processes that check at a time.")
+    processes: int = Field(
+        default=4, ge=2, le=64, description="Most processes that check at a time; one more reads Python for reviews."
+    )
 
 
 _STORED = BlobLimits()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -33,8 +34,6 @@ _PATIENCE = 5
 """The clock time of a request is at most its processor time by this factor, on a busy host."""
 _READING = 4
 """To read a Python file of the largest size may take so many times as long as a check."""
-_READER = " reviews"
-"""Reviews come one at a time, so they take turns as one principal, whose name nobody has."""
 
 
 class JailedPool:
@@ -44,6 +43,7 @@ class JailedPool:
         self._uid = uid
         self._settings = settings or SchemaSettings()
         self._turns = Turns(self._settings.processes)
+        self._reading = asyncio.Lock()
         self._idle: list[_Child] = []
         self._children: set[_Child] = set()
 
@@ -54,56 +54,62 @@ class JailedPool:
         try:
             seconds = self._settings.check_s
             request = partial(_Child.schema_request, cpu_s=seconds, key=key, schema=schema, value=value)
-            return _verdict(await self._ask(principal, request, seconds, key, patient=patient))
+            async with self._turns.turn(principal, patient=patient) as begin:
+                return _verdict(await self._ask(request, seconds, key, begin))
+        except _Killed as error:
+            return SchemaVerdict(unfit=f"{error}; try again")
         except _Failed as error:
             return SchemaVerdict(unfit=f"{error}; make the schema simpler or the value smaller")
 
     async def read_python(self, source: str) -> Facts:
-        """Reads as the port has it."""
+        """Reads as the port has it, one source at a time. Checks and readings do not wait for each other."""
         seconds = self._settings.check_s * _READING
         header = {"job": "python", "cpu_s": seconds}
         try:
-            answer = await self._ask(_READER, lambda _: encode(header, source.encode()), seconds, patient=True)
+            async with self._reading:
+                answer = await self._ask(lambda _: encode(header, source.encode()), seconds)
             return facts_from({name: value for name, value in answer.items() if name != "last"})
         except (_Failed, ValueError) as error:
             return Facts(unread=str(error), grave=True)
 
     async def _ask(
         self,
-        principal: str,
         request: Callable[[_Child], bytes],
         seconds: float,
         key: str | None = None,
-        *,
-        patient: bool,
+        begin: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Returns the answer of a process, best of one that knows the schema ``key``. Raises Busy, _Failed."""
-        async with self._turns.turn(principal, patient=patient) as begin:
-            child = await self._take(key)
-            begin()  # that somebody's check ended the process before is not this one's slowness
-            try:
-                async with asyncio.timeout(seconds * _PATIENCE):
-                    answer = await child.ask(request(child))
-            except (TimeoutError, _Gone) as error:
-                slow = await self._end(child) in (-signal.SIGPROF, -signal.SIGXCPU) or isinstance(error, TimeoutError)
-                raise _Failed(self._reason(seconds if slow else None)) from None
-            except BaseException:
-                await self._end(child)
-                raise
-            if answer.get("last"):
-                await self._end(child)
-            else:
-                self._give_back(child)
-            return answer
+        """Returns the answer of a process, best of one that knows the schema ``key``. Raises _Failed."""
+        child = await self._take(key)
+        begin()  # that somebody's check ended the process before is not this one's slowness
+        try:
+            async with asyncio.timeout(seconds * _PATIENCE):
+                answer = await child.ask(request(child))
+        except (TimeoutError, _Gone) as error:
+            raise self._failure(await self._end(child), seconds, error) from None
+        except BaseException:
+            await self._end(child)
+            raise
+        if answer.get("last"):
+            await self._end(child)
+        else:
+            self._give_back(child)
+        return answer
 
-    def _reason(self, seconds: float | None) -> str:
-        if seconds is not None:
-            return f"it took longer than {seconds:g} s"
-        return f"it took more than {self._settings.memory_mb} MiB, or the process failed"
+    def _failure(self, code: int, seconds: float, error: Exception) -> _Failed:
+        if code in (-signal.SIGPROF, -signal.SIGXCPU) or isinstance(error, TimeoutError):
+            return _Failed(f"it took longer than {seconds:g} s")
+        if code == -signal.SIGKILL and isinstance(error, _HungUp):
+            return _Killed("its process was killed, as when the host has no memory left")
+        return _Failed(f"it took more than {self._settings.memory_mb} MiB, or the process failed")
 
     async def _take(self, key: str | None) -> _Child:
         """Returns an idle process that knows the schema, else another one, else a new one. Those that read Python, for
         which ``key`` is None, do nothing else: a hole in a parser shows them no values."""
+        ended = [child for child in self._idle if child.ended]
+        self._idle = [child for child in self._idle if child not in ended]
+        for gone in ended:
+            await self._end(gone)
         idle = [child for child in reversed(self._idle) if child.reads == (key is None)]
         child = next((child for child in idle if key in child.known), idle[0] if idle else None)
         if child is None:
@@ -154,8 +160,16 @@ class _Gone(Exception):
     """The process ended, or broke the form of its answers."""
 
 
+class _HungUp(_Gone):
+    """The process hung up, as it does when it ends."""
+
+
 class _Failed(Exception):
     """There is no answer, for the reason that the message gives."""
+
+
+class _Killed(_Failed):
+    """There is no answer, and neither the request nor its bounds are the reason."""
 
 
 class _Child:
@@ -186,7 +200,7 @@ class _Child:
         try:
             await asyncio.get_running_loop().sock_sendall(self._sock, request)
         except OSError:
-            raise _Gone from None
+            raise _HungUp from None
         return await self.hear()
 
     async def hear(self) -> dict[str, Any]:
@@ -195,14 +209,23 @@ class _Child:
             while (frame := self._answers.next()) is None:
                 data = await asyncio.get_running_loop().sock_recv(self._sock, MOST_ANSWER)
                 if not data:
-                    raise _Gone
+                    raise _HungUp
                 self._answers.feed(data)
             answer = parse_json(frame[1])
-        except (OSError, BadMessage, BadJson):
+        except OSError:
+            raise _HungUp from None
+        except (BadMessage, BadJson):
             raise _Gone from None
         if not isinstance(answer, dict):
             raise _Gone
         return answer
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or ends: nothing is read from an idle process, so that input is its end."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def end(self) -> int:
         """Returns its exit code; that of a kill by us when it had not ended by itself."""
