@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skillyard.bench.subject import WrongResult
 from skillyard.bench.turns import median
+from skillyard.domain.foreign_json import parse_json
 from skillyard.domain.review import File, review
 from skillyard.engine.secrets.redact import Redaction
 from skillyard.gate.http.guard import HttpGuard
+from skillyard.gate.tls.client_hello import HelloReader
+from skillyard.jailed.pool import NO_ACCOUNT, JailedPool
 from skillyard.stores.archives import TarReceiver
 from skillyard.stores.seal.secrets import SealedSecrets
 
@@ -40,6 +44,26 @@ def _redacted(part: int) -> None:
     hiding.text("0123456789abcdef" * (65_536 // part))
 
 
+def _answered(part: int) -> None:
+    parse_json(b"{%s}" % b",".join(b'"%x":1' % n for n in range(200_000 // part)))
+
+
+def _hello_in_single_bytes(part: int) -> None:
+    """A ClientHello whose every byte is a record of its own, and comes in single bytes."""
+    padding = _vector(2, b"\x00\x15" + _vector(2, bytes(2500 // part)))
+    message = b"\x01" + _vector(3, b"\x03\x03" + bytes(33) + b"\x00\x02\x13\x01\x01\x00" + padding)
+    reader, read = HelloReader(), None
+    for byte in message:
+        for said in b"\x16\x03\x01\x00\x01" + bytes([byte]):
+            read = reader.feed(bytes([said]))
+    if read is None:
+        raise WrongResult("the ClientHello was not read to its end")
+
+
+def _vector(size: int, data: bytes) -> bytes:
+    return len(data).to_bytes(size) + data
+
+
 SHAPED: Mapping[str, Callable[[int], object]] = {
     "review: tags that do not end": _reviewed("a.md", "<a ", 23_000),
     "review: base64": _reviewed("a.md", "A1" * 99 + " ", 400),
@@ -49,8 +73,17 @@ SHAPED: Mapping[str, Callable[[int], object]] = {
     "review: passwords": _reviewed("a.md", "password='", 8_000),
     "a head of HTTP in single bytes": _in_single_bytes,
     "a log that is searched for 256 secrets": _redacted,
+    "an answer of many members": _answered,
+    "a ClientHello in single bytes": _hello_in_single_bytes,
 }
 """Each reads a whole text, or the part of it that the argument says: 2 for a half."""
+BOMBS: Mapping[str, Callable[[int], str]] = {
+    "Python: nested calls": lambda part: "f(" * (100_000 // part),
+    "Python: signs": lambda part: "-" * (200_000 // part) + "1",
+    "Python: attributes": lambda part: "a" + ".b" * (100_000 // part),
+    "Python: imports": lambda part: "import a\n" * (30_000 // part),
+}
+"""Read in a jailed process, as a review has it."""
 
 
 @dataclass(slots=True)
@@ -79,6 +112,7 @@ def measure(home: Path, *, quick: bool) -> Reading:
     home.mkdir(parents=True)
     part, times = (8, 1) if quick else (1, 3)
     found = Reading({name: _growth(times, read, part) for name, read in SHAPED.items()})
+    found.growth |= asyncio.run(_bombs(times, part))
     raw = _archive(5000 // part)
     ours = _best(times, lambda number: _receive(raw, home / f"ours-{number}"))
     theirs = _best(times, lambda number: _extract(raw, home / f"theirs-{number}"))
@@ -90,6 +124,24 @@ def measure(home: Path, *, quick: bool) -> Reading:
 def _growth(times: int, read: Callable[[int], object], part: int) -> float:
     half = _best(times, lambda _: read(2 * part))
     return _best(times, lambda _: read(part)) / half
+
+
+async def _bombs(times: int, part: int) -> dict[str, float]:
+    pool = JailedPool(NO_ACCOUNT)
+
+    async def seconds(source: str) -> float:
+        took = []
+        for _ in range(times):
+            began = time.perf_counter()
+            await pool.read_python(source)
+            took.append(time.perf_counter() - began)
+        return min(took)
+
+    try:
+        await seconds("")
+        return {name: await seconds(bomb(part)) / await seconds(bomb(2 * part)) for name, bomb in BOMBS.items()}
+    finally:
+        await pool.close()
 
 
 def _best(times: int, work: Callable[[int], object]) -> float:

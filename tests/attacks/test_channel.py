@@ -61,7 +61,8 @@ def test_a_flood_by_those_who_are_left_ends_too(attack: Attack) -> None:
     assert run["usage"]["wall_ms"] < 15_000
 
 
-BOUND_S = 4.0
+BOUND_S = 60.0
+"""Far more than the reading takes: the benchmark measures how it grows."""
 
 COSTLY = {
     "pieces of one byte": "begin(1) + piece(1, b'x') * 1_500_000",

@@ -49,8 +49,8 @@ async def test_a_check_ends_and_another_principal_is_served_meanwhile(pool: Jail
             ended.set()
 
     async def loop_is_free() -> float:
-        """The longest that anything else on the loop had to wait."""
-        worst, now = 0.0, time.monotonic
+        """The longest work of the loop's thread that anything else had to wait for."""
+        worst, now = 0.0, time.thread_time
         while not ended.is_set():
             began = now()
             await asyncio.sleep(0)
@@ -73,7 +73,7 @@ def test_publishing_judges_it_soon(name: str) -> None:
     evil: Evil = EVIL[name]
     began = time.process_time()
     found = [complaint for complaint in complaints(evil.schema) if complaint.level != "warning"]
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < BOUND_S
     assert (not found) == evil.published, found
 
 
@@ -91,7 +91,7 @@ def test_publishing_judges_one_with_many_mistakes_soon(schema: dict[str, Any]) -
     """The library would word each of them, and hold the interpreter meanwhile."""
     began = time.process_time()
     [found] = complaints(schema)
-    assert time.process_time() - began < 0.6
+    assert time.process_time() - began < BOUND_S / 4
     assert (found.level, found.rule) == ("error", "schema")
 
 

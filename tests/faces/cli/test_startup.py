@@ -1,12 +1,10 @@
-"""Client commands stay light: what they import, and how long they take beside ``python -c pass``."""
+"""Client commands stay light: they import nothing heavy. The benchmark measures how long they take."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -72,20 +70,3 @@ def test_client_commands_import_nothing_heavy(command: tuple[str, ...], environ:
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.splitlines()[-1].split(","))
     assert {name for name in loaded if name in HEAVY} == set()
-
-
-def test_client_commands_start_in_a_small_multiple_of_python(environ: dict[str, str]) -> None:
-    """150 ms is the budget on a quiet machine, about 8 times a bare Python; a noisy one gets some slack."""
-    python = _fastest([sys.executable, "-c", "pass"], environ)
-    listing = _fastest([sys.executable, "-m", "skillyard", "runs", "list"], environ)
-    assert listing < max(0.150, 12 * python), json.dumps({"python": python, "listing": listing})
-
-
-def _fastest(command: list[str], environ: dict[str, str]) -> float:
-    """Seconds; the least of several, since noise only adds."""
-    times = []
-    for _ in range(7):
-        began = time.perf_counter()
-        subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL, timeout=60)
-        times.append(time.perf_counter() - began)
-    return min(times)

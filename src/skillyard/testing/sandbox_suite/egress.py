@@ -22,7 +22,7 @@ from skillyard.testing.twin_gate import KNOWN_ADDRESS, KNOWN_NAME, TwinGate, Twi
 egress = Section("egress")
 
 PORTS = (443, 8080)
-FAST_S = 1.0
+FAST_S = 4.0
 """Seconds for a refusal, which comes at once; a busy machine is given this long."""
 
 TALK = """

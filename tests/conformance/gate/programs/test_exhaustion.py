@@ -106,7 +106,7 @@ NEIGHBOUR = """
 """
 WIDE = {"memory_mb": 4096}
 """An ordinary user's sockets count as full."""
-LONGEST_S = 5.0
+LONGEST_S = 30.0
 """For one request of a neighbour on a machine that a flood keeps busy."""
 
 
