@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import select
@@ -10,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 _READY = re.compile(rb"skillyard is ready at (\S+)\n")
 _STOP_BOUND_S = 45.0
 _SHOWN = 600
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 
 
 class ServerFailed(Exception):
@@ -28,7 +32,8 @@ class ServerProcess:
         with ServerProcess(directory, skills_dirs=[EXAMPLES]) as server:
             client = SyncClient(data_dir=server.data_dir)
 
-    ``settings`` are ``SKILLYARD_*`` variables. Its log is a file beside the data directory, whose parent exists.
+    ``settings`` are ``SKILLYARD_*`` variables. Its log is a file beside the data directory, whose parent exists. The
+    kernel stops it when the thread that started it ends, also by SIGKILL.
     """
 
     def __init__(
@@ -58,7 +63,12 @@ class ServerProcess:
         began = time.perf_counter()
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=self._environment()
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment(),
+                preexec_fn=partial(_stop_with, os.getpid()),
             )
         try:
             self.url = self._announced(timeout_s)
@@ -122,6 +132,13 @@ class ServerProcess:
     def _said(self) -> str:
         text = " ".join(self._log.read_text("utf-8", "replace").split())
         return f": {text[-_SHOWN:]}" if text else ""
+
+
+def _stop_with(parent: int) -> None:
+    """Has the kernel stop this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _stdout(process: subprocess.Popen[bytes]) -> IO[bytes]:

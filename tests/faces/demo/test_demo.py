@@ -73,8 +73,9 @@ def test_an_unusable_directory_is_one_line_and_an_exit_code(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_interrupted_it_stops_its_server_and_removes_its_directory(tmp_path: Path, number: int) -> None:
+    """Killed it removes nothing, and its server stops all the same."""
     command = [sys.executable, "-m", "examples.demo", "--rows", "1000000", "--dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
     assert process.stdout is not None
@@ -83,12 +84,17 @@ def test_interrupted_it_stops_its_server_and_removes_its_directory(tmp_path: Pat
             break
     run_dir = next(tmp_path.iterdir()) / "data" / "run"
     below = [pid for place in (run_dir, run_dir / "landlock") for pid in family(place)]
+    [server] = children(process.pid)
     process.send_signal(number)
     process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert list(tmp_path.iterdir()) == []
+    assert process.returncode == (-number if number == signal.SIGKILL else 130)
+    assert (list(tmp_path.iterdir()) == []) == (number != signal.SIGKILL)
     assert below
-    assert wait_until(lambda: not any(alive(pid) for pid in below))
+    assert wait_until(lambda: not any(alive(pid) for pid in (*below, server)), 60)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
