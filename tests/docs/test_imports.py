@@ -12,6 +12,11 @@ import pytest
 import skillyard
 
 ROOT = Path(skillyard.__file__).parent
+TRANSFERS = {
+    "skillyard.faces.http.blobs": {"skillyard.engine.blobs.service"},
+    "skillyard.faces.http.skills": {"skillyard.engine.skills.publishing"},
+}
+"""The one service of the engine that uploads and downloads of each kind go through."""
 BUILDERS = {"skillyard.runtime", "skillyard.wiring", "skillyard.faces.serve"}
 """May import what builds the services."""
 
@@ -62,3 +67,15 @@ def test_a_circle_would_be_found(imports: dict[str, set[str]]) -> None:
 
 def test_only_the_composition_root_knows_what_builds_the_services(imports: dict[str, set[str]]) -> None:
     assert {name for name, found in imports.items() if "skillyard.engine.app" in found} <= BUILDERS
+
+
+def test_a_transfer_goes_through_one_service(imports: dict[str, set[str]]) -> None:
+    found = {name: {used for used in imports[name] if used.startswith("skillyard.engine")} for name in TRANSFERS}
+    assert found == TRANSFERS
+
+
+def test_no_part_of_the_engine_knows_all_services(imports: dict[str, set[str]]) -> None:
+    """Each is given what it needs; the table and what builds it stand above them."""
+    parts = {name for name in imports if name.startswith("skillyard.engine.") and name.count(".") > 2}
+    above = {"skillyard.engine.app", "skillyard.engine.table"}
+    assert {name for name in parts if imports[name] & above} == set()
