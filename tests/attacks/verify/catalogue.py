@@ -20,7 +20,6 @@ NO_MUTANT: dict[str, str] = {
     "canaries-process-handle": "the mutant without pids lets processes-signal find the host's numbers",
     "channel-descriptors": "read(2) drops descriptors that come with bytes; what is judged is the server after it",
     "egress-datagrams": "nothing relays datagrams; what is judged is what the outside heard",
-    "entries-x32": "kernels without the x32 interface answer as the filter does",
     "leftovers-settings": _OWN_PROCESS,
     "memory-locked": "RLIMIT_MEMLOCK is below it on most hosts without our doing",
     "poisoning-modules": _OWN_PROCESS,

@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "variables", ("rule: nothing of the server is inherited",), "keeper and zygote inherit the server's variables",
-        ("canaries-environment",),
+        ("canaries-environment", "proc-variables"),
         {ZYGOTE_PROCESS: "_own = environment\ndef environment(python):\n    return {**os.environ, **_own(python)}"},
         outside=inherited, canary=True,
     ),

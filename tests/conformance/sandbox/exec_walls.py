@@ -65,7 +65,6 @@ def environment() -> dict[str, str]:
         "PATH": f"{Path(python()).parent}:/usr/bin:/bin",
         "HOME": "/workspace",
         "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp",
     }
 
 

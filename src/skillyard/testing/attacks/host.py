@@ -171,12 +171,29 @@ PROC.program(
     "See processes besides init and its own in /proc, by listing and by guessing numbers.",
     """
     own = {1, os.getpid()}
-    must_be("processes listed", [], sorted({int(n) for n in listed("/proc") if n.isdigit()} - own))
+    must_be("processes listed", sorted(own), sorted(int(n) for n in listed("/proc") if n.isdigit()))
     found = [pid for pid in range(2, 4000) if pid not in own and os.path.exists(f"/proc/{pid}/status")]
     must_be("processes guessed", [], found[:5])
     works("its own status", lambda: len(open("/proc/self/status").read()) > 100)
     """,
     walls=("pid_namespace", "private_proc"),
+)
+
+PROC.program(
+    "variables",
+    "Find variables besides those that every program needs, in its own environment and as the kernel shows it.",
+    """
+    known = {"PATH", "HOME", "LANG"}
+    if "SKILLYARD_ROOT" in os.environ:  # an isolation without mounts tells where its places are
+        known |= {"SKILLYARD_ROOT", "TMPDIR", "LD_LIBRARY_PATH"}
+    if os.path.isdir(os.environ.get("PWD", "-")):  # a place of its own
+        known.add("PWD")
+    must_be("variables", [], sorted(set(os.environ) - known))
+    shown = {line.partition("=")[0] for line in text_of("/proc/self/environ").split("\\0") if line}
+    must_be("variables that the kernel shows", [], sorted(shown - known))
+    works("has a path", lambda: bool(os.environ["PATH"]))
+    """,
+    walls=(),
 )
 
 PROC.program(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skillyard.domain.sandbox.guarantees import Level
-from skillyard.testing.attacks.attack import Family, Judgement, Place, Verdict, judged, not_applicable
+from skillyard.testing.attacks.attack import Family, Judgement, Place, Verdict, broken, judged, not_applicable
 
 LIMIT_MB, ASKED_MB = 64, 320
 """The limit of a run, and what it tries to hold: far from the limit, and no danger to the host."""
@@ -235,15 +235,15 @@ MEMORY.steps(
 
 OBJECTS = Family("objects", walls=("memory",), invariants=(7,))
 
-_OBJECTS_ENDS = ("memory", "MemoryLimitExceeded", "MemoryError", "OSError")
 _TAKE_BODY = """
 held = []
 armed()
 try:
     count = take()
-except (MemoryError, OSError):
+except (MemoryError, OSError) as error:
     count = 0
-    works("take some", lambda: bool(held))
+    if not OWN_KERNEL:
+        wrong.append(f"refused instead of ended: {type(error).__name__}: {error}")
 tried.append("take")
 until = time.monotonic() + 5
 while time.monotonic() < until:
@@ -252,17 +252,30 @@ must_hold(f"kept {count} {args['what']}", count < args["asked"])
 """
 
 
-def _takes(name: str, tries: str, what: str, asked: int, define: str, *, rests_on: tuple[str, ...] = ()) -> None:
-    OBJECTS.program(
-        name,
-        tries,
-        "import fcntl, select\n" + define.strip("\n") + "\n" + _TAKE_BODY,
-        ends=_OBJECTS_ENDS,
-        limits={"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64},
-        args={"what": what, "asked": asked},
-        alone=True,
-        rests_on=rests_on,
-    )
+def _takes(
+    name: str,
+    tries: str,
+    what: str,
+    asked: int,
+    define: str,
+    *,
+    told: str = "",
+    rests_on: tuple[str, ...] = (),
+) -> None:
+    """Adds a run that must end as memory; its reason names ``told``. A kernel of the sandbox's own may refuse."""
+    body = "import fcntl, select\n" + define.strip("\n") + "\n" + _TAKE_BODY
+
+    async def steps(place: Place) -> Judgement:
+        limits = {"memory_mb": LIMIT_MB, "disk_mb": 16, "pids": 64}
+        ran = await place.attack(body, {"what": what, "asked": asked}, **limits)
+        judgement = judged(ran, ("memory",))
+        if judgement.verdict is not Verdict.CONTAINED:
+            return judgement
+        if ran.ok:
+            return judgement if ran.output["own_kernel"] else broken("it came to its own end, within its memory")
+        return judgement if told in ran.why else broken(f"its reason does not name {told}: {ran.why}")
+
+    OBJECTS.steps(name, tries, steps, alone=True, rests_on=rests_on)
 
 
 _takes(
@@ -280,6 +293,7 @@ def take():
             fcntl.lockf(held[-1], fcntl.LOCK_EX, 1, at)
     return 20_000
 """,
+    told="locks of files",
 )
 _takes(
     "watches",
@@ -302,6 +316,7 @@ def take():
                 count += 1
     return count
 """,
+    told="watches of epoll",
 )
 _takes(
     "in-flight",
@@ -317,6 +332,7 @@ def take():
         socket.send_fds(held[-1][0], [b"x"], [0] * 200)
     return 600
 """,
+    told="descriptors in flight",
     rests_on=("net_namespace",),
 )
 _FLOOD = """

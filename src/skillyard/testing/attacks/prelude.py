@@ -186,7 +186,8 @@ def armed():
 
 
 def evidence(**more):
-    return {"got": got[:12], "tried": len(tried), "wrong": wrong[:8], "elsewhere": "; ".join(away), **more}
+    return {"got": got[:12], "tried": len(tried), "wrong": wrong[:8], "elsewhere": "; ".join(away),
+            "own_kernel": OWN_KERNEL, **more}
 '''
 
 

@@ -302,7 +302,7 @@ ENTRIES.program(
 for number in (39, 101, 165, 272, 310, 41, 250, *range(512, 548)):
     tried.append(str(number))
     answer = in_child(lambda: str(raw(0x40000000 + number, 0, 0, 0, 0, 0, 0)))
-    if answer not in ("signal SIGSYS", "ENOSYS", "EPERM"):
+    if answer != "signal SIGSYS" and not (OWN_KERNEL and answer in ("ENOSYS", "EPERM")):
         got.append(f"x32 {number}: {answer}")
 """,
 )
