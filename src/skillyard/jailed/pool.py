@@ -222,7 +222,7 @@ class _Child:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or ends: nothing is read from an idle process, so that input is its end."""
+        """Whether it has ended. An idle process says nothing: what there is to read is its end."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))

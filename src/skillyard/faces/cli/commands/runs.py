@@ -110,7 +110,7 @@ def _show(record: dict[str, Any], _: Given) -> None:
 
 
 def _show_guarantees(stand: Mapping[str, Any], enforced: Mapping[str, str]) -> None:
-    """Prints the guarantees of a run's record as a table; of an older record, which has none, its walls."""
+    """Prints the guarantees of a run's record as a table. An older record, which has none, shows its walls."""
     if stand:
         click.echo("")
         rows = [(name, each["attestor"], ", ".join(each["evidence"])) for name, each in stand.items()]
