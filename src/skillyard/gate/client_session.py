@@ -220,7 +220,8 @@ class KeptSession(ProcessSession):
                 self._state |= {"log": log.as_dict(), "next": self._state["next"] + AHEAD}
                 await self.seal()  # else a further gate could give the same addresses for other names
                 opening = self._opening(self._state["plan"], self._home.trusted(plan_in(self._state["plan"])))
-                self._take(await link.ask({**opening, "before": self._state}))
+                endpoints = self._state["endpoints"]
+                self._take({**await link.ask({**opening, "before": self._state}), "endpoints": endpoints})
             else:
                 self._take(await link.ask({"op": "attach", "session": self._id}))
             self._link = link

@@ -14,7 +14,7 @@ import pytest
 
 from skillyard.domain.errors import GateFault, StoreFault
 from skillyard.domain.network.rule import parse_rule
-from skillyard.domain.network.session import EgressLimits, EgressPlan, GateSecret, new_placeholder
+from skillyard.domain.network.session import EgressLimits, EgressPlan, EndpointKind, GateSecret, new_placeholder
 from skillyard.gate.client import ProcessGate
 from skillyard.stores.seal.keys import GivenKeys, KeySource, OwnKeyFile
 from skillyard.stores.seal.sessions import SealedSessions
@@ -22,6 +22,7 @@ from tests.conformance.gate.conftest import GATE_UID
 from tests.conformance.gate.gates import Plugged, Server, cut_off, echo, policy, reaching, turned_away, until
 from tests.conformance.gate.intercepted import TOKEN, Outside, all_of
 from tests.conformance.gate.rooms import Room, Rooms
+from tests.conformance.gate.test_endpoint import http
 from tests.conformance.gate.test_gate_process import _runs
 
 pytestmark = pytest.mark.anyio
@@ -448,3 +449,27 @@ async def test_many_sessions_go_on(house: House, rooms: Rooms) -> None:
             await box.close()
         assert house.files() == []
         assert house.faults == []
+
+
+@pytest.mark.parametrize("kind", [EndpointKind.UNIX, EndpointKind.TCP], ids=lambda kind: kind.value)
+async def test_endpoints_go_on(house: House, kind: EndpointKind) -> None:
+    async with echoing() as server:
+        gate = house.server()
+        await gate.open(KEY, reaching(server, "api.test"), kept=True)
+        endpoint = await gate.endpoint(KEY, kind)
+        target = f"api.test:{server.port}"
+        for turn in ("server", "gate", "both"):
+            assert (await asyncio.to_thread(http, endpoint, target)).endswith(b"hello\n"), turn
+            if turn == "gate":
+                await killed(gate)
+            else:
+                if turn == "both":
+                    kill(gate)
+                gate = house.server()
+                session = await gate.attach(KEY)
+        assert (await asyncio.to_thread(http, endpoint, target)).endswith(b"hello\n")
+        assert b" 407 " in await asyncio.to_thread(http, endpoint, target, "x")
+        await session.close()
+        assert house.files() == []
+        with pytest.raises(OSError, match=r"refused|No such file"):
+            await asyncio.to_thread(http, endpoint, target)
