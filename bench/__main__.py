@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from bench import catalogue, commands, network, readers, schemas
+from bench import catalogue, commands, network, readers, schemas, streams
 from bench.peers import BUBBLEWRAP, open_peers
 from bench.report import WholeReport
 from skillyard.bench.main import Say, measure, show
@@ -58,11 +58,15 @@ async def _measure(home: Path, plan: Plan, say: Say, *, quick: bool) -> WholeRep
     checked, unchecked = await _tried("schemas", "schemas that do not end", schemas.measure(home / "schemas", seconds))
     say("texts that are shaped to be slow")
     reading = await asyncio.to_thread(lambda: readers.measure(home / "readers", quick=quick))
+    say("bytes of a running sandbox")
+    moved, unmoved = await _tried(
+        "streams", "bytes of a running sandbox", streams.measure(home / "streams", 2 if quick else 8)
+    )
     say("commands")
     starts = await asyncio.to_thread(_commands, home / "commands", 3 if quick else 9)
-    runs.skipped += [*closed, *unread, *unchecked]
+    runs.skipped += [*closed, *unread, *unchecked, *unmoved]
     runs.bases = {**BASES, "vs_bubblewrap": BUBBLEWRAP}
-    return WholeReport(runs, starts, ways, shelf, checked, reading)
+    return WholeReport(runs, starts, ways, shelf, checked, reading, moved)
 
 
 async def _tried(name: str, title: str, measuring: Awaitable[T]) -> tuple[T | None, list[Skipped]]:

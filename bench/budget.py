@@ -10,6 +10,7 @@ from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.readers import Reading
 from bench.schemas import Checked
+from bench.streams import FILES, FOLLOWERS, Streams
 from skillyard.bench.idle import Idle
 from skillyard.bench.installations import PYTHON
 from skillyard.bench.report import MIB
@@ -49,6 +50,7 @@ def compare(
     catalogue: Shelf | None = None,
     schemas: Checked | None = None,
     reading: Reading | None = None,
+    streams: Streams | None = None,
 ) -> list[Line]:
     """Each line of the budget; subjects that were not measured leave theirs open."""
     added = network.added_ms() if network else None
@@ -62,6 +64,7 @@ def compare(
         *_skills(catalogue),
         *_schemas(schemas),
         *_reading(reading),
+        *_streams(streams),
     ]
 
 
@@ -134,6 +137,15 @@ def _reading(reading: Reading | None) -> Iterator[Line]:
     yield Line("a text of twice the length, shaped to be slow: of its half", 4.0, "", growth)
     yield Line("unpack many files: of the same with tarfile", 2.0, "", unpacking)
     yield Line("read a secret again: of a look at its file", 40.0, "", secret)
+
+
+def _streams(streams: Streams | None) -> Iterator[Line]:
+    added, idle, trees = (
+        (streams.worst_added_ms(), streams.worst_idle_ms(), streams.worst_trees()) if streams else (None, None, None)
+    )
+    yield Line("stdin to stdout of a sandbox, beyond a plain pipe, median", 3.0, "ms", added)
+    yield Line(f"{FILES:,} small files in and out as streams: of tar", 12.0, "", trees)
+    yield Line(f"{FOLLOWERS} readers of nothing, processor time a second", 5.0, "ms", idle)
 
 
 def _ms(latency: Mapping[str, Rounds], name: str, percent: float) -> float | None:

@@ -14,6 +14,7 @@ from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.readers import Reading
 from bench.schemas import Checked
+from bench.streams import Streams
 from skillyard.bench.report import MIB, Report, plain_table, show, shown_ms, shown_ratio
 from skillyard.bench.turns import in_ms
 
@@ -30,6 +31,7 @@ class WholeReport:
     catalogue: Shelf | None = None
     schemas: Checked | None = None
     reading: Reading | None = None
+    streams: Streams | None = None
 
     def budget(self) -> list[Line]:
         runs = self.runs
@@ -42,6 +44,7 @@ class WholeReport:
             self.catalogue,
             self.schemas,
             self.reading,
+            self.streams,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,6 +55,7 @@ class WholeReport:
             "catalogue": self.catalogue.as_dict() if self.catalogue else None,
             "schemas": self.schemas.as_dict() if self.schemas else None,
             "reading": self.reading.as_dict() if self.reading else None,
+            "streams": self.streams.as_dict() if self.streams else None,
             "startup": list(self._starts()),
             "budget": [line.as_dict() for line in self.budget()],
         }
@@ -71,6 +75,8 @@ class WholeReport:
             yield f"A catalogue of {shelf.names:,} skills, {shelf.bundles:,} bundles", _catalogue(shelf)
         if self.reading is not None:
             yield "Texts that are shaped to be slow: the whole of its half", _reading(self.reading)
+        if self.streams is not None:
+            yield "Bytes of a running sandbox", _streams(self.streams)
         starts = plain_table("command", "p50 ms")
         for one in self._starts():
             starts.add_row(one["title"], f"{one['p50_ms']:.0f}")
@@ -104,6 +110,13 @@ def _reading(reading: Reading) -> Table:
     table = plain_table("", "times")
     for name, value in reading.rows():
         table.add_row(name, f"{value:.1f}")
+    return table
+
+
+def _streams(streams: Streams) -> Table:
+    table = plain_table("", "")
+    for name, value in streams.rows():
+        table.add_row(name, "" if value is None else f"{value:.2f}")
     return table
 
 

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skillyard
+from skillyard.domain.archive.tar_stream import TarStream
 from skillyard.domain.errors import SandboxFault, SkillyardError
 from skillyard.domain.foreign_json import BadJson, parse_json
 from skillyard.domain.network.policy import Policy
@@ -44,11 +45,10 @@ from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage, read_object
 from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
-from skillyard.sandbox.file_programs import Files
+from skillyard.sandbox.file_programs import Files, checked
 from skillyard.sandbox.native.keeper import words
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
-from skillyard.stores.archives.tar_stream import TarStream
 from skillyard.stores.skills.archives import read_archive
 from tests.unit.gate.hellos import hello
 from tests.unit.stores.archives.sinks import Kept
@@ -117,6 +117,15 @@ async def _listing(data: bytes) -> None:
         files.lost()
     given = [piece async for piece in Files(start).read("/workspace/x")]
     assert len(b"".join(given)) < len(data)
+
+
+async def _tree(data: bytes) -> None:
+    async def given() -> AsyncIterator[bytes]:
+        for at in range(0, len(data), 700):
+            yield data[at : at + 700]
+
+    async for _ in checked(given()):
+        pass
 
 
 def _looked_at(data: bytes) -> None:
@@ -232,9 +241,12 @@ READERS = {
         "sandbox/file_programs.py",
         (_ENTRY, b"D\0\0\0\x01\n" + _ENTRY, b"F\0\0\0\x19" + b'{"status":3,"text":"gone"}'[:25], b"D\xff\xff\xff\xff"),
     ),
+    "the server of a tree out of a sandbox": Reader(
+        lambda data: asyncio.run(_tree(data)), (SandboxFault,), "sandbox/file_programs.py", (ARCHIVES["tar"],)
+    ),
     "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/native/probe.py", (ENDED,)),
     "a build of what its sandbox streams": Reader(
-        _tar, (ArchiveRefused,), "stores/archives/tar_stream.py", (ARCHIVES["tar"],)
+        _tar, (ArchiveRefused,), "domain/archive/tar_stream.py", (ARCHIVES["tar"],)
     ),
     "the store of an archive": Reader(
         lambda data: read_archive(io.BytesIO(data)), (), "stores/skills/archives/reading.py", tuple(ARCHIVES.values())

@@ -11,6 +11,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
+from skillyard.domain.archive.names import ArchiveRefused
+from skillyard.domain.archive.tar_stream import TarEntry, TarStream
 from skillyard.domain.errors import (
     FileNotFound,
     InvalidInput,
@@ -34,6 +36,7 @@ IDLE_S = 1.0
 """How long a program waits for the next request: it counts as one of the sandbox's processes."""
 STALLED_S = 300.0
 """How long a request may go on without a byte."""
+_MOST_NAME = 64 * 1024
 _MOST_LISTING = 16 * 1024 * 1024
 _MOST_WORDS = 64 * 1024
 _MOST_SIZE = 1 << 63
@@ -88,7 +91,7 @@ class Files:
 
     async def get(self, path: str) -> AsyncIterator[bytes]:
         """Yields a tar stream as the port's ``get`` does."""
-        async for piece in self._given({"op": "get", "path": path}):
+        async for piece in checked(self._given({"op": "get", "path": path})):
             yield piece
 
     def lost(self) -> None:
@@ -168,6 +171,42 @@ class Files:
         task = asyncio.get_running_loop().create_task(server.end(orderly=True))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def checked(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields a tar stream of a sandbox while it is what the port's ``get`` promises.
+
+    Its reader can rely on the form, and on kinds and names: files, directories and symbolic links below one root.
+    Raises SandboxFault.
+    """
+    tar = TarStream(_Promised(), links=True)
+    try:
+        async for piece in stream:
+            tar.feed(piece)
+            yield piece
+        tar.finish()
+    except ArchiveRefused as refused:
+        raise SandboxFault(f"the sandbox gave a tree in no form that we know: {refused}") from None
+
+
+class _Promised:
+    """A sink that holds the names of a stream to the port's promise, and keeps nothing."""
+
+    def header(self) -> None:
+        """Takes any number of headers."""
+
+    def begin(self, entry: TarEntry) -> None:
+        parts = entry.name.split(b"/")
+        if not entry.name or len(entry.name) > _MOST_NAME or b"\0" in entry.name:
+            raise ArchiveRefused("archive-name", entry.name, "has no name, or one that no file can have")
+        if entry.name.startswith(b"/") or b".." in parts:
+            raise ArchiveRefused("archive-traversal", entry.name, "lies outside of its tree")
+
+    def write(self, data: memoryview) -> None:
+        """Takes content of any kind."""
+
+    def end(self) -> None:
+        """Takes the end of an entry."""
 
 
 class _Refused(Exception):

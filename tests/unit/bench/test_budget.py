@@ -7,6 +7,7 @@ from bench.catalogue import Shelf
 from bench.network import Ways
 from bench.readers import Reading
 from bench.schemas import Checked
+from bench.streams import Streams
 from skillyard.bench.idle import Idle
 from skillyard.bench.turns import Rounds
 
@@ -33,6 +34,10 @@ def shelf(added_s: float, page_ms: float) -> Shelf:
     return made
 
 
+def streams(added_ms: float, trees: float, idle_s: float) -> Streams:
+    return Streams(rounds(1), rounds(1), {"a": rounds(1 + added_ms)}, {"a": rounds(trees)}, idle={"a": idle_s})
+
+
 def by_name(lines: list[Line]) -> dict[str, bool | None]:
     return {line.name: line.met for line in lines}
 
@@ -51,6 +56,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         shelf(1.9, 4.9),
         Checked(small=[0.0009], quiet=[0.001], attacked=[0.099]),
         Reading({"a": 2.1, "b": 3.9}, 1.9, 39),
+        streams(2.9, 11, 0.0049),
     )
     bad = compare(
         {name: rounds(ms) for name, ms in BAD.items()},
@@ -61,6 +67,7 @@ def test_each_line_can_be_met_and_missed() -> None:
         shelf(2.1, 5.1),
         Checked(small=[0.0011], quiet=[0.001], attacked=[0.101]),
         Reading({"a": 2.1, "b": 4.1}, 2.1, 41),
+        streams(3.1, 13, 0.0051),
     )
     assert set(by_name(good).values()) == {True}
     assert [name for name, met in by_name(bad).items() if met] == ["ready sandboxes at once"]

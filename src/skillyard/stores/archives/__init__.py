@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.stores.archives.names import ArchiveRefused, printable
+from skillyard.domain.archive.names import ArchiveRefused, printable
 from skillyard.stores.archives.receiver import Received, ReceiverLimits, TarReceiver, receive_tar
 
 __all__ = ["ArchiveRefused", "Received", "ReceiverLimits", "TarReceiver", "printable", "receive_tar"]

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.stores.archives.names import ArchiveRefused, parts_of
-from skillyard.stores.archives.tar_stream import TarEntry, TarStream
+from skillyard.domain.archive.names import ArchiveRefused, parts_of
+from skillyard.domain.archive.tar_stream import TarEntry, TarStream
 
 _HOP = 1024 * 1024
 """Bytes that go to a thread at once."""

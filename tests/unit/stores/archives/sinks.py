@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skillyard.stores.archives.tar_stream import TarEntry
+from skillyard.domain.archive.tar_stream import TarEntry
 
 
 class Kept:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from skillyard.domain.archive.names import is_visible
 from skillyard.domain.rules.bundle import ARCHIVES
-from skillyard.stores.archives.names import is_visible
 from skillyard.stores.skills.archives import read_archive
 from tests.unit.stores.archives.corpus import ATTACKS, Attack
 from tests.unit.stores.archives.corpus_names import NAMES

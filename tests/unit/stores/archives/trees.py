@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from skillyard.stores.archives.names import folded
+from skillyard.domain.archive.names import folded
 from skillyard.stores.skills.tree import Tree, TreeFile, digest_of
 
 _PARTS = st.sampled_from(

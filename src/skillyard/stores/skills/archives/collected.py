@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from skillyard.domain.archive.names import check_portable, folded, parts_of
 from skillyard.domain.skill.name import EXCLUDED, is_excluded
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused, printable
-from skillyard.stores.archives.names import check_portable, folded, parts_of
 from skillyard.stores.skills.tree import Caps, Tree, TreeFile, digest_of
 
 _MIB = 1024 * 1024

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from skillyard.domain.archive.tar_stream import BLOCK, TarEntry, TarStream, is_tar
 from skillyard.domain.skill.skill import Finding
 from skillyard.stores.archives import ArchiveRefused
-from skillyard.stores.archives.tar_stream import BLOCK, TarEntry, TarStream, is_tar
 from skillyard.stores.skills.archives.collected import ArchiveLimits, Collected, Enough, Unpacked
 from skillyard.stores.skills.archives.zip_reading import read_zip
 
@@ -123,7 +123,7 @@ def _inflated(archive: BinaryIO) -> Iterator[bytes]:
 
 
 class _Files:
-    """Implements :class:`skillyard.stores.archives.tar_stream.Sink`."""
+    """Implements :class:`skillyard.domain.archive.tar_stream.Sink`."""
 
     def __init__(self, collected: Collected) -> None:
         self._collected = collected

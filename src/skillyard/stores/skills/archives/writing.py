@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from skillyard.domain.archive.tar_stream import BLOCK
 from skillyard.domain.errors import StoreFault
 from skillyard.domain.skill.skill import SkillFile
-from skillyard.stores.archives.tar_stream import BLOCK
 from skillyard.stores.skills.archives.collected import ArchiveLimits
 from skillyard.stores.skills.tree import Tree
 

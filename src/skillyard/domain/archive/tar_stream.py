@@ -1,6 +1,7 @@
 """Reads a tar archive as it arrives, in pieces of any size, in constant memory.
 
-Files and directories are handed on; every other kind of entry is refused. Nothing that the archive says makes this
+Files and directories are handed on, and symbolic links where they are wanted; every other kind of entry is refused.
+Nothing that the archive says makes this
 keep more than one block and one extended header. Headers are those of POSIX ustar and pax (IEEE Std 1003.1, pax,
 "ustar Interchange Format", https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html) and of GNU
 (https://www.gnu.org/software/tar/manual).
@@ -12,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-from skillyard.stores.archives.names import ArchiveRefused
+from skillyard.domain.archive.names import ArchiveRefused
 
 BLOCK = 512
 _ZEROS = bytes(BLOCK)
@@ -78,7 +79,7 @@ _IGNORED = frozenset({"atime", "ctime", "mtime", "comment", "gid", "gname", "uid
 _IGNORED_PREFIXES = ("SCHILY.", "LIBARCHIVE.", "RHT.security.", "MSWINDOWS.")
 
 
-def _pax_path(raw: bytes, entry: bytes, *, every: bool) -> bytes | None:
+def _pax_path(raw: bytes, entry: bytes, *, every: bool, links: bool) -> bytes | None:
     """Returns the ``path`` of an extended header (``LENGTH KEY=VALUE``), None without one. ``every`` is for
     a header of all entries, which may name no path. A key that changes how content is read (``size``,
     ``GNU.sparse.*``) is refused. Raises ArchiveRefused."""
@@ -90,9 +91,9 @@ def _pax_path(raw: bytes, entry: bytes, *, every: bool) -> bytes | None:
             found = value
         elif key.startswith("GNU.sparse."):
             raise ArchiveRefused("archive-special", entry, "is a sparse file")
-        elif key == "linkpath":
+        elif key == "linkpath" and not links:
             raise ArchiveRefused("archive-link", entry, "is a link")
-        elif key not in _IGNORED and not key.startswith(_IGNORED_PREFIXES):
+        elif key != "linkpath" and key not in _IGNORED and not key.startswith(_IGNORED_PREFIXES):
             raise ArchiveRefused("archive-extended", entry, "has an extended header with a key that is not taken")
     return found
 
@@ -117,7 +118,7 @@ def _records(raw: bytes, entry: bytes) -> list[tuple[str, bytes]]:
 MAX_PADDING = 1024 * 1024
 """Zero bytes after the end of an archive: tar fills up records of 10 KiB, or of what ``-b`` says."""
 MAX_EXTENDED_IN_ROW = 2
-_FILES, _DIRECTORY = (b"0", b"\0"), b"5"
+_FILES, _DIRECTORY, _SYMBOLIC = (b"0", b"\0"), b"5", b"2"
 _PAX, _PAX_FOR_ALL, _LONG_NAME, _LONG_LINK = b"x", b"g", b"L", b"K"
 _LINKS = {b"1": "a hard link", b"2": "a symbolic link", _LONG_LINK: "a link with a long target"}
 _SPECIAL = {b"3": "a character device", b"4": "a block device", b"6": "a FIFO", b"S": "a sparse file"}
@@ -125,12 +126,13 @@ _SPECIAL = {b"3": "a character device", b"4": "a block device", b"6": "a FIFO", 
 
 @dataclass(frozen=True, slots=True)
 class TarEntry:
-    """``name`` as the archive has it, unchecked; ``size`` is 0 for a directory."""
+    """``name`` as the archive has it, unchecked; ``size`` is 0 for a directory and a link."""
 
     name: bytes
     directory: bool
     size: int
     executable: bool
+    link: bool = False
 
 
 class Sink(Protocol):
@@ -149,8 +151,10 @@ class Sink(Protocol):
 
 
 class TarStream:
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, *, links: bool = False) -> None:
+        """With ``links`` symbolic links are handed on too."""
         self._sink = sink
+        self._links = links
         self._block = bytearray()
         self._left = 0
         self._padding = 0
@@ -226,7 +230,7 @@ class TarStream:
         self._padding = -header.size % BLOCK
         if header.kind in (_PAX, _PAX_FOR_ALL, _LONG_NAME):
             self._begin_extension(header)
-        elif header.kind in _FILES or header.kind == _DIRECTORY:
+        elif header.kind in _FILES or header.kind == _DIRECTORY or (self._links and header.kind == _SYMBOLIC):
             self._begin(header)
         else:
             _refuse_kind(header, self._name or header.name)
@@ -245,7 +249,10 @@ class TarStream:
 
     def _extend(self, header: TarHeader, raw: bytes) -> None:
         every = header.kind == _PAX_FOR_ALL
-        name = _long_name(raw) if header.kind == _LONG_NAME else _pax_path(raw, header.name, every=every)
+        if header.kind == _LONG_NAME:
+            name: bytes | None = _long_name(raw)
+        else:
+            name = _pax_path(raw, header.name, every=every, links=self._links and not every)
         if name is None:
             return
         if self._name is not None:
@@ -255,13 +262,13 @@ class TarStream:
     def _begin(self, header: TarHeader) -> None:
         name = header.name if self._name is None else self._name
         self._name, self._in_row = None, 0
-        directory = header.kind == _DIRECTORY
-        if directory and header.size:
-            raise ArchiveRefused("archive-header", name, "is a directory with content")
+        directory, link = header.kind == _DIRECTORY, header.kind == _SYMBOLIC
+        if header.size and (directory or link):
+            raise ArchiveRefused("archive-header", name, "is a directory or link with content")
         if not directory and name.endswith(b"/"):
             raise ArchiveRefused("archive-header", name, "is a file with the name of a directory")
         self._left = header.size
-        self._sink.begin(TarEntry(name, directory, header.size, header.executable))
+        self._sink.begin(TarEntry(name, directory, header.size, header.executable, link))
         if not header.size:
             self._sink.end()
 

@@ -1,0 +1,1 @@
+"""Hostile archives: names of their entries, and a strict reader of tar streams."""
