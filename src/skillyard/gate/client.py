@@ -10,11 +10,11 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeVar
 
 from skillyard.domain.errors import GateFault, StoreFault
 from skillyard.domain.network.session import EgressPlan, Endpoint, EndpointKind
@@ -24,6 +24,8 @@ from skillyard.gate.link import Link, find, find_or_start
 from skillyard.gate.trust import TrustFiles, operators
 from skillyard.gate.wire import plan_out
 from skillyard.ports.gate import SessionStore
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("skillyard.gate")
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -50,7 +52,7 @@ class ProcessGate:
         self._opening = asyncio.Lock()
         self._sessions: dict[str, ProcessSession] = {}
         self._kept: dict[str, KeptSession] = {}
-        self._plugging: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._on_end: Callable[[str], None] = lambda _: None
         self._on_fault: Callable[[str], None] = _told_in_the_log
@@ -168,8 +170,9 @@ class ProcessGate:
             link = self._link if self._link is not None and self._link.alive else await self._looked()
             if key in self._kept:
                 await self._kept[key].close()
-            elif link is not None and (id := link.held.pop(key, None)) is not None:
-                await link.ask({"op": "close", "session": id})
+            elif link is not None:
+                await link.ask({"op": "discard", "key": key})
+                link.held.pop(key, None)
             self._home.trust.forget(key)
             self._home.endpoints.forget_kept(key)
             try:
@@ -197,16 +200,15 @@ class ProcessGate:
 
     async def close(self) -> None:
         """Ends sessions and process, but for kept sessions, which the gate goes on to serve."""
-        if not self._closed:
-            self._closed = True
-            for plugging in self._plugging:
-                plugging.cancel()
+        self._closed = True
         async with self._starting:
             for session in list(self._sessions.values()):
                 await self._end(session)
             link, self._link = self._link, None
             if link is not None:
-                await link.close(ends=not self._kept and not link.held)
+                await link.close(keeps=bool(self._kept or link.held))
+        for task in list(self._tasks):
+            task.cancel()
 
     async def _end(self, session: ProcessSession) -> None:
         if not isinstance(session, KeptSession):
@@ -219,25 +221,38 @@ class ProcessGate:
 
     async def _linked(self) -> Link:
         """Returns a living link. In a new one, kept sessions go on."""
-        async with self._starting:
-            if self._closed:
-                raise GateFault("the gate is closed")
-            if self._link is None or not self._link.alive:
-                await self._take(await find_or_start(self._directory, self._uid, self._failed))
-            assert self._link is not None
+        if self._link is not None and self._link.alive and not self._starting.locked() and not self._closed:
             return self._link
+        link = await asyncio.shield(self._spawned(self._joined(start=True)))
+        assert link is not None
+        return link
 
     async def _looked(self) -> Link | None:
         """Returns a link to a gate that is there already."""
+        return await asyncio.shield(self._spawned(self._joined(start=False)))
+
+    async def _joined(self, *, start: bool) -> Link | None:
+        """Finds or starts the gate, also when a caller goes away: the other sessions need it."""
         async with self._starting:
             if self._closed:
                 raise GateFault("the gate is closed")
             if self._link is None or not self._link.alive:
-                found = await find(self._directory, self._uid, self._failed)
+                found = await (find_or_start if start else find)(self._directory, self._uid, self._failed)
                 if found is None:
                     return None
                 await self._take(found)
             return self._link
+
+    def _spawned(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may be waiting
 
     async def _take(self, link: Link) -> None:
         why = _UNSEEN if self._link is None else self._link.why
@@ -261,9 +276,7 @@ class ProcessGate:
             except Exception as error:  # noqa: BLE001 - told, and the other sessions are served all the same
                 self._failed(f"a detached run is without a network: {error}")
 
-        task = asyncio.get_running_loop().create_task(plug())
-        self._plugging.add(task)
-        task.add_done_callback(self._plugging.discard)
+        self._spawned(plug())
 
     @property
     def _store(self) -> SessionStore:

@@ -262,12 +262,18 @@ class Link:
         """Closes the connection. A gate without kept sessions ends with it. Idempotent."""
         self._gone(_CLOSED)
 
-    async def close(self, *, ends: bool) -> None:
-        """Closes the connection, and waits for the end of the process where it ``ends`` with it. Idempotent."""
-        try:
-            process = os.pidfd_open(self.pid) if ends and self.alive else -1
-        except OSError:  # it ended already, or is in another pid namespace
-            process = -1
+    async def close(self, *, keeps: bool) -> None:
+        """Closes the connection, and waits for the end of a gate that has no kept session. Idempotent.
+
+        ``keeps`` says that a gate which does not answer may have some: it is left alone."""
+        process = -1
+        with contextlib.suppress(GateFault, OSError):  # it ended already, or is in another pid namespace
+            try:
+                async with asyncio.timeout(_END_BOUND_S):
+                    keeps = bool(await self.ask({"op": "held"}))
+            except TimeoutError:
+                pass
+            process = -1 if keeps else os.pidfd_open(self.pid)
         self.drop()
         if process < 0:
             return

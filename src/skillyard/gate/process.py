@@ -207,6 +207,10 @@ class Service:
                 return self._found(message).session.report().as_dict()
             case "close":
                 return self._close(message)
+            case "discard":
+                return self._discard(message["key"])
+            case "held":
+                return len([opened for opened in self._sessions.values() if opened.key])
             case other:
                 raise LookupError(f"the gate knows no {other}")
 
@@ -262,6 +266,11 @@ class Service:
         told = opened.session.close().as_dict()
         self._loop.call_soon(opened.listeners.close)  # after the answer: the kernel takes its time with sockets
         return told
+
+    def _discard(self, key: str) -> None:
+        """Ends the kept session ``key``, if there is one."""
+        for id in [id for id, opened in self._sessions.items() if key and opened.key == key]:
+            self._close({"session": id})
 
     def _found(self, message: Header) -> _Open:
         if (found := self._sessions.get(message["session"])) is None:
