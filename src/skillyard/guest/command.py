@@ -2,6 +2,7 @@
 
     python3 -I guest.pyz call REQUEST CHANNEL
     python3 -I -S guest.pyz files                   see :mod:`.files`
+    python3 -I -S guest.pyz agent MODE WHERE        see :mod:`.agent`
 
 REQUEST and CHANNEL are paths, or ``fd:N`` for an open descriptor. A request file is removed when it was read (it
 holds secrets); a channel file is appended to, and made when it is missing.
@@ -26,8 +27,12 @@ def main() -> NoReturn:
     if len(arguments) == 3 and arguments[0] == "call":
         _call(arguments[1], arguments[2])
         _exit(0)
+    if arguments[:1] == ["agent"]:
+        from .agent.command import main as agent
+
+        _exit(agent(arguments[1:], sys.argv[0]))
     if arguments != ["files"]:
-        os.write(2, b"usage: call REQUEST CHANNEL | files\n")
+        os.write(2, b"usage: call REQUEST CHANNEL | files | agent ...\n")
         _exit(64)
     from .files.serving import main as files
 

@@ -1,5 +1,7 @@
-"""A backend that knows nothing but exec: one bubblewrap invocation for each program, over a directory tree for
-each sandbox. Test-only: it proves that the port is not shaped by fork, and serves the engine's tests.
+"""A backend that makes a bubblewrap sandbox, gives a channel to the agent in it, and takes it away again.
+
+Test-only: it proves that the port is not shaped by fork, and that a backend without a keeper is create, channel and
+destroy. Its state is a directory for each sandbox, so that another server finds what an earlier one made.
 """
 
 from __future__ import annotations
@@ -7,116 +9,43 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
+import signal
+import socket
 import subprocess
 import tempfile
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
+from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
-from skillyard.domain.sandbox.spec import (
-    DEFAULT_STREAMS,
-    Argv,
-    Guest,
-    Held,
-    Owner,
-    Program,
-    SandboxSpec,
-    Stream,
-    StreamLimits,
-    encode_request,
-)
+from skillyard.domain.sandbox.spec import Argv, Held, Owner, SandboxSpec, Stream
 from skillyard.domain.work.record import Usage
+from skillyard.sandbox.agent_channel import Opener
+from skillyard.sandbox.agent_client import AgentSandbox, Reach
 from skillyard.sandbox.content import bound
-from skillyard.sandbox.file_programs import LIFETIME_MS, STREAMS, FilesOfSandbox
-from skillyard.sandbox.guest_argv import descriptor, files_argv, guest_argv, guest_bundle
-from tests.conformance.sandbox import exec_inside, exec_walls
+from skillyard.sandbox.guest_argv import guest_bundle
+from tests.conformance.sandbox import exec_walls
 from tests.conformance.sandbox.exec_probe import LOOK, absent, judge
-from tests.conformance.sandbox.exec_process import ExecProcess, Launch
 
-
-@dataclass
-class ExecSandbox(FilesOfSandbox):
-    handle: str
-    key: str
-    spec: SandboxSpec
-    root: Path
-    enforced: dict[str, str]
-    began: float = field(default_factory=time.monotonic)
-    processes: dict[str, ExecProcess] = field(default_factory=dict)
-    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def start(
-        self,
-        program: Program,
-        *,
-        id: str,
-        timeout_ms: int | None = None,
-        streams: StreamLimits = DEFAULT_STREAMS,
-    ) -> ExecProcess:
-        async with self.starting:
-            if id not in self.processes:
-                launch = self._launch(program)
-                limit = self.spec.limits.timeout_ms if timeout_ms is None else timeout_ms
-                process = ExecProcess(id, streams, limit)
-                await process.launch(launch)
-                self.processes[id] = process
-            return self.processes[id]
-
-    def _launch(self, program: Program) -> Launch:
-        if not self.root.exists():
-            raise SandboxGone(f"no sandbox {self.handle}")
-        if isinstance(program, Guest):
-            request = encode_request(program.request)
-            return Launch(_Command(self, program), merged=True, stdin=False, request=request)
-        return Launch(_Command(self, program), merged=False, stdin=program.stdin)
-
-    async def process(self, id: str) -> ExecProcess:
-        if id not in self.processes:
-            raise SandboxGone(f"no process {id} in sandbox {self.handle}")
-        return self.processes[id]
-
-    async def start_files(self) -> ExecProcess:
-        argv = files_argv(exec_walls.python(), exec_walls.GUEST)
-        return await self.start(argv, id=f".files-{uuid.uuid4().hex}", timeout_ms=LIFETIME_MS, streams=STREAMS)
-
-
-@dataclass(frozen=True)
-class _Command:
-    """The argv of a program, once the numbers of its descriptors are known."""
-
-    sandbox: ExecSandbox
-    program: Program
-
-    def __call__(self, numbers: Mapping[str, int]) -> list[str]:
-        if isinstance(self.program, Guest):
-            kept = f"{numbers['request']},{numbers['channel']}"
-            names = descriptor(numbers["request"]), descriptor(numbers["channel"])
-            program = guest_argv("python3", exec_walls.GUEST, *names)
-        else:
-            program, kept = self.program, ""
-        words = ["-I", "-S", "-c", exec_inside.INIT, str(numbers["report"]), str(numbers["leash"]), kept, program.cwd]
-        return exec_walls.command(
-            self.sandbox.root,
-            self.sandbox.spec,
-            [exec_walls.python(), *words, *program.args],
-            env=program.env,
-            info=numbers["info"],
-        )
+LEASE_S = 10.0
+BOUND_S = 30.0
 
 
 class ExecBackend:
-    """Sandboxes that live as long as this object. ``base`` is where their directory trees go."""
+    """Sandboxes below ``base``. Those owned as TASK outlive this object."""
 
     name = "exec"
     nature = Nature()
 
-    def __init__(self, base: Path | None = None) -> None:
+    def __init__(self, base: Path) -> None:
         self._base = base
-        self._held: dict[str, ExecSandbox] = {}
+        self._open: dict[str, AgentSandbox] = {}
+        self._creating = asyncio.Lock()
+        self._destroying: dict[str, asyncio.Task[Usage]] = {}
         self._probe: Probe | None = None
 
     async def probe(self) -> Probe:
@@ -127,81 +56,189 @@ class ExecBackend:
     async def _look(self) -> Probe:
         if why := exec_walls.missing_tools():
             return absent(why)
-        root = self._tree()
+        sandbox = await self._make(SandboxSpec(), "probe", {})
         try:
-            sandbox = ExecSandbox("probe", "probe", SandboxSpec(), root, {})
             process = await sandbox.start(Argv(("python3", "-I", "-c", LOOK)), id="look")
             seen = b"".join([data async for data in process.output(Stream.STDOUT)])
             said = b"".join([data async for data in process.output(Stream.STDERR)])
-            await process.discard()
             return judge(json.loads(seen), exec_walls.host_uid()) if seen else absent(said.decode())
         finally:
-            await _remove(root)
+            await self.destroy(sandbox.handle)
 
-    async def create(self, spec: SandboxSpec, key: str) -> ExecSandbox:
-        for sandbox in self._held.values():
-            if sandbox.key == key:
-                return sandbox
+    async def create(self, spec: SandboxSpec, key: str) -> AgentSandbox:
         probe = await self.probe()
-        spec.refuse_names(self.name)
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
+        spec.refuse_names(self.name)
         if spec.egress is not None:
             probe.demand("egress")
-        if spec.owner is Owner.TASK:
-            raise ProtectionMissing("the exec backend keeps no sandbox alive without its server")
-        for mount in spec.mounts:
-            if not bound(mount.source).exists():
-                raise SandboxFault(f"the source of the mount {mount.target} is missing")
-        sandbox = ExecSandbox(f"exec-{uuid.uuid4().hex}", key, spec, self._tree(), probe.enforced())
-        self._held[sandbox.handle] = sandbox
-        return sandbox
+        async with self._creating:
+            for handle, state in self._states().items():
+                if state["key"] == key:
+                    return await self.attach(handle)
+            return await self._make(spec, key, probe.enforced())
 
-    def _tree(self) -> Path:
-        root = Path(tempfile.mkdtemp(prefix="skillyard-exec-", dir=self._base))
-        for name in exec_walls.WRITABLE:
-            (root / name).mkdir(mode=0o700)
-            if exec_walls.as_root():
-                os.chown(root / name, exec_walls.NOBODY, exec_walls.NOBODY)
-        exec_walls.write_etc(root / "etc")
-        (root / "guest.pyz").write_bytes(guest_bundle())
-        return root
+    async def _make(self, spec: SandboxSpec, key: str, enforced: dict[str, str]) -> AgentSandbox:
+        handle = f"exec-{secrets.token_hex(8)}"
+        place = self._base / handle
+        try:
+            _tree(place)
+            began = time.clock_gettime(time.CLOCK_BOOTTIME)
+            state: dict[str, Any] = {"key": key, "owner": spec.owner.value, "began": began, "enforced": enforced}
+            state |= {"timeout_ms": spec.limits.timeout_ms, "secret": secrets.token_hex(32)}
+            state |= await asyncio.to_thread(_launch, place, spec, state["secret"])
+            _write_state(place, state)
+            return await self.attach(handle)
+        except BaseException:
+            await self.destroy(handle)
+            raise
 
-    async def attach(self, handle: str) -> ExecSandbox:
-        if handle not in self._held:
-            raise SandboxGone(f"no sandbox {handle}")
-        return self._held[handle]
+    async def attach(self, handle: str) -> AgentSandbox:
+        if handle not in self._open:
+            state = self._states().get(handle)
+            if state is None:
+                raise SandboxGone(f"there is no sandbox {handle}")
+            reach = Reach(_opener(self._base / handle), bytes.fromhex(state["secret"]))
+            lease_s = LEASE_S if state["owner"] == Owner.RUN else None
+            sandbox = AgentSandbox(reach, handle, state["enforced"], timeout_ms=state["timeout_ms"], lease_s=lease_s)
+            await sandbox.connect()
+            self._open.setdefault(handle, sandbox)
+        return self._open[handle]
 
     async def survey(self) -> Sequence[Held]:
-        now = time.monotonic()
-        return [Held(s.handle, s.key, s.spec.owner, now - s.began) for s in self._held.values()]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        states = self._states().items()
+        return [Held(handle, s["key"], Owner(s["owner"]), now - s["began"]) for handle, s in states]
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for place in self._base.iterdir():
+            with suppress(FileNotFoundError):
+                found[place.name] = json.loads((place / "state.json").read_text())
+        return found
 
     async def destroy(self, handle: str) -> Usage:
-        sandbox = self._held.pop(handle, None)
-        if sandbox is None:
+        if not handle.startswith("exec-") or not (self._base / handle).is_dir():
             return Usage()
-        sandbox.lost_files()
-        async with sandbox.starting:
-            used = [await process.discard() for process in sandbox.processes.values()]
-            sandbox.processes.clear()
-            await _remove(sandbox.root)
-        return _total(used, time.monotonic() - sandbox.began)
+        if handle not in self._destroying:
+            task = self._destroying[handle] = asyncio.create_task(self._destroy(handle))
+            task.add_done_callback(lambda _: self._destroying.pop(handle))
+        return await asyncio.shield(self._destroying[handle])
+
+    async def _destroy(self, handle: str) -> Usage:
+        place, used = self._base / handle, Usage()
+        state = self._states().get(handle, {})
+        with suppress(SandboxFault):
+            used = await (await self.attach(handle)).end()
+        self._open.pop(handle, None)
+        if state:
+            await _gone(state)
+        await _remove(place)
+        wall_ms = (time.clock_gettime(time.CLOCK_BOOTTIME) - state.get("began", 0)) * 1000
+        return Usage(used.cpu_ms, used.peak_memory_bytes, wall_ms)
 
     async def prepare(self, spec: SandboxSpec) -> None:
         """Nothing can be made ahead."""
 
     async def close(self) -> None:
-        for handle in list(self._held):
-            await self.destroy(handle)
+        states = self._states()
+        for handle, sandbox in list(self._open.items()):
+            if states.get(handle, {}).get("owner") == Owner.TASK:
+                await sandbox.close()
+            else:
+                await self.destroy(handle)
+        self._open.clear()
 
 
-def _total(used: Sequence[Usage], wall_s: float) -> Usage:
-    cpu = [usage.cpu_ms for usage in used if usage.cpu_ms is not None]
-    peak = [usage.peak_memory_bytes for usage in used if usage.peak_memory_bytes is not None]
-    return Usage(
-        cpu_ms=sum(cpu) if cpu else None,
-        peak_memory_bytes=max(peak, default=None),
-        wall_ms=wall_s * 1000,
-    )
+def _tree(place: Path) -> None:
+    place.mkdir(mode=0o711)
+    for name in exec_walls.WRITABLE:
+        (place / name).mkdir(mode=0o700)
+        if exec_walls.as_root():
+            os.chown(place / name, exec_walls.NOBODY, exec_walls.NOBODY)
+    exec_walls.write_etc(place / "etc")
+    (place / "guest.pyz").write_bytes(guest_bundle())
+
+
+def _launch(place: Path, spec: SandboxSpec, secret: str) -> dict[str, int]:
+    """Starts the agent as pid 1 of a sandbox; returns its process id and start time on this host."""
+    for source in (*(mount.source for mount in spec.mounts), spec.environment.packages):
+        if source is not None and not bound(source).exists():
+            raise SandboxFault(f"the source {bound(source)} is missing")
+    settings = {"key": secret, "env": exec_walls.environment(), "single": spec.single}
+    settings |= {"lease_s": LEASE_S if spec.owner is Owner.RUN else None, "timeout_ms": spec.limits.timeout_ms}
+    told, info = os.pipe()
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        tempfile.TemporaryFile() as said,
+        (place / "log").open("wb") as log,
+        os.fdopen(told, "rb") as telling,
+    ):
+        listener.bind(str(place / "s"))
+        listener.listen(16)
+        agent = [exec_walls.python(), "-I", "-S", exec_walls.GUEST, "agent", "listen", f"fd:{listener.fileno()}"]
+        said.write(json.dumps(settings).encode() + b"\n")
+        said.seek(0)
+        command = exec_walls.command(place, spec, agent, info=info)
+        subprocess.run(
+            ["setsid", "--fork", *command],
+            stdin=said,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=(listener.fileno(), info),
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            check=True,
+        )
+        os.close(info)
+        try:
+            pid = int(json.loads(telling.read())["child-pid"])
+        except ValueError:
+            raise SandboxFault(f"bubblewrap failed: {(place / 'log').read_text()[:500]}") from None
+    return {"pid": pid, "started": _started(pid)}
+
+
+def _write_state(place: Path, state: dict[str, Any]) -> None:
+    part = place / "state.part"
+    part.write_text(json.dumps(state))
+    part.chmod(0o600)
+    part.rename(place / "state.json")
+
+
+def _started(pid: int) -> int:
+    """Returns when a process began, by which it is told from another one of its number; -1 where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return -1
+
+
+def _opener(place: Path) -> Opener:
+    async def open_channel() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_unix_connection(str(place / "s"))
+        except OSError as error:
+            raise SandboxGone(f"there is no sandbox {place.name}: {error.strerror}") from None
+
+    return open_channel
+
+
+async def _gone(state: dict[str, Any]) -> None:
+    """Kills the sandbox's pid 1; returns when the kernel has ended all that was in its namespace."""
+    try:
+        pidfd = os.pidfd_open(state["pid"])
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if _started(state["pid"]) != state["started"]:
+            return
+        loop.add_reader(pidfd, ended.set)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        async with asyncio.timeout(BOUND_S):
+            await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
 
 
 async def _remove(root: Path) -> None:

@@ -54,7 +54,8 @@ def judge(seen: Mapping[str, object], host_uid: int) -> Probe:
         "no_new_privs": status["NoNewPrivs"] == "1",
         "seccomp": status["Seccomp"] == "2",
     }
-    return Probe("exec", ready=True, protections=_protections(found), facts=_facts())
+    forwarding = {"forwarding": Protection(Level.SUPERVISED, by="the agent connects inside")}
+    return Probe("exec", ready=True, protections=_protections(found), facts=_facts(), abilities=forwarding)
 
 
 def absent(why: str) -> Probe:
@@ -70,12 +71,11 @@ def _protections(found: Mapping[str, bool]) -> dict[str, Protection]:
     }
     table |= {name: Protection(Level.KERNEL, by="bubblewrap") for name, held in found.items() if held}
     for name in ("timeout", "output"):
-        table[name] = Protection(Level.SUPERVISED, by="the server watches and kills")
+        table[name] = Protection(Level.SUPERVISED, by="the agent watches and kills")
     return table
 
 
 def _facts() -> dict[str, str]:
     return {
         "kernel": Path("/proc/sys/kernel/osrelease").read_text(encoding="ascii").strip(),
-        "survival": "missing: a sandbox dies with the server that made it",
     }

@@ -1,4 +1,4 @@
-"""The bubblewrap command line of the exec backend: one invocation is one program."""
+"""The bubblewrap command line of the exec backend: one invocation is one sandbox."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from skillyard.domain.sandbox.spec import SandboxSpec
@@ -36,7 +36,7 @@ def host_uid() -> int:
 @functools.cache
 def missing_tools() -> str:
     """Why the backend cannot work here; empty when it can."""
-    wanted = ("bwrap", "setpriv") if as_root() else ("bwrap",)
+    wanted = ("bwrap", "setsid", "setpriv") if as_root() else ("bwrap", "setsid")
     absent = [tool for tool in wanted if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} not installed (apt install bubblewrap util-linux)"
@@ -68,7 +68,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def command(root: Path, spec: SandboxSpec, inside: list[str], *, env: Mapping[str, str], info: int) -> list[str]:
+def command(root: Path, spec: SandboxSpec, inside: list[str], *, info: int) -> list[str]:
     """The argv that runs ``inside`` as pid 1 behind the walls, over the directory tree ``root``."""
     return [
         "bwrap",
@@ -77,7 +77,6 @@ def command(root: Path, spec: SandboxSpec, inside: list[str], *, env: Mapping[st
         *_packages(spec),
         *_mounts(spec),
         *_own(root),
-        *[word for name, value in (environment() | dict(env)).items() for word in ("--setenv", name, value)],
         *("--chdir", "/", "--info-fd", str(info), "--"),
         *_identity(),
         *inside,
@@ -100,7 +99,7 @@ def write_etc(directory: Path) -> None:
 
 def _namespaces() -> Iterator[str]:
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--clearenv")
+    yield from ("--hostname", "sandbox", "--as-pid-1", "--clearenv")
     if as_root():
         yield from ("--cap-drop", "ALL")
         yield from (word for name in _CAPABILITIES for word in ("--cap-add", name))

@@ -1,4 +1,4 @@
-"""The port is not shaped by fork: a backend that knows nothing but exec passes the same suite."""
+"""The port is not shaped by fork: create, channel and destroy around an agent pass the same suite."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ filters no system call, and has a plain init."""
 
 @pytest.fixture(scope="module")
 async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
-    base = tmp_path_factory.mktemp("exec")
+    base, other = tmp_path_factory.mktemp("exec"), tmp_path_factory.mktemp("other")
     backend = ExecBackend(base)
-    yield Ground(backend, scratch=tmp_path_factory.mktemp("scratch"), hidden=(base,))
+
+    async def reopen() -> ExecBackend:
+        return ExecBackend(other)
+
+    yield Ground(backend, scratch=tmp_path_factory.mktemp("scratch"), hidden=(base,), reopen=reopen)
     await backend.close()
-    assert list(base.iterdir()) == []
+    assert [*base.iterdir(), *other.iterdir()] == []
 
 
 async def test_conformance(check: Check, ground: Ground, hold: Hold) -> None:

@@ -1,0 +1,66 @@
+"""The agent: it supervises a sandbox that has no keeper, from inside, over one byte channel.
+
+It starts programs, keeps their output, deadlines and endings, ends whole trees, serves files and forwards ports. It
+imports the standard library and the guest alone, and runs from the guest's bundle::
+
+    python3 -I -S guest.pyz agent listen PATH|fd:N    serve a unix socket in the foreground: the command of a container
+    python3 -I -S guest.pyz agent start PATH          the same in the background; returns when the socket is there
+    python3 -I -S guest.pyz agent connect PATH        join standard input and output to the socket: one channel
+    python3 -I -S guest.pyz agent device PATH         serve a character device (virtio-serial), again after a hang-up
+
+So a channel is the standard input and output of ``connect`` under ``docker exec -i``, ssh or a remote command, or a
+socket or a device by itself. Up to 16 channels may be open; programs and output belong to none of them. A channel that
+is lost ends nothing: another one finds programs by their ids and reads from any offset.
+
+Settings are one JSON object, in the variable ``SKILLYARD_AGENT`` or as the first line of standard input
+(:mod:`.command`).
+
+Frames: one byte of type, four bytes of exchange number, four bytes of payload length (both big-endian), payload. The
+host numbers its exchanges 1, 2, … and the agent opens none.
+
+    H  JSON                   hello, on exchange 0: see below
+    O  {"op": …}              host: begin an exchange
+    D  bytes, at most 64 KiB  data, in either direction, as long as the receiver has given credit
+    E                         the sender has no more data
+    W  4 bytes                credit for so many bytes more; 256 KiB are given to both at the beginning
+    C                         host: give the exchange up
+    R  JSON                   agent: the result; the exchange is over
+    F  {"kind", "text", …}    agent: it failed; the exchange is over
+
+Hello: the host says ``{"versions": [1], "nonce": …}``. The agent answers ``{"version": 1, "instance": …, "nonce": …,
+"proof": …}``, or ``{"versions": […]}`` where it knows none of them. The host says ``{"proof": …}``. Proofs are made
+with the key of the settings (:func:`.wire.prove`): a program that replaces the socket cannot answer, and one that finds
+the socket is not served. The instance differs for each agent, so that a new one is not taken for an old one.
+
+Operations, with their further fields:
+
+    start      id, args, env, cwd, stdin, timeout_ms, log_bytes, stderr_bytes, channel_bytes, ring; or ``guest`` with
+               the request as data. An id that was started before gives that program: nothing is started twice
+    process    id                     the limits of a program, and the time that it has left
+    list                              the newest programs
+    output     id, stream, offset     the stream from there on as data, until the program has ended
+    wait       id                     its ending
+    kill       id, reason
+    input      id                     data for its standard input; answered when it was taken
+    close      id                     end of its standard input
+    files                             a byte stream both ways to a worker for files (:mod:`skillyard.guest.files`)
+    forward    port                   a byte stream both ways to a port on loopback; an empty piece says that it stands
+    lease                             begins the lease anew
+    end                               ends everything, tells the usage, and exits
+
+Trees. As pid 1 the agent is the parent of programs. A kill ends the program and its descendants; a process that has
+lost its parents lives on while any program runs, and is ended with the last one. Where the agent is not pid 1, each
+program has a supervisor that takes its orphans in (:mod:`.supervisor`): a kill ends them too, and what a program leaves
+lives on after its end. In a sandbox for one program all end with it. When the agent ends, everything does.
+
+Promises. The agent is not dumpable, so programs of its own user can neither trace it nor read its memory, environment
+and descriptors; the supervisors of programs and the workers for files are not dumpable either. Its descriptors are
+closed in programs. As pid 1 it cannot be ended by a signal from inside. Where it is root and the settings name a user
+for programs, they cannot signal it, and its socket is in a directory that they cannot enter.
+
+Not promised: where programs have the agent's user and it is not pid 1, they can kill it; then all ends with it, and
+the host says ``lost``. They can kill the supervisor of a program, which then ends as ``lost``. A program that replaces
+the socket can pass frames on and change them. A program that becomes root inside owns the agent. So the host takes all
+that comes from an agent as hostile: a lying one harms its own sandbox alone. Limits of memory, processors, processes
+and disk are the sandbox's, not the agent's. /proc must be mounted.
+"""

@@ -1,0 +1,204 @@
+"""The agent as a command: ``listen``, ``start``, ``connect`` and ``device`` (:mod:`skillyard.guest.agent`).
+
+Its settings are a JSON object::
+
+    key          64 hexadecimal digits; the host proves with it that it may speak to the agent
+    lease_s      the agent ends everything when the host did not renew the lease for so long; null: it never does
+    user         [uid, gid] of programs and of workers for files, where the agent is root; null: the agent's own
+    env          the small environment of programs
+    cwd          where programs begin (/workspace)
+    python       the interpreter of guests (that of the agent)
+    spool        the directory for output that does not stay in memory (/tmp)
+    single       one program is started: its end is told when nothing of its tree is left
+    timeout_ms   the deadline of programs that are given none (300000)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+VARIABLE = "SKILLYARD_AGENT"
+_DEFAULTS: dict[str, Any] = {
+    "lease_s": None,
+    "user": None,
+    "env": {},
+    "cwd": "/workspace",
+    "python": sys.executable,
+    "spool": "/tmp",  # noqa: S108 - a directory of the sandbox
+    "single": False,
+    "timeout_ms": 300_000,
+}
+_MOST_SETTINGS = 64 * 1024
+_REOPEN_S = 0.1
+_BACKLOG = 16
+_READY = b"ready\n"
+_USAGE = "usage: agent listen PATH|fd:N | start PATH | connect PATH | device PATH"
+
+
+def main(arguments: list[str], bundle: str) -> int:
+    """Returns the exit status. ``bundle`` is the file that holds guest and agent."""
+    if len(arguments) != 2 or arguments[0] not in _MODES:
+        return _fail(_USAGE)
+    mode, where = arguments
+    try:
+        return _MODES[mode](where, bundle)
+    except (OSError, ValueError) as error:
+        return _fail(f"{mode} {where}: {error}")
+
+
+def _fail(text: str) -> int:
+    os.write(2, f"{text}\n".encode("utf-8", "replace"))
+    return 64
+
+
+def _listen(where: str, bundle: str) -> int:
+    """Serves a socket in the foreground."""
+    settings = _settings()
+    if where.startswith("fd:"):
+        listener = socket.socket(fileno=int(where[3:]))
+        listener.set_inheritable(False)
+    else:
+        listener = _bind(where)
+    return _serve(settings, bundle, listener)
+
+
+def _start(where: str, bundle: str) -> int:
+    """Serves a socket in the background. One that is served already stays as it is."""
+    settings = _settings()
+    if _is_served(where):
+        os.write(1, _READY)
+        return 0
+    listener = _bind(where)
+    if os.fork() > 0:
+        os.write(1, _READY)
+        return 0
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    os.close(nothing)
+    return _serve(settings, bundle, listener)
+
+
+def _serve(settings: dict[str, Any], bundle: str, listener: socket.socket) -> int:
+    from .server import Agent
+
+    _protect()
+    agent = Agent(settings, bundle)
+    agent.listen(listener)
+    agent.loop.run()
+    return 0
+
+
+def _device(where: str, bundle: str) -> int:
+    """Serves a character device. After a hang-up it is opened again, until the agent ends."""
+    from .server import Agent
+
+    settings = _settings()
+    _protect()
+    agent = Agent(settings, bundle)
+
+    def reopen() -> None:
+        try:
+            fd = os.open(where, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            agent.loop.after(_REOPEN_S, reopen)
+            return
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        if any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0)):
+            os.close(fd)
+            agent.loop.after(_REOPEN_S, reopen)
+            return
+        if os.isatty(fd):
+            import termios
+            import tty
+
+            tty.setraw(fd, termios.TCSANOW)  # what the host has sent already stays
+        agent.serve(fd)
+
+    agent.on_lost = lambda: agent.loop.after(_REOPEN_S, reopen)
+    reopen()
+    agent.loop.run()
+    return 0
+
+
+def _connect(where: str, _: str) -> int:
+    """Joins standard input and output to the socket, until either ends."""
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(where)
+    ways = {0: channel.fileno(), channel.fileno(): 1}
+    poll = select.poll()
+    for fd in ways:
+        poll.register(fd, select.POLLIN)
+    while True:
+        for fd, _events in poll.poll():
+            data = os.read(fd, 256 * 1024)
+            if not data:
+                return 0
+            view = memoryview(data)
+            while view:
+                view = view[os.write(ways[fd], view) :]
+
+
+def _settings() -> dict[str, Any]:
+    """Returns the settings, and takes them out of the environment. Raises ValueError."""
+    text = os.environ.pop(VARIABLE, None)
+    if text is None:
+        line = bytearray()
+        while not line.endswith(b"\n") and len(line) < _MOST_SETTINGS and (byte := os.read(0, 1)):
+            line += byte
+        text = line.decode()
+    given = json.loads(text)
+    if not isinstance(given, dict) or not given.keys() <= {"key", *_DEFAULTS}:
+        raise ValueError("settings: not an object of known names")
+    if not isinstance(given.get("key"), str) or len(bytes.fromhex(given["key"])) != 32:
+        raise ValueError("settings: the key has 64 hexadecimal digits")
+    return {**_DEFAULTS, **given}
+
+
+def _protect() -> None:
+    """Keeps other processes of the same user out of this one."""
+    from .kernel import be_subreaper, be_undumpable
+
+    be_undumpable()
+    be_subreaper()
+    os.environ.clear()
+
+
+def _bind(where: str) -> socket.socket:
+    """Makes the socket, in a directory that nobody else enters where the agent makes it."""
+    os.makedirs(os.path.dirname(where) or ".", 0o700, exist_ok=True)
+    if os.path.lexists(where):
+        if not stat.S_ISSOCK(os.lstat(where).st_mode):
+            raise ValueError("there is something else than a socket")
+        os.unlink(where)
+    listener = socket.socket(socket.AF_UNIX)
+    usual = os.umask(0o177)
+    try:
+        listener.bind(where)
+    finally:
+        os.umask(usual)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _is_served(where: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as tried:
+        try:
+            tried.connect(where)
+        except OSError:
+            return False
+    return True
+
+
+_MODES = {"listen": _listen, "start": _start, "connect": _connect, "device": _device}

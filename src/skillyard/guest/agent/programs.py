@@ -1,0 +1,424 @@
+"""Programs: their start, streams, deadline and ending, as the agent sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from functools import partial
+from time import monotonic
+
+from .kernel import Kills
+from .spool import Spool
+from .supervisor import become, end_below, supervise
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .loop import Loop, Timer
+
+CHUNK = 256 * 1024
+STREAMS = ("stdout", "stderr", "channel")
+KEPT = 256
+"""Programs that ended and whose output is kept: of older ones the ending alone is known."""
+LIVE = 256
+"""Programs that may run at once."""
+_STUCK_S = 2.0
+"""A supervisor that was told to end its tree and has not after this time is ended itself."""
+_PIPE = 1 << 20
+_INPUT_HIGH = 256 * 1024
+NO_FILES = (1024, 4096)
+
+
+class Refused(Exception):
+    """An operation that cannot be: ``kind`` is for the host, which has an error for each."""
+
+    def __init__(self, kind: str, text: str, **more: object) -> None:
+        super().__init__(text)
+        self.kind, self.text, self.more = kind, text, more
+
+
+class Place:
+    """The surroundings of programs: the settings that they all share."""
+
+    def __init__(self, settings: Mapping[str, Any], bundle: str, files: tuple[int, int]) -> None:
+        self.env: dict[str, str] = dict(settings.get("env") or {})
+        self.python: str = settings["python"]
+        self.bundle = bundle
+        self.user: tuple[int, int] | None = tuple(settings["user"]) if settings.get("user") else None
+        self.single = bool(settings.get("single"))
+        self.spool: str = settings["spool"]
+        self.timeout_ms: int = settings["timeout_ms"]
+        self.cwd: str = settings["cwd"]
+        self.files = files
+        self.direct = os.getpid() == 1
+        """Whether programs are children of the agent: nobody inside can end pid 1, but any process beside it."""
+
+
+class Program:
+    """One program. ``ended`` holds its ending as the host gets it; ``watchers`` are called once when it is there."""
+
+    def __init__(
+        self, loop: Loop, place: Place, order: Mapping[str, Any], request: int, kills: Kills, sweep: Callable[[], None]
+    ) -> None:
+        """``sweep`` ends processes that have lost their supervisor."""
+        self.id: str = order["id"]
+        self._sweep = sweep
+        self._stuck: Timer | None = None
+        self.ended: dict[str, Any] | None = None
+        self.watchers: set[Callable[[], None]] = set()
+        self.ring = bool(order.get("ring"))
+        self._loop, self._kills, self._direct = loop, kills, place.direct
+        self._verdict: tuple[str, str] | None = None
+        self._began = monotonic()
+        self._kills_before = kills.count()
+        self._make_spools(order, place.spool)
+        self._input = bytearray()
+        self._input_ends = False
+        self._taken: list[Callable[[], None]] = []
+        self._report_text = b""
+        self._launch(place, order, request)
+        self._deadline = loop.after(max(0, order["timeout_ms"]) / 1000, self._too_late)
+        self.until = self._began + order["timeout_ms"] / 1000
+
+    def _make_spools(self, order: Mapping[str, Any], directory: str) -> None:
+        log, error = max(1, order["log_bytes"]), order.get("stderr_bytes")
+        self.caps = {"stdout": log, "stderr": max(1, error if error is not None else log)}
+        self.caps["channel"] = max(1, order["channel_bytes"])
+        self.spools = {name: Spool(cap, directory) for name, cap in self.caps.items()}
+        logs = [order["log_bytes"]]
+        errors = logs if error is None else [error]
+        self._budgets = {"stdout": logs, "stderr": errors, "channel": [order["channel_bytes"]]}
+
+    def _launch(self, place: Place, order: Mapping[str, Any], request: int) -> None:
+        """Starts supervisor and program. Raises Refused where no process or descriptor is to be had."""
+        theirs: list[int] = []
+        pipes: dict[str, int] = {}
+        inputs = [-1]
+        try:
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            theirs.append(nothing)
+            out = _output(pipes, theirs, "stdout")
+            error = out if request >= 0 else _output(pipes, theirs, "stderr")
+            kept: tuple[int, ...] = ()
+            argv, stdin = order.get("args", ()), nothing
+            if request >= 0:
+                channel = _output(pipes, theirs, "channel")
+                kept = (request, channel)
+                argv = (place.python, "-I", place.bundle, "call", f"fd:{request}", f"fd:{channel}")
+            elif order.get("stdin"):
+                stdin, inputs[0] = os.pipe()
+                theirs.append(stdin)
+                os.set_blocking(inputs[0], False)
+            ends = (-1, -1)
+            if not place.direct:
+                leash, pipes["leash"] = os.pipe()
+                pipes["report"], report = os.pipe()
+                ends = leash, report
+                theirs += ends
+            pid = os.fork()
+            if pid == 0:
+                _child(place, argv, order, (stdin, out, error), kept, ends)
+        except OSError as error_:
+            for fd in (*pipes.values(), *(fd for fd in inputs if fd >= 0)):
+                os.close(fd)
+            raise Refused("busy", f"no process can be started: {error_.strerror}") from None
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self.pid, self._stdin = pid, inputs[0]
+        self._leash, self._report = pipes.pop("leash", -1), pipes.pop("report", -1)
+        self._pipes = pipes
+        for name, fd in pipes.items():
+            os.set_blocking(fd, False)
+            self._loop.watch(fd, partial(self._take, name))
+        if self._report >= 0:
+            os.set_blocking(self._report, False)
+            self._loop.watch(self._report, self._told)
+
+    def _take(self, name: str) -> int:
+        """Moves output into its spool; returns how much."""
+        fd = self._pipes.get(name, -1)
+        if fd < 0:
+            return 0
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._shut(name)
+            return 0
+        if not (self.ring and name != "channel"):
+            budget = self._budgets[name]
+            kept = data[: budget[0]]
+            budget[0] -= len(kept)
+            if len(kept) < len(data):
+                self.end("output", "it wrote more than its limit")
+        else:
+            kept = data
+        try:
+            if kept:
+                self.spools[name].append(kept)
+        except OSError as error:
+            self.end("disk", f"its output cannot be kept: {error.strerror}")
+        return len(data)
+
+    def _shut(self, name: str) -> None:
+        fd = self._pipes.pop(name, -1)
+        if fd >= 0:
+            self._loop.close(fd)
+
+    def _too_late(self) -> None:
+        self.end("timeout", f"after {(monotonic() - self._began) * 1000:.0f} ms")
+
+    def end(self, outcome: str, reason: str) -> None:
+        """Ends the whole tree. The first outcome counts; an ended program keeps its own."""
+        if self._verdict is None and self.ended is None:
+            self._verdict = (outcome, reason)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The supervisor ends its tree. One that does not is ended itself, and its tree with it."""
+        if self._direct:
+            self._force()
+        elif self._leash >= 0:
+            os.close(self._leash)
+            self._leash = -1
+            self._stuck = self._loop.after(_STUCK_S, self._force)
+
+    def _force(self) -> None:
+        if self.pid > 0:
+            end_below(self.pid, itself=True)
+
+    def release(self) -> None:
+        """Ends all that an ended program left, with its supervisor."""
+        self.end("cancelled", "the sandbox was ended")
+        self._let_go()
+
+    def _told(self) -> None:
+        """The supervisor reported the end, or is gone without a report."""
+        try:
+            data = os.read(self._report, 4096)
+        except BlockingIOError:
+            return
+        self._report_text += data
+        if data and not data.endswith(b"}"):
+            return
+        self._loop.close(self._report)
+        if not self._report_text:
+            self._await_supervisor()
+            self._sweep()
+        self._over(json.loads(self._report_text or b"{}"))
+
+    def _over(self, told: Mapping[str, Any]) -> None:
+        """Takes what is left of the output, and tells the ending."""
+        self._deadline.cancel()
+        for name in tuple(self._pipes):
+            left = _PIPE
+            while left > 0 and (taken := self._take(name)):
+                left -= taken
+            self._shut(name)
+        self._drop_input()
+        self.ended = self._judge(told)
+        for spool in self.spools.values():
+            spool.end()
+        watchers, self.watchers = self.watchers, set()
+        for watcher in watchers:
+            watcher()
+
+    def _judge(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        ending = {"cpu_ms": told.get("cpu_ms"), "rss": told.get("rss"), "wall_ms": (monotonic() - self._began) * 1000}
+        starved = self._kills.count() > self._kills_before
+        status = told.get("status")
+        if starved:
+            ending["hits"] = ["memory"]
+        if self._verdict is not None:
+            return {"outcome": self._verdict[0], "reason": self._verdict[1], **ending}
+        if status is None:
+            return {"outcome": "lost", "reason": "its supervisor in the sandbox was killed", **ending}
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return {"outcome": "exit", "code": code, **ending}
+        if starved and code == -signal.SIGKILL:
+            return {"outcome": "memory", "reason": "the kernel ended it for want of memory", **ending}
+        return {"outcome": "signal", "signal": -code, "reason": f"signal {-code}", **ending}
+
+    def _await_supervisor(self) -> None:
+        """Its descriptors close a moment before its children are handed to the agent."""
+        if self.pid > 0:
+            os.waitpid(self.pid, 0)
+            self.gone()
+
+    def reaped(self, status: int, used: resource.struct_rusage) -> None:
+        """The agent's child has ended: the supervisor, or the program itself."""
+        self.gone()
+        if self._direct:
+            self._sweep()
+            self._over({"status": status, **_usage(used)})
+
+    def gone(self) -> None:
+        self.pid = 0
+        if self._stuck is not None:
+            self._stuck.cancel()
+        if self._leash >= 0:
+            os.close(self._leash)
+            self._leash = -1
+
+    def feed(self, data: bytes) -> None:
+        """Takes bytes for standard input. Raises Refused when nobody reads it."""
+        if self._stdin < 0 or self._input_ends:
+            raise Refused("gone", "nobody reads this standard input")
+        self._input += data
+        self._pour()
+
+    def when_taken(self, function: Callable[[], None]) -> None:
+        """Calls ``function`` as soon as there is room for more input, or nobody reads it any more."""
+        if len(self._input) <= _INPUT_HIGH or self._stdin < 0:
+            function()
+        else:
+            self._taken.append(function)
+
+    @property
+    def reads_input(self) -> bool:
+        return self._stdin >= 0
+
+    def close_input(self) -> None:
+        self._input_ends = True
+        self._pour()
+
+    def _pour(self) -> None:
+        if self._stdin < 0:
+            return
+        try:
+            while self._input:
+                written = os.write(self._stdin, memoryview(self._input)[:CHUNK])
+                del self._input[:written]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop_input()
+            return
+        if not self._input and self._input_ends:
+            self._drop_input()
+            return
+        self._loop.watch(self._stdin, write=self._pour if self._input else None)
+        if len(self._input) <= _INPUT_HIGH:
+            self._tell_taken()
+
+    def _drop_input(self) -> None:
+        if self._stdin >= 0:
+            self._loop.close(self._stdin)
+            self._stdin = -1
+        self._input.clear()
+        self._tell_taken()
+
+    def _tell_taken(self) -> None:
+        taken, self._taken = self._taken, []
+        for function in taken:
+            function()
+
+    def forget(self) -> None:
+        """Drops the output; the ending stays."""
+        for spool in self.spools.values():
+            spool.drop()
+
+
+def _output(pipes: dict[str, int], theirs: list[int], name: str) -> int:
+    pipes[name], end = os.pipe()
+    theirs.append(end)
+    return end
+
+
+def _child(
+    place: Place,
+    argv: tuple[str, ...],
+    order: Mapping[str, Any],
+    stdio: tuple[int, int, int],
+    kept: tuple[int, ...],
+    ends: tuple[int, int],
+) -> None:
+    """Becomes the program, or its supervisor."""
+    try:
+        env = {**place.env, **order.get("env", {})}
+        cwd = order.get("cwd") or place.cwd
+        if place.direct:
+            become(argv, env, cwd, stdio, kept, place.user, place.files)
+        supervise(argv, env, cwd, stdio, kept, *ends, place.user, place.single, place.files)
+    finally:
+        os._exit(1)
+
+
+class Programs:
+    """All programs of a sandbox, by the host's ids."""
+
+    def __init__(self, loop: Loop, place: Place, sweep: Callable[[], None]) -> None:
+        self._loop, self._place, self._sweep = loop, place, sweep
+        self._by_id: dict[str, Program] = {}
+        self._kills = Kills()
+        self.closed = False
+
+    def __iter__(self) -> Any:
+        return iter(self._by_id.values())
+
+    def get(self, id: object) -> Program:
+        """Raises Refused for an id that was never started."""
+        found = self._by_id.get(id) if isinstance(id, str) else None
+        if found is None:
+            raise Refused("gone", "no program was started under this id")
+        return found
+
+    def known(self, id: object) -> bool:
+        return id in self._by_id
+
+    def start(self, order: Mapping[str, Any], request: int = -1) -> Program:
+        """Starts a program; one that was started under the id before is given instead. Raises Refused."""
+        if order["id"] in self._by_id:
+            return self._by_id[order["id"]]
+        if self.closed:
+            raise Refused("gone", "the sandbox is ending")
+        if sum(program.pid > 0 for program in self) >= LIVE:
+            raise Refused("busy", f"{LIVE} programs are running in this sandbox")
+        program = Program(self._loop, self._place, order, request, self._kills, self._sweep)
+        self._by_id[program.id] = program
+        self._trim()
+        return program
+
+    def _trim(self) -> None:
+        ended = [p for p in self if p.ended is not None and not p.spools["stdout"].dropped]
+        for program in ended[: max(0, len(ended) - KEPT)]:
+            program.forget()
+
+    def reaped(self, pid: int, status: int, used: resource.struct_rusage) -> bool:
+        """Returns whether the child that ended was a program's."""
+        for program in self:
+            if program.pid == pid:
+                program.reaped(status, used)
+                return True
+        return False
+
+    def pids(self) -> set[int]:
+        return {program.pid for program in self if program.pid > 0}
+
+    def end(self) -> None:
+        self.closed = True
+        for program in tuple(self):
+            program.release()
+
+
+def raise_files() -> tuple[int, int]:
+    """Lets the agent open as many descriptors as it may. Returns the limit of programs."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    return before
+
+
+def spent() -> dict[str, Any]:
+    """Returns what all children that have ended used."""
+    return _usage(resource.getrusage(resource.RUSAGE_CHILDREN))
+
+
+def _usage(used: resource.struct_rusage) -> dict[str, Any]:
+    return {"cpu_ms": (used.ru_utime + used.ru_stime) * 1000, "rss": used.ru_maxrss * 1024}

@@ -1,0 +1,337 @@
+"""The agent itself: channels, operations, the lease, and the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from itertools import islice
+from time import monotonic
+
+from .channel import Channel, Exchange
+from .loop import Loop
+from .programs import STREAMS, Place, Program, Programs, Refused, raise_files, spent
+from .relay import Forward, Workers
+from .supervisor import end_others
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from resource import struct_rusage
+    from typing import Any
+
+    from .loop import Timer
+
+CHANNELS = 16
+_LISTED = 200
+_GENTLE_S = 2.0
+_LAST_S = 10.0
+_MOST_ID = 200
+_MOST = 1 << 50
+_MOST_REQUEST = 256 * 1024 * 1024
+
+
+class Agent:
+    """Serves the channels that it is given until it is told to end, or its lease runs out."""
+
+    def __init__(self, settings: Mapping[str, Any], bundle: str) -> None:
+        self.loop = Loop(self._reaped, self._settled)
+        self._key = bytes.fromhex(settings["key"])
+        self._instance = os.urandom(16).hex()
+        self._place = Place(settings, bundle, raise_files())
+        self._programs = Programs(self.loop, self._place, self._sweep)
+        self._workers = Workers(self.loop, self._place.user)
+        self._channels: list[Channel] = []
+        self._ends: list[Exchange] = []
+        self._ending = False
+        self._lease_s: float | None = settings["lease_s"]
+        self._lease: Timer | None = None
+        self._renew()
+        self.on_lost: Callable[[], object] | None = None
+
+    def listen(self, listener: socket.socket) -> None:
+        """Takes each connection as a channel."""
+        listener.setblocking(False)
+        self.loop.watch(listener.fileno(), lambda: self._accept(listener))
+
+    def serve(self, fd: int) -> None:
+        """Takes a descriptor as a channel, and closes it at its end."""
+        channel = Channel(self.loop, fd, self._key, self._instance, self._begin, self._lost)
+        self._channels.append(channel)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._channels) >= CHANNELS:
+            self._make_room()
+        self.serve(connection.detach())
+
+    def _make_room(self) -> None:
+        """Closes the oldest channel that has not said hello, as programs hold them open, or of all."""
+        (next((channel for channel in self._channels if not channel.known), None) or self._channels[0]).close()
+
+    def _lost(self, channel: Channel) -> None:
+        self._channels.remove(channel)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def _settled(self) -> None:
+        while dirty := [channel for channel in self._channels if channel.dirty]:
+            for channel in dirty:
+                channel.flush()
+
+    # operations
+
+    def _begin(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        make = _OPERATIONS.get(str(order.get("op")))
+        if make is None:
+            raise Refused("unknown", f"the agent has no operation {str(order.get('op'))[:40]!r}")
+        return make(self, channel, number, order)
+
+    def _start(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return _Start(channel, number, self._programs, _checked(order, self._place.timeout_ms))
+
+    def _process(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return _Answer(channel, number, _about(self._programs.get(order["id"])))
+
+    def _list(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
+        newest = list(islice(reversed(list(self._programs)), _LISTED))
+        return _Answer(channel, number, {"programs": [{"id": p.id, "ended": p.ended is not None} for p in newest]})
+
+    def _output(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        program, name, offset = self._programs.get(order["id"]), order["stream"], order["offset"]
+        if name not in STREAMS or not isinstance(offset, int) or offset < 0:
+            raise Refused("invalid", "output needs a stream and an offset")
+        return _Output(channel, number, program, name, offset)
+
+    def _wait(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return _Wait(channel, number, self._programs.get(order["id"]))
+
+    def _kill(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        self._programs.get(order["id"]).end("cancelled", str(order.get("reason", ""))[:1000])
+        return _Answer(channel, number, {})
+
+    def _input(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return _Input(channel, number, self._programs.get(order["id"]))
+
+    def _close(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        self._programs.get(order["id"]).close_input()
+        return _Answer(channel, number, {})
+
+    def _files(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
+        return self._workers.relay(channel, number)
+
+    def _forward(self, channel: Channel, number: int, order: Mapping[str, Any]) -> Exchange:
+        return Forward(channel, number, self.loop, order["port"])
+
+    def _renewed(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
+        self._renew()
+        return _Answer(channel, number, {})
+
+    def _end(self, channel: Channel, number: int, _: Mapping[str, Any]) -> Exchange:
+        exchange = Exchange(channel, number)
+        self._ends.append(exchange)
+        self.end()
+        return exchange
+
+    # the lease and the end
+
+    def _renew(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+        if self._lease_s is not None:
+            self._lease = self.loop.after(self._lease_s, self.end)
+
+    def end(self) -> None:
+        """Ends all programs and workers, then the agent."""
+        if not self._ending:
+            self._ending = True
+            self._programs.end()
+            self._workers.end()
+            self.loop.after(_GENTLE_S, self._sweep_all)
+            self.loop.after(_LAST_S, self._leave)
+        self._perhaps_leave()
+
+    def _sweep_all(self) -> None:
+        end_others(())
+        self.loop.after(_GENTLE_S / 10, self._sweep_all)
+
+    def _perhaps_leave(self) -> None:
+        if self._ending and all(p.ended is not None and p.pid == 0 for p in self._programs) and not self._children():
+            self._leave()
+
+    def _children(self) -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
+    def _leave(self) -> None:
+        for exchange in self._ends:
+            exchange.reply(spent())
+        self._settled()
+        self.loop.running = False
+
+    # children
+
+    def _reaped(self, pid: int, status: int, used: struct_rusage) -> None:
+        known = self._workers.reaped(pid) or self._programs.reaped(pid, status, used)
+        if not self._place.direct and not (known and status == 0):
+            self._sweep()
+        if self._ending:
+            self._perhaps_leave()
+
+    def _sweep(self) -> None:
+        """Ends processes that have lost their supervisor, or in whose place no program runs.
+
+        The kernel makes them children of the agent. Where programs have no supervisors, nobody knows whose they are,
+        and they live as long as any program runs.
+        """
+        programs = self._programs.pids()
+        if self._place.direct and programs:
+            return
+        if not end_others(programs | self._workers.pids()):
+            self.loop.after(_GENTLE_S / 10, self._sweep)
+
+
+def _checked(order: Mapping[str, Any], timeout_ms: int) -> dict[str, Any]:
+    """Returns an order to start a program. Raises Refused."""
+    args, env = order.get("args", []), order.get("env", {})
+    numbers = {name: order[name] for name in ("log_bytes", "channel_bytes")}
+    numbers["timeout_ms"] = timeout_ms if order.get("timeout_ms") is None else order["timeout_ms"]
+    stderr = order.get("stderr_bytes")
+    fit = isinstance(order["id"], str) and 0 < len(order["id"]) <= _MOST_ID
+    fit = fit and all(isinstance(n, int) and 0 <= n < _MOST for n in numbers.values())
+    fit = fit and (stderr is None or (isinstance(stderr, int) and 0 <= stderr < _MOST))
+    fit = fit and isinstance(args, list) and all(isinstance(word, str) for word in args)
+    fit = fit and isinstance(env, dict) and all(isinstance(word, str) for pair in env.items() for word in pair)
+    if not fit or bool(order.get("guest")) == bool(args):
+        raise Refused("invalid", "the order of a program has an id, words or a guest, variables and limits")
+    return {**order, **numbers, "args": args, "env": env}
+
+
+def _about(program: Program) -> dict[str, Any]:
+    left_ms = max(0.0, program.until - monotonic()) * 1000
+    return {"ended": program.ended is not None, "left_ms": left_ms, "caps": program.caps, "ring": program.ring}
+
+
+class _Answer(Exchange):
+    """An exchange whose result is there at once."""
+
+    def __init__(self, channel: Channel, number: int, value: Mapping[str, Any]) -> None:
+        super().__init__(channel, number)
+        self._value = value
+
+    def pump(self) -> None:
+        self.reply(self._value)
+
+
+class _Start(Exchange):
+    """Takes a guest's request as data, and starts the program at its end."""
+
+    def __init__(self, channel: Channel, number: int, programs: Programs, order: Mapping[str, Any]) -> None:
+        super().__init__(channel, number)
+        self._programs, self._order = programs, order
+        self._request, self._size = -1, 0
+        if order.get("guest") and not programs.known(order["id"]):
+            self._request = os.memfd_create("request")
+
+    def data(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > _MOST_REQUEST:
+            raise Refused("invalid", f"a request has at most {_MOST_REQUEST} bytes")
+        if self._request >= 0:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._request, view) :]
+        self.grant(len(data))
+
+    def ended(self) -> None:
+        if self._request >= 0:
+            os.lseek(self._request, 0, os.SEEK_SET)
+        self.reply(_about(self._programs.start(self._order, self._request)))
+
+    def closed(self) -> None:
+        if self._request >= 0:
+            os.close(self._request)
+            self._request = -1
+
+
+class _Output(Exchange):
+    """Pushes one stream of a program."""
+
+    def __init__(self, channel: Channel, number: int, program: Program, name: str, offset: int) -> None:
+        super().__init__(channel, number)
+        self._spool, self._offset = program.spools[name], offset
+        self._spool.watchers.add(self.pump)
+
+    def pump(self) -> None:
+        while room := self.room:
+            if self._offset < self._spool.first:
+                self.fail(Refused("dropped", "the output is not kept any more", first=self._spool.first))
+                return
+            data = self._spool.read(self._offset, room)
+            if not data:
+                if self._spool.ended:
+                    self.reply({"size": self._spool.size})
+                return
+            self._offset += len(data)
+            self.send(data)
+
+    def closed(self) -> None:
+        self._spool.watchers.discard(self.pump)
+
+
+class _Wait(Exchange):
+    """Answers when a program has ended."""
+
+    def __init__(self, channel: Channel, number: int, program: Program) -> None:
+        super().__init__(channel, number)
+        self._program = program
+        program.watchers.add(self.pump)
+
+    def pump(self) -> None:
+        if self._program.ended is not None:
+            self.reply(self._program.ended)
+
+    def closed(self) -> None:
+        self._program.watchers.discard(self.pump)
+
+
+class _Input(Exchange):
+    """Takes data for a standard input."""
+
+    def __init__(self, channel: Channel, number: int, program: Program) -> None:
+        super().__init__(channel, number)
+        self._program = program
+
+    def data(self, data: bytes) -> None:
+        self._program.feed(data)
+        self._program.when_taken(lambda: self.grant(len(data)))
+
+    def ended(self) -> None:
+        self._program.when_taken(self._taken)
+
+    def _taken(self) -> None:
+        if self._program.reads_input:
+            self.reply({})
+        else:
+            self.fail(Refused("gone", "nobody reads this standard input"))
+
+
+_OPERATIONS: dict[str, Callable[[Agent, Channel, int, Mapping[str, Any]], Exchange]] = {
+    "start": Agent._start,
+    "process": Agent._process,
+    "list": Agent._list,
+    "output": Agent._output,
+    "wait": Agent._wait,
+    "kill": Agent._kill,
+    "input": Agent._input,
+    "close": Agent._close,
+    "files": Agent._files,
+    "forward": Agent._forward,
+    "lease": Agent._renewed,
+    "end": Agent._end,
+}

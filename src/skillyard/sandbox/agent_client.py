@@ -1,0 +1,445 @@
+"""Sandboxes with an agent inside: the sandbox port over any byte channel.
+
+A backend makes a place in which the agent runs, gives an opener of channels, and takes the place away again. A lying
+agent harms its own sandbox alone: what it says is bounded by what was asked (:mod:`skillyard.sandbox.agent_channel`),
+and its endings and sizes are checked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from skillyard.domain.errors import InvalidInput, OutputDropped, SandboxFault, SandboxGone, shown
+from skillyard.domain.sandbox.spec import DEFAULT_STREAMS, AtCap, Guest, Program, Stream, StreamLimits, encode_request
+from skillyard.domain.work.record import Ending, Outcome, Usage
+from skillyard.sandbox.agent_channel import STALLED_S, AgentRefused, Channel, ChannelLost, Exchange, Opener
+from skillyard.sandbox.file_programs import FilesOfSandbox
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""How often an operation is tried on a new channel when its own was lost."""
+OVERDUE_S = 30.0
+"""How long after its deadline a program may go on before its agent is taken for broken."""
+_MOST_LEFT_MS = 30 * 24 * 3600 * 1000
+_MOST_REASON = 500
+_MOST = float(1 << 53)
+_TOLD = {
+    outcome.value: outcome
+    for outcome in (
+        Outcome.EXIT, Outcome.SIGNAL, Outcome.TIMEOUT, Outcome.MEMORY, Outcome.DISK, Outcome.OUTPUT,
+        Outcome.CANCELLED, Outcome.LOST,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The way to an agent: an opener of channels, its key and, where known, its instance.
+
+    An agent with another instance is a new one that has none of the programs.
+    """
+
+    open: Opener
+    key: bytes
+    instance: str = ""
+
+
+class AgentProcess:
+    """A program that an agent supervises."""
+
+    def __init__(self, link: _Link, id: str, streams: StreamLimits, left_ms: float) -> None:
+        self._link, self._id, self._streams = link, id, streams
+        self._until = time.monotonic() + left_ms / 1000 + OVERDUE_S
+        self._ending: Ending | None = None
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        failures = 0
+        while True:
+            try:
+                async for piece in self._pieces(stream, offset):
+                    failures = 0
+                    offset += len(piece)
+                    self._check(stream, offset)
+                    yield piece
+                return
+            except OutputDropped as dropped:
+                if dropped.first <= offset:
+                    raise SandboxFault("the sandbox's agent dropped output that is still to come") from None
+                if self._streams.at_cap is AtCap.RING:
+                    raise
+                raise SandboxGone("the sandbox's agent keeps this output no longer") from None
+            except ChannelLost:
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise
+            except SandboxGone:
+                if (await self.wait()).outcome is not Outcome.LOST:
+                    raise
+                return
+
+    async def _pieces(self, stream: Stream, offset: int) -> AsyncIterator[bytes]:
+        exchange = await self._link.begin("output", id=self._id, stream=stream.value, offset=offset)
+        try:
+            async for piece in exchange.pieces():
+                yield piece
+        except AgentRefused as refused:
+            if refused.kind == "dropped":
+                raise OutputDropped(refused.first) from None
+            raise _fault(refused) from None
+        finally:
+            exchange.give_up()
+
+    def _check(self, stream: Stream, offset: int) -> None:
+        """Raises SandboxFault when a stream is longer than it can be."""
+        limits = self._streams
+        if stream is Stream.CHANNEL:
+            most = limits.channel_bytes
+        elif limits.at_cap is AtCap.RING:
+            return
+        else:
+            most = limits.log_bytes
+            if stream is Stream.STDERR and limits.stderr_bytes is not None:
+                most = limits.stderr_bytes
+        if offset > most:
+            raise SandboxFault(f"the sandbox's agent gave more than {most} bytes of {stream}, which is the limit")
+
+    async def send(self, data: bytes) -> None:
+        channel = await self._link.channel()
+        try:
+            await channel.call("input", {"id": self._id}, data, bound_s=None)
+        except AgentRefused as refused:
+            raise _fault(refused) from None
+        except ChannelLost as lost:
+            raise SandboxGone(lost.message) from lost
+
+    async def close_stdin(self) -> None:
+        await self._link.call("close", {"id": self._id})
+
+    async def wait(self) -> Ending:
+        if self._ending is None:
+            try:
+                async with asyncio.timeout(max(0.0, self._until - time.monotonic())):
+                    told = await self._link.call("wait", {"id": self._id}, bound_s=None)
+            except TimeoutError:
+                self._ending = Ending(Outcome.LOST, reason="the sandbox's agent did not end it at its deadline")
+            except SandboxGone as gone:
+                if self._link.closed:
+                    raise
+                self._ending = Ending(Outcome.LOST, reason=gone.message[:_MOST_REASON])
+            else:
+                self._ending = _ending(told)
+        return self._ending
+
+    async def kill(self, reason: str = "") -> None:
+        await self._link.call("kill", {"id": self._id, "reason": reason[:_MOST_REASON]})
+
+
+class AgentSandbox(FilesOfSandbox):
+    """A sandbox behind an agent.
+
+    ``timeout_ms`` is the deadline of programs that are given none. With ``lease_s`` the agent's lease is renewed for as
+    long as this object is open.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        handle: str,
+        enforced: Mapping[str, str],
+        *,
+        timeout_ms: int,
+        lease_s: float | None = None,
+    ) -> None:
+        self.handle = handle
+        self.enforced = dict(enforced)
+        self._timeout_ms = timeout_ms
+        self._link = _Link(reach, handle, lease_s)
+        self._processes: dict[str, AgentProcess] = {}
+
+    async def connect(self) -> None:
+        """Opens the first channel. Raises SandboxGone, SandboxFault."""
+        await self._link.channel()
+
+    async def start(
+        self,
+        program: Program,
+        *,
+        id: str,
+        timeout_ms: int | None = None,
+        streams: StreamLimits = DEFAULT_STREAMS,
+    ) -> AgentProcess:
+        if id in self._processes:
+            return self._processes[id]
+        left_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        limits = {"log_bytes": streams.log_bytes, "channel_bytes": streams.channel_bytes, "timeout_ms": left_ms}
+        fields = {"id": id, "ring": streams.at_cap is AtCap.RING, "stderr_bytes": streams.stderr_bytes, **limits}
+        if isinstance(program, Guest):
+            await self._link.call("start", {"guest": True, **fields}, encode_request(program.request))
+        else:
+            words = {"args": program.args, "env": dict(program.env), "cwd": program.cwd, "stdin": program.stdin}
+            await self._link.call("start", {**words, **fields})
+        return self._processes.setdefault(id, AgentProcess(self._link, id, streams, left_ms))
+
+    async def process(self, id: str) -> AgentProcess:
+        if id not in self._processes:
+            told = await self._link.call("process", {"id": id})
+            process = AgentProcess(self._link, id, *_known(told))
+            return self._processes.setdefault(id, process)
+        return self._processes[id]
+
+    async def start_files(self) -> _FilesWorker:
+        return _FilesWorker(await self._link.begin("files"))
+
+    async def forward(self, port: int) -> AgentStream:
+        """Connects to a TCP port on loopback inside. Raises InvalidInput, SandboxGone."""
+        if type(port) is not int or not 1 <= port <= 65535:
+            raise InvalidInput("port", "must be a number from 1 to 65535", shown(port))
+        exchange = await self._link.begin("forward", port=port)
+        stream = AgentStream(exchange)
+        try:
+            await stream.begin(port)
+        except BaseException:
+            exchange.give_up()
+            raise
+        return stream
+
+    async def end(self) -> Usage:
+        """Ends everything inside and the agent itself; returns the usage. Raises SandboxGone, SandboxFault."""
+        try:
+            told = await self._link.call("end", {})
+        finally:
+            await self.close()
+        return _usage(told)
+
+    async def close(self) -> None:
+        """Lets go of the sandbox, which lives on as long as its lease."""
+        self.lost_files()
+        await self._link.close()
+
+
+class _Link:
+    """The channel of a sandbox, which is opened anew when it was lost."""
+
+    def __init__(self, reach: Reach, handle: str, lease_s: float | None) -> None:
+        self._reach, self._handle, self._lease_s = reach, handle, lease_s
+        self._instance = reach.instance
+        self._channel: Channel | None = None
+        self._opening = asyncio.Lock()
+        self.closed = False
+        self._renewal: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def channel(self) -> Channel:
+        """Returns a channel that is open. Raises SandboxGone, ChannelLost."""
+        async with self._opening:
+            if self.closed:
+                raise SandboxGone(f"there is no sandbox {self._handle}")
+            if self._channel is None or self._channel.lost:
+                self._channel = await self._open()
+                self._renew_later()
+            return self._channel
+
+    async def _open(self) -> Channel:
+        channel = await Channel.open(self._reach.open, self._reach.key)
+        if self._instance and channel.instance != self._instance:
+            await channel.close()
+            raise SandboxGone(f"the agent of sandbox {self._handle} has died, and all that it held")
+        self._instance = channel.instance
+        return channel
+
+    async def call(
+        self, op: str, fields: Mapping[str, object], data: bytes = b"", bound_s: float | None = STALLED_S
+    ) -> Mapping[str, Any]:
+        """Does an operation that can be repeated. Raises SandboxGone, SandboxFault."""
+
+        async def once(channel: Channel) -> Mapping[str, Any]:
+            return await channel.call(op, fields, data, bound_s)
+
+        try:
+            return await self._repeated(once)
+        except AgentRefused as refused:
+            raise _fault(refused) from None
+
+    async def begin(self, op: str, **fields: object) -> Exchange:
+        return (await self.channel()).begin(op, **fields)
+
+    async def _repeated(self, once: Callable[[Channel], Awaitable[T]]) -> T:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return await once(await self.channel())
+            except ChannelLost:
+                continue
+        return await once(await self.channel())
+
+    def _renew_later(self) -> None:
+        if self._lease_s is not None:
+            if self._renewal is not None:
+                self._renewal.cancel()
+            self._renewal = asyncio.get_running_loop().call_later(self._lease_s / 3, self._renew)
+
+    def _renew(self) -> None:
+        """A renewal that fails is repeated by the next: the agent waits for three."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.get_running_loop().create_task(self._lease())
+        self._renew_later()
+
+    async def _lease(self) -> None:
+        try:
+            await self.call("lease", {})
+        except SandboxGone:
+            self._stop_renewing()
+        except SandboxFault:
+            return
+
+    def _stop_renewing(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            self._renewal = None
+        self._lease_s = None
+
+    async def close(self) -> None:
+        self.closed = True
+        self._stop_renewing()
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()
+
+
+class AgentStream:
+    """A connection to a port inside (:class:`skillyard.ports.sandbox.ByteStream`)."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._pieces = exchange.pieces()
+        self._left = b""
+
+    async def begin(self, port: int) -> None:
+        """Returns when there is a connection. Raises InvalidInput, SandboxGone."""
+        try:
+            async with asyncio.timeout(OVERDUE_S):
+                self._left = await anext(self._pieces, b"")
+        except TimeoutError:
+            raise _nobody(port) from None
+        except AgentRefused as refused:
+            raise (_nobody(port) if refused.kind == "refused" else _fault(refused)) from None
+        except ChannelLost as lost:
+            raise SandboxGone(lost.message) from lost
+
+    async def read(self, most: int = 65536) -> bytes:
+        if not self._left:
+            try:
+                self._left = await anext(self._pieces, b"")
+            except (ChannelLost, AgentRefused):
+                return b""
+        piece, self._left = self._left[:most], self._left[most:]
+        return piece
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._exchange.send(data)
+        except (ChannelLost, AgentRefused) as error:
+            raise SandboxGone("nobody reads this connection") from error
+        if self._exchange.over:
+            raise SandboxGone("nobody reads this connection")
+
+    async def close(self) -> None:
+        self._exchange.give_up()
+
+
+class _FilesWorker:
+    """A worker for files, as the process that the file operations speak to."""
+
+    id = "files"
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
+        if stream is Stream.STDOUT and offset == 0:
+            try:
+                async for piece in self._exchange.pieces():
+                    yield piece
+            except AgentRefused as refused:
+                raise _fault(refused) from None
+            except ChannelLost:
+                return
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._exchange.send(data)
+        except AgentRefused as refused:
+            raise _fault(refused) from None
+        except ChannelLost as lost:
+            raise SandboxGone(lost.message) from lost
+
+    async def close_stdin(self) -> None:
+        self._exchange.end()
+
+    async def wait(self) -> Ending:
+        return Ending(Outcome.LOST, reason="its channel ended")
+
+    async def kill(self, reason: str = "") -> None:  # noqa: ARG002 - nobody asks a worker for its ending
+        self._exchange.give_up()
+
+
+def _nobody(port: int) -> InvalidInput:
+    return InvalidInput("port", "no program of the sandbox listens there", shown(port))
+
+
+def _fault(refused: AgentRefused) -> SandboxFault:
+    kind = SandboxGone if refused.kind == "gone" else SandboxFault
+    return kind(f"the sandbox's agent refuses: {refused.text}")
+
+
+def _known(told: Mapping[str, Any]) -> tuple[StreamLimits, float]:
+    """Returns limits and time of a program that another server started, as its agent tells them."""
+    match told:
+        case {"caps": {"stdout": int(out), "stderr": int(error), "channel": int(channel)}, "ring": bool(ring)}:
+            at_cap = AtCap.RING if ring else AtCap.END
+            log = min(max(out, error), DEFAULT_STREAMS.log_bytes)
+            streams = StreamLimits(log, min(channel, DEFAULT_STREAMS.channel_bytes), at_cap)
+            return streams, _number(told.get("left_ms"), _MOST_LEFT_MS) or 0.0
+    raise SandboxFault("the sandbox's agent told of a program in no form that we know")
+
+
+def _ending(told: Mapping[str, Any]) -> Ending:
+    """Returns an ending that an agent told. Raises SandboxFault for one that cannot be."""
+    said = told.get("outcome")
+    outcome = _TOLD.get(said) if isinstance(said, str) else None
+    code, signal, reason = told.get("code"), told.get("signal"), told.get("reason", "")
+    fit = isinstance(reason, str) and (code is None or (type(code) is int and 0 <= code <= 255))
+    fit = fit and (signal is None or (type(signal) is int and 1 <= signal <= 64))
+    fit = fit and (outcome is Outcome.EXIT) == (code is not None)
+    fit = fit and (outcome is Outcome.SIGNAL) == (signal is not None)
+    if outcome is None or not fit:
+        raise SandboxFault("the sandbox's agent told of an ending that cannot be")
+    hits = frozenset({"memory"} if told.get("hits") == ["memory"] else ())
+    text = "".join(c if c.isprintable() else "?" for c in reason[:_MOST_REASON])
+    return Ending(outcome, code=code, signal=signal, reason=text, usage=_usage(told), hits=hits)
+
+
+def _usage(told: Mapping[str, Any]) -> Usage:
+    peak = _number(told.get("rss"), _MOST)
+    return Usage(
+        cpu_ms=_number(told.get("cpu_ms"), _MOST),
+        peak_memory_bytes=None if peak is None else int(peak),
+        wall_ms=_number(told.get("wall_ms"), _MOST),
+    )
+
+
+def _number(value: object, most: float) -> float | None:
+    """Returns a number of at least 0, at most ``most``; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        return None
+    return float(min(value, most))
