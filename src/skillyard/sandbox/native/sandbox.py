@@ -231,7 +231,8 @@ class NativeSandbox(FilesOfSandbox):
     def lost(self) -> None:
         """Ends every wait: nothing of the sandbox is left."""
         self._over = True
-        self.lost_files()
+        if self._files is not None:
+            self._files.lost()
         for stream in self._streams:
             stream.abort()
         for process in self.processes.values():
