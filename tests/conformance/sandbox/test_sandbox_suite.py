@@ -190,6 +190,38 @@ class TakesEverySpec(WorseBackend):
         return await super().create(replace(spec, allow_degraded=missing, kernel_only=frozenset()), key)
 
 
+class IgnoresNames(WorseBackend):
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        return await super().create(replace(spec, image="", resource_class="", snapshot=""), key)
+
+
+class LosesFiles(WorseBackend):
+    """Its sandboxes take every tree, and unpack none."""
+
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        made = await super().create(spec, key)
+        made.__dict__["put"] = _takes_all
+        return made
+
+
+class FollowsLinks(WorseBackend):
+    """Its sandboxes remove what a link names."""
+
+    async def create(self, spec: SandboxSpec, key: str) -> WorseSandbox:
+        made = await super().create(spec, key)
+
+        async def remove(path: str) -> None:
+            await made._real.remove("/workspace/kept" if path == "/workspace/two" else path)
+
+        made.__dict__["remove"] = remove
+        return made
+
+
+async def _takes_all(path: str, chunks: AsyncIterator[bytes]) -> None:
+    async for _ in chunks:
+        pass
+
+
 def _with(process: type[Delegate]) -> type[WorseBackend]:
     return type(f"Backend{process.__name__}", (WorseBackend,), {"process": process})
 
@@ -200,6 +232,11 @@ PROMISES: list[tuple[str, type[WorseBackend]]] = [
     ("output-reads_from_any_offset_and_again", _with(KnowsNoOffset)),
     ("output-five_megabytes_in_order", _with(LosesTheEnd)),
     ("output-streams_are_apart", _with(MixesStreams)),
+    ("output-ring_keeps_the_tail", _with(LosesTheEnd)),
+    ("output-slow_reader_delays_nobody", _with(LosesTheEnd)),
+    ("trees-hostile_streams_are_refused", LosesFiles),
+    ("trees-names_are_removed", FollowsLinks),
+    ("lifecycle-names_that_it_does_not_have_are_refused", IgnoresNames),
     ("lifecycle-create_is_idempotent_on_its_key", ForgetsItsKeys),
     ("lifecycle-survey_lists_what_is_lent", DestroysNothing),
     ("lifecycle-what_is_missing_is_refused", TakesEverySpec),

@@ -36,7 +36,9 @@ def test_only_settings_and_the_command_line_make_one() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-async def test_no_parameter_of_a_method_leads_to_one(method: Method, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_parameter_of_a_method_leads_to_one(
+    method: Method[Any], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each parameter in turn names places of the host, in a text, a list and an object."""
     made: list[object] = []
     monkeypatch.setattr(HostDirectory, "__init__", lambda self, *args, **named: made.append((args, named)))

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from skillyard.domain.errors import GateFault, ProtectionMissing, SandboxFault
+from skillyard.domain.errors import GateFault, InvalidInput, ProtectionMissing, SandboxFault
 from skillyard.domain.network.session import DNS_PORT, PROXY_PORT, TRUST_FILE, Egress
 from skillyard.domain.sandbox.content import Content
 from skillyard.domain.sandbox.guarantees import Level
@@ -288,6 +288,18 @@ print(json.dumps([open({TRUST_FILE!r}).read(), changed]))
             others, _ = await look(other, source)
     expect((text, changed) == ("certificates", False), "they are there to be read", (text, changed))
     expect(others == "", "in no other sandbox", others)
+
+
+@egress.check("egress", "forwarding")
+async def ports_of_the_gate_are_not_forwarded(ground: Ground) -> None:
+    """A connection to them from outside would act for the sandbox."""
+    async with _plugged(ground) as (sandbox, _):
+        for port in (*PORTS, PROXY_PORT, DNS_PORT):
+            try:
+                await (await sandbox.forward(port)).close()
+            except InvalidInput:
+                continue
+            expect(False, "a port that the gate serves is refused", port)
 
 
 @egress.check("egress")
