@@ -10,7 +10,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,9 @@ class DataDirInUse(SkillyardError):
 _OURS = frozenset(
     {"lock", "skillyard.db", "config.toml", "token", "tokens.json", "secrets.sealed", "secrets.key", "skills"}
 )
+
+_RESTORING = "restoring"
+"""A directory that is there until a restore has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,57 @@ class DataDir:
         descriptor = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._lock(descriptor)
+            self._check_restored()  # once more: a restore looks for our files after it made its own
             yield
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def restored(self) -> Iterator[Path]:
+        """Makes the directory for a restore, and yields a directory in it to unpack into.
+
+        It must be new or empty. Until the yielded directory is gone, nobody can own the data directory. When the block
+        fails and nothing was moved, nothing is left. Raises DataDirUnusable, DataDirInUse.
+        """
+        place = self.home / _RESTORING
+        is_new = not self.home.exists()
+        try:
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_empty(set())
+            self.home.chmod(0o700)
+            place.mkdir(mode=0o700)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            self._check_empty({_RESTORING})
+            yield place
+        except BaseException:
+            with suppress(OSError):  # it is not there, or was cut off while its content moved
+                place.rmdir()
+            if is_new:
+                with suppress(OSError):  # somebody else uses it
+                    self.home.rmdir()
+            raise
+
+    def _check_empty(self, but: set[str]) -> None:
+        names = {entry.name for entry in self.home.iterdir()} - but
+        if _RESTORING in names:
+            self._check_restored()
+        if "lock" in names:
+            descriptor = os.open(self.home / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                self._lock(descriptor)
+            finally:
+                os.close(descriptor)
+        if names:
+            raise DataDirUnusable(f"the directory {self.home} is not empty: name an empty or a new one with --data-dir")
+
+    def _check_restored(self) -> None:
+        if (self.home / _RESTORING).exists():
+            raise DataDirUnusable(
+                f"a restore into {self.home} is at work or was cut off: wait for it, or remove the directory and "
+                "restore again"
+            )
 
     def _make(self) -> None:
         try:
@@ -105,15 +156,19 @@ class DataDir:
                     f"the data directory {self.home} belongs to the user id {owner}, and this process is "
                     f"{os.geteuid()}: name another with --data-dir or SKILLYARD_DATA_DIR"
                 )
+            self._check_restored()
             self._check_ours()
             self.home.chmod(0o700)
             for directory in (self.skills, self.environments):
                 directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise DataDirUnusable(
-                f"the data directory {self.home} cannot be used: {error.strerror}; "
-                "name another with --data-dir or SKILLYARD_DATA_DIR"
-            ) from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> DataDirUnusable:
+        return DataDirUnusable(
+            f"the data directory {self.home} cannot be used: {error.strerror}; "
+            "name another with --data-dir or SKILLYARD_DATA_DIR"
+        )
 
     def _check_ours(self) -> None:
         """So that a slip such as ``--data-dir /tmp`` does not close a directory that others use."""

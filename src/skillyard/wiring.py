@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from skillyard.ports.tokens import TokenStore
     from skillyard.stores.clock import SystemClock
     from skillyard.stores.files.tokens import FileTokens
+    from skillyard.stores.seal.keys import KeySource
     from skillyard.stores.seal.secrets import SealedSecrets
     from skillyard.stores.seal.sessions import SealedSessions
     from skillyard.stores.skills.bundles import LocalBundles
@@ -206,14 +207,23 @@ def make_sealed_stores(settings: SecretSettings, places: DataDir) -> tuple[Seale
 
     Raises InvalidInput for a key in several places, and StoreFault for a variable without a key.
     """
-    from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
     from skillyard.stores.seal.secrets import SealedSecrets
     from skillyard.stores.seal.sessions import SealedSessions
 
-    variable = os.environ.get(KEY_VARIABLE)
-    keys = key_source(places.home, variable=variable, file=settings.key_file, keyring=settings.keyring)
+    keys = make_secret_keys(settings, places.home)
     sessions = SealedSessions(places.run / "sessions", keys)
     return SealedSecrets(places.home, keys, keep=settings.versions, sessions=sessions), sessions
+
+
+def make_secret_keys(settings: SecretSettings, home: Path) -> KeySource:
+    """Returns the source of the keys of secrets.
+
+    Raises InvalidInput for a key in several places, and StoreFault for a variable without a key.
+    """
+    from skillyard.stores.seal.keys import KEY_VARIABLE, key_source
+
+    variable = os.environ.get(KEY_VARIABLE)
+    return key_source(home, variable=variable, file=settings.key_file, keyring=settings.keyring)
 
 
 def make_secret_readers(settings: SecretSettings) -> tuple[SecretReader, ...]:
@@ -355,3 +365,89 @@ def unpack_tar(archive: BinaryIO, directory: Path) -> None:
             receiver.finish()
     except ArchiveRefused as error:
         raise InvalidInput(error.entry or "the archive", error.message) from None
+
+
+async def back_up(settings: Settings, places: DataDir, destination: Path, keys_file: Path | None) -> dict[str, Any]:
+    """Writes a backup of a data directory, and returns the facts about it.
+
+    A server may run on the directory meanwhile. Work that has not ended is recorded as lost there, since a backup holds
+    no sandbox. Raises InvalidInput, StoreFault, OSError.
+    """
+    from skillyard.stores.backup.making import making
+    from skillyard.stores.clock import SystemClock
+
+    keys = make_secret_keys(settings.secrets, places.home)
+    clock = SystemClock()
+    with making(places.home, destination, keys_file) as backup:
+        lost = await _end_live(backup.database, clock)
+        facts, files, size = backup.finish(keys, keys_file, clock.now())
+    return {
+        "backup": str(destination),
+        "files": files,
+        "size": size,
+        "runs_lost": lost,
+        "lacks": list(facts.lacks),
+        "left_out": [*facts.left_out, *([] if keys_file else ["the key of the secrets and the owner's token: --keys"])],
+    }
+
+
+async def _end_live(database_file: Path, clock: SystemClock) -> int:
+    """Records work that has not ended as lost. Returns how much there was."""
+    from skillyard.domain.work.record import Outcome
+    from skillyard.engine.runs.failure import Failure
+    from skillyard.engine.runs.record import ended
+    from skillyard.stores.sqlite.database import Database
+    from skillyard.stores.sqlite.records import SqliteRecords
+
+    why = Failure("SandboxLost", "the run was at work when this backup was made: no sandbox is in it", Outcome.LOST)
+    database = await Database.open(database_file, durable=True)
+    try:
+        records = SqliteRecords(database)
+        live = await records.unfinished()
+        for record in live:
+            await records.finish(ended(record, why, clock.now()))
+        return len(live)
+    finally:
+        await database.close()
+
+
+async def restore(places: DataDir, source: Path, keys_file: Path | None) -> dict[str, Any]:
+    """Makes a data directory, new or empty, of a backup, and returns the facts about it.
+
+    Nobody can use the directory before all of it is there. Raises InvalidInput for another archive or other keys,
+    DataDirUnusable, DataDirInUse, OSError.
+    """
+    from skillyard.stores.backup.restoring import restoring
+
+    with places.restored() as tree, restoring(source, places.home, tree, keys_file) as found:
+        token = await _restore_owner(tree, found.facts.owner, found.keys.owner_token if found.keys else "")
+        found.commit()
+    return {
+        "data_dir": str(places.home),
+        "files": found.files,
+        "created_at": found.facts.created_at,
+        "skillyard": found.facts.skillyard,
+        "owner_token": token,
+        "lacks": found.lacks,
+        "left_out": list(found.facts.left_out),
+    }
+
+
+async def _restore_owner(tree: Path, had_token: bool, text: str) -> Literal["kept", "new", "none"]:
+    """Puts the owner's token into its file. One that is not at hand ends, and a new one takes its place."""
+    import secrets
+
+    from skillyard.domain.principal import OWNER
+    from skillyard.stores.clock import SystemClock
+    from skillyard.stores.files.state_file import StateFile
+    from skillyard.stores.files.tokens import FileTokens
+
+    tokens = FileTokens(tree / "tokens.json", SystemClock())
+    kept = bool(text) and await tokens.verify(text) == OWNER
+    if not kept:
+        if not had_token:
+            return "none"
+        await tokens.revoke(OWNER.name)
+        text = await tokens.create(OWNER, f"sky_{secrets.token_urlsafe(32)}")
+    StateFile(tree / "token").replace(f"{text}\n".encode())
+    return "kept" if kept else "new"

@@ -10,7 +10,8 @@ import pytest
 
 from skillyard.client.discovery import find_server, recorded_url
 from skillyard.domain.errors import InvalidInput
-from skillyard.faces.serve import OWNER, ensure_owner_token, recorded_server, write_private
+from skillyard.domain.principal import OWNER
+from skillyard.faces.serve import ensure_owner_token, recorded_server, write_private
 from skillyard.stores.clock import SystemClock
 from skillyard.testing.memory import MemoryTokens
 

@@ -1,4 +1,5 @@
-"""A data directory of an earlier version is taken over as it is: all of it is there, and runs work.
+"""A data directory of an earlier version is taken over as it is: all of it is there, and runs work. So it is when the
+directory is lost and comes back from a backup.
 
 ``older_data/data.tar.gz`` was made by that version; ``older_data/make.py`` says how.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import stat
 import subprocess
 import sys
 import tarfile
@@ -31,8 +33,9 @@ SAME_PYTHON = sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"
 class Taken:
     """The directory, a server of this version on it, and the answers of the version before."""
 
-    def __init__(self, home: Path, server: ServerProcess) -> None:
-        self.data = home / "data"
+    def __init__(self, home: Path, server: ServerProcess, *, is_restored: bool) -> None:
+        self.data = server.data_dir
+        self.is_restored = is_restored
         self.url = server.url
         self.told: dict[str, Any] = json.loads((home / "expected.json").read_text())
 
@@ -46,8 +49,8 @@ class Taken:
         return json.loads(self.cli(*words, "--json", stdin=stdin))
 
 
-@pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
+@pytest.fixture(scope="module", params=["as it is", "restored"])
+def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
     home = tmp_path_factory.mktemp("older")
     home.chmod(0o755)
     with tarfile.open(ARCHIVE) as archive:
@@ -55,9 +58,29 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taken]:
         archive.extractall(home)
     index = json.loads((home / "expected.json").read_text())["index"]
     settings = {"SKILLYARD_PACKAGES__INDEX": index, "SKILLYARD_PACKAGES__RUN_CODE": '["*"]'}
+    is_restored = request.param == "restored"
+    if is_restored:
+        lose_and_restore(home / "data", home)
     with ServerProcess(home / "data", settings=settings) as server:
-        yield Taken(home, server)
+        yield Taken(home, server, is_restored=is_restored)
     remove_tree(home)
+
+
+def lose_and_restore(data: Path, home: Path) -> None:
+    """Backs up while a server works on the directory, which is lost then."""
+    backup, keys = home / "backup.tar", home / "keys"
+    with ServerProcess(data) as server:
+        token = (data / "token").read_text()
+        command = [sys.executable, "-m", "skillyard"]
+        where = ["--keys", str(keys), "--data-dir", str(server.data_dir)]
+        subprocess.run([*command, "backup", str(backup), *where], check=True, timeout=100)
+        key = (data / "secrets.key").read_bytes().strip()
+    remove_tree(data)
+    assert key not in backup.read_bytes()
+    assert token.strip().encode() not in backup.read_bytes()
+    assert (stat.S_IMODE(backup.stat().st_mode), stat.S_IMODE(keys.stat().st_mode)) == (0o600, 0o600)
+    subprocess.run([*command, "restore", str(backup), *where], check=True, timeout=100)
+    assert (data / "token").read_text() == token
 
 
 def holds(old: Any, new: Any) -> bool:
@@ -96,6 +119,9 @@ def test_secrets(taken: Taken) -> None:
 
 
 def test_environments(taken: Taken) -> None:
+    if taken.is_restored:
+        assert list((taken.data / "environments" / "locks").glob("*.json"))
+        return
     told = taken.told["environments"]
     for built in told["environments"]:
         assert built["state"] == "ready"
@@ -120,5 +146,5 @@ def test_tokens(taken: Taken) -> None:
 def test_runs_work(taken: Taken) -> None:
     done = taken.json("run", "ledger.text.say", "--args", TEXT)
     assert (done["output"], done["version"]) == ({"text": "new", "secret": len("second-value-2")}, "1.0.0")
-    if SAME_PYTHON:  # from the environment that is there: nobody answers as the index
+    if SAME_PYTHON and not taken.is_restored:  # from the environment that is there: nobody answers as the index
         assert taken.json("run", "ledger.alpha.ask", "--args", TEXT)["output"] == {"alpha": "1.0"}

@@ -55,6 +55,8 @@ class Principal:
 
 LOCAL = Principal("local")
 """The user of an in-process runtime, and of a server without auth."""
+OWNER = Principal("owner")
+"""The owner of the data directory, with all scopes and all skills."""
 
 
 def check_principal(principal: Principal) -> Principal:

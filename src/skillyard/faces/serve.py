@@ -18,7 +18,7 @@ from typing import Any
 
 from skillyard.config.settings import Settings
 from skillyard.domain.errors import InvalidInput, SkillyardError
-from skillyard.domain.principal import Principal
+from skillyard.domain.principal import OWNER, Principal
 from skillyard.domain.sandbox.guarantees import Level
 from skillyard.domain.skill.skill import Finding
 from skillyard.engine.app import App
@@ -213,10 +213,6 @@ def _readiness(offer: Offer, settings: Settings) -> dict[str, Any]:
         "allow_degraded": sorted(settings.policy.allow_degraded),
         "missing": missing,
     }
-
-
-OWNER = Principal("owner")
-"""The owner of the data directory, with all scopes and all skills."""
 
 
 @contextmanager

@@ -64,10 +64,10 @@ _STREAMS = re.compile(r'[<>:"|?*]')
 _DEVICES = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)", re.IGNORECASE)
 
 
-def parts_of(name: bytes, *, max_depth: int) -> tuple[str, ...]:
+def parts_of(name: bytes, *, max_depth: int, max_path: int = MAX_PATH) -> tuple[str, ...]:
     """The components of an entry's name; none for the root itself (``./``). A trailing ``/`` is a directory's and
     does not count. Raises ArchiveRefused."""
-    text = _decoded(name)
+    text = _decoded(name, max_path)
     if name.startswith(b"/") or (text[1:2] == ":" and text[0].isascii() and text[0].isalpha()):
         raise ArchiveRefused("archive-absolute", name, "is an absolute path or begins with a drive letter")
     parts = text.split("/")
@@ -84,9 +84,9 @@ def parts_of(name: bytes, *, max_depth: int) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _decoded(name: bytes) -> str:
-    if len(name) > MAX_PATH:
-        raise ArchiveRefused("archive-name-length", name, f"is a path of more than {MAX_PATH} bytes")
+def _decoded(name: bytes, max_path: int) -> str:
+    if len(name) > max_path:
+        raise ArchiveRefused("archive-name-length", name, f"is a path of more than {max_path} bytes")
     try:
         text = name.decode()
     except UnicodeDecodeError:

@@ -20,6 +20,8 @@ _ZEROS = bytes(BLOCK)
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
 _POSIX, _GNU = b"ustar\x0000", b"ustar  \0"
 _BINARY = b"\x80\xff"
+_LARGE = b"\x80"
+"""Begins a size in GNU's binary form, which files of 8 GiB and more need."""
 _UNUSED_NUMBERS = ((108, 116), (116, 124), (136, 148), (329, 337), (337, 345))
 """Owner, group, time and device: others give up at one that is none, and so would see another archive."""
 _CHECKSUM_AS_SPACES = sum(b" " * 8)
@@ -40,7 +42,7 @@ def is_tar(block: bytes) -> bool:
     return block[257:265] in (_POSIX, _GNU)
 
 
-def _read_header(block: bytes) -> TarHeader:
+def _read_header(block: bytes, *, large: bool) -> TarHeader:
     """Reads a header of 512 bytes. Raises ArchiveRefused."""
     short = _text(block[:100])
     if not is_tar(block):
@@ -52,7 +54,9 @@ def _read_header(block: bytes) -> TarHeader:
     name = prefix + b"/" + short if prefix else short
     if prefix and block[257:265] == _GNU:  # other fields of GNU's own, which some take for a part of the name
         raise ArchiveRefused("archive-header", short, "has a header of an incremental backup")
-    mode, size = _number(block[100:108], name), _number(block[124:136], name)
+    mode = _number(block[100:108], name)
+    is_large = large and block[124:125] == _LARGE
+    size = int.from_bytes(block[125:136]) if is_large else _number(block[124:136], name)
     for start, end in _UNUSED_NUMBERS:
         if block[start] not in _BINARY:
             _number(block[start:end], name)
@@ -64,7 +68,7 @@ def _text(field: bytes) -> bytes:
 
 
 def _number(field: bytes, name: bytes) -> int:
-    """Octal digits. GNU's binary form, for what does not fit, is for numbers that no entry here may have."""
+    """Octal digits. GNU's binary form, for what does not fit, is for sizes alone, where the reader takes large ones."""
     digits = _OCTAL.fullmatch(field)
     if digits is None:
         raise ArchiveRefused("archive-header", name, "has a header with a number that is none, or too large")
@@ -151,10 +155,11 @@ class Sink(Protocol):
 
 
 class TarStream:
-    def __init__(self, sink: Sink, *, links: bool = False) -> None:
-        """With ``links`` symbolic links are handed on too."""
+    def __init__(self, sink: Sink, *, links: bool = False, large: bool = False) -> None:
+        """With ``links`` symbolic links are handed on too; ``large`` takes files of 8 GiB and more."""
         self._sink = sink
         self._links = links
+        self._large = large
         self._block = bytearray()
         self._left = 0
         self._padding = 0
@@ -226,7 +231,7 @@ class TarStream:
         if self._zero_blocks:
             raise ArchiveRefused("archive-trailing", "", "goes on after its end")
         self._sink.header()
-        header = _read_header(block)
+        header = _read_header(block, large=self._large)
         self._padding = -header.size % BLOCK
         if header.kind in (_PAX, _PAX_FOR_ALL, _LONG_NAME):
             self._begin_extension(header)

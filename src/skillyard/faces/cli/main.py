@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": (f"{_HERE}.commands.run", "exec_"),
     "skill": (f"{_HERE}.skill.group", "skill"),
     **{name: (f"{_HERE}.commands.{name}", name) for name in _GROUPS},
+    **{name: (f"{_HERE}.commands.backup", name) for name in ("backup", "restore")},
     "doctor": (f"{_HERE}.commands.doctor", "doctor"),
     **{name: (f"{_HERE}.commands.installation", name) for name in ("verify", "bench", "version")},
 }

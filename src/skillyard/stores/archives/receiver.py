@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from skillyard.domain.archive.names import ArchiveRefused, parts_of
+from skillyard.domain.archive.names import MAX_PATH, ArchiveRefused, parts_of
 from skillyard.domain.archive.tar_stream import TarEntry, TarStream
 
 _HOP = 1024 * 1024
@@ -25,11 +25,15 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class ReceiverLimits:
-    """``bytes`` of content, ``entries`` (headers of every kind count), ``depth`` of directories."""
+    """``bytes`` of content, ``entries`` (headers of every kind count), ``depth`` of directories.
+
+    ``path`` counts the bytes of a name, and ``large`` takes files of 8 GiB and more."""
 
     bytes: int = 4 * 1024**3
     entries: int = 300_000
     depth: int = 40
+    path: int = MAX_PATH
+    large: bool = False
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class TarReceiver:
         self.received = Received()
         self._limits = limits or ReceiverLimits()
         self._modes = (0o444, 0o555) if sealed else (0o644, 0o755)
-        self._stream = TarStream(self)
+        self._stream = TarStream(self, large=self._limits.large)
         self._lock = threading.Lock()
         self._entries = 0
         self._file = -1
@@ -88,7 +92,7 @@ class TarReceiver:
             raise ArchiveRefused("archive-entries", "", f"has more than {self._limits.entries} entries")
 
     def begin(self, entry: TarEntry) -> None:
-        parts = parts_of(entry.name, max_depth=self._limits.depth)
+        parts = parts_of(entry.name, max_depth=self._limits.depth, max_path=self._limits.path)
         self.received.bytes += entry.size
         if self.received.bytes > self._limits.bytes:
             raise ArchiveRefused("archive-bytes", entry.name, f"brings it over {self._limits.bytes} bytes")

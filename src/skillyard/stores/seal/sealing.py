@@ -114,6 +114,11 @@ def load(data: bytes, keys: Sequence[Key], name: str, changed_at: float) -> Seal
     return SealedFile(cipher, index["generation"], sealed[:NONCE_BYTES].hex(), {e.key: e for e in entries}, values)
 
 
+def key_id(data: bytes, name: str) -> str:
+    """Returns the id of the key that sealed a file. Raises StoreFault for another format."""
+    return str(_envelope(data, name)["key"])
+
+
 def _envelope(data: bytes, name: str) -> dict[str, Any]:
     try:
         envelope = json.loads(data)

@@ -1,0 +1,1 @@
+"""A data directory as one archive, and back."""
