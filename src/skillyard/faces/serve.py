@@ -136,6 +136,7 @@ class _Process:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(app)
             self._lifecycle.dead = lambda: app.parts.dead
+            self._lifecycle.on_drain = app.waiting.close
             self._remark(offer, app.backends)
             _tell_of_skills(await app.skills.store.problems())
             with recorded_server(data_dir, self._url):
@@ -160,9 +161,10 @@ class _Process:
             logger.warning("others can reach this server, and it speaks plain HTTP: put a proxy with TLS before it")
 
     async def _end_runs(self) -> None:
-        """Each run in work is cancelled and recorded; its caller gets the Run object."""
+        """Each run in work is cancelled and recorded; its caller gets the Run object. Detached ones go on."""
         app = self._runtime.app
         app.close_admission()
+        await app.detached.leave()
         async with asyncio.TaskGroup() as ending:
             for run_id in list(app.active):
                 ending.create_task(app.runs.cancel(run_id, "the server is stopping"))

@@ -45,14 +45,17 @@ class Keys:
         self._first: dict[Key, _First] = {}
 
     @asynccontextmanager
-    async def claim(self, key: Key, digest: str) -> AsyncIterator[RunRecord | None]:
+    async def claim(self, key: Key, digest: str, *, live: bool) -> AsyncIterator[RunRecord | None]:
         """Yields the record of the first call with the key, or None when this is the first.
 
-        It has ended, or outlives its server. The first call does its work in the block. Raises IdempotencyConflict when
-        the key stands for another request.
+        It has ended, or outlives its server; with ``live`` it may be at work for the first caller. The first call does
+        its work in the block. Raises IdempotencyConflict when the key stands for another request.
         """
         while (first := self._first.get(key)) is not None:
             _check(digest, first.digest)
+            if live and (record := await self._begun(key, first)) is not None:
+                yield record
+                return
             await asyncio.shield(first.ended)
         mine = _First(digest, asyncio.get_running_loop().create_future())
         self._first[key] = mine
@@ -65,6 +68,24 @@ class Keys:
         finally:
             del self._first[key]
             mine.ended.set_result(None)
+
+    async def _begun(self, key: Key, first: _First) -> RunRecord | None:
+        """Returns the record of the first call as soon as there is one; None when the call ended without one."""
+        stored: asyncio.Future[RunRecord] = asyncio.get_running_loop().create_future()
+
+        def hear(record: RunRecord) -> None:
+            if (record.principal, record.idempotency_key) == key and not stored.done():
+                stored.set_result(record)
+
+        self._records.listen(hear)
+        try:
+            record = await self._records.by_key(*key)
+            if record is None:
+                await asyncio.wait((stored, first.ended), return_when=asyncio.FIRST_COMPLETED)
+                record = stored.result() if stored.done() else None
+            return record
+        finally:
+            self._records.ignore(hear)
 
 
 def _check(digest: str, first: str) -> None:
@@ -110,7 +131,8 @@ class RunService:
         """Starts the run, or finds the one that was started before with the request's key."""
         if request.idempotency_key is None:
             return run_object(await start(principal, request))
-        async with self._keys.claim((principal.name, request.idempotency_key), request.digest()) as before:
+        key = (principal.name, request.idempotency_key)
+        async with self._keys.claim(key, request.digest(), live=request.detach) as before:
             record = before or await start(principal, request)
         return run_object(record if request.detach else await self._ended(record))
 

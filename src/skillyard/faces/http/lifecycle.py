@@ -25,6 +25,8 @@ class Lifecycle:
         self.facts: Mapping[str, Any] = {}
         self.dead: Callable[[], Mapping[str, str]] = dict
         """Processes that runs depend on and that do not run, each with the reason."""
+        self.on_drain: Callable[[], None] = _nothing
+        """Ends calls that only wait for work to end."""
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -36,6 +38,7 @@ class Lifecycle:
 
     def drain(self) -> None:
         self.phase = Phase.DRAINING
+        self.on_drain()
 
     def check(self) -> None:
         """Raises Unavailable unless requests are served."""
@@ -74,3 +77,7 @@ class Lifecycle:
         """Ends all waits."""
         for stop in list(self._stoppable):
             stop(Unavailable("the server is stopping; a run that is not detached was cancelled", retry_after_ms=1000))
+
+
+def _nothing() -> None:
+    return

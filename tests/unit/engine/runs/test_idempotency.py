@@ -123,3 +123,51 @@ async def test_a_cancelled_first_is_what_the_second_gets(rig: Rig) -> None:
     await asyncio.gather(first, return_exceptions=True)
     assert (await second)["error"]["type"] == "Cancelled"
     assert len(rig.backend.started) == 1
+
+
+async def test_a_detached_call_gets_the_run_that_its_caller_waits_for(rig: Rig) -> None:
+    go, began = asyncio.Event(), asyncio.Event()
+
+    async def script(process: FakeProcess) -> None:
+        began.set()
+        await go.wait()
+        process.write(result({"n": 1}))
+
+    rig.backend.gate = asyncio.Event()  # the first has no record yet when the second comes
+    first = asyncio.create_task(rig.run(script, idempotency_key="k"))
+    while not rig.app.runs._keys._first:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(rig.run(idempotency_key="k", detach=True))
+    rig.backend.gate.set()
+    live = await asyncio.wait_for(second, 20)
+    assert live["status"] == "running"
+    with pytest.raises(IdempotencyConflict):
+        await rig.run(idempotency_key="k", detach=True, args={"other": 1})
+    await asyncio.wait_for(began.wait(), 20)
+    assert (await rig.run(idempotency_key="k", detach=True))["run_id"] == live["run_id"]
+    go.set()
+    run = await first
+    assert (run["run_id"], run["output"]) == (live["run_id"], {"n": 1})
+    assert len(rig.backend.started) == 1
+
+
+async def test_a_call_that_is_not_detached_waits_for_a_detached_run(rig: Rig) -> None:
+    go = asyncio.Event()
+
+    async def script(process: FakeProcess) -> None:
+        await go.wait()
+        process.write(result({"n": 1}))
+
+    live = await rig.run(script, idempotency_key="k", detach=True)
+    assert live["status"] in ("queued", "starting", "running")
+    again = await rig.run(idempotency_key="k", detach=True)
+    assert again["run_id"] == live["run_id"]
+    waits = [asyncio.create_task(rig.run(idempotency_key="k")) for _ in range(3)]
+    while not rig.backend.started:
+        await asyncio.sleep(0)
+    assert not any(wait.done() for wait in waits)
+    waits[0].cancel()  # it was not its run: that goes on
+    go.set()
+    runs = await asyncio.wait_for(asyncio.gather(*waits[1:]), 20)
+    assert [(run["run_id"], run["output"]) for run in runs] == [(live["run_id"], {"n": 1})] * 2
+    assert len(rig.backend.started) == 1
