@@ -70,7 +70,10 @@ class Keys:
             mine.ended.set_result(None)
 
     async def _begun(self, key: Key, first: _First) -> RunRecord | None:
-        """Returns the record of the first call as soon as there is one; None when the call ended without one."""
+        """Returns the record of the first call as soon as there is one.
+
+        None when that call ended without one.
+        """
         stored: asyncio.Future[RunRecord] = asyncio.get_running_loop().create_future()
 
         def hear(record: RunRecord) -> None:
