@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ async def test_a_program_that_kills_the_agent_ends_with_it(box: AgentBox) -> Non
     kill = TREE + f"input()\nos.kill({box.pid}, 9)\nimport time\ntime.sleep(600)"
     process = await client.start(python(kill, stdin=True), id="kills")
     left = [int(word) for word in (await until(process, b"\n")).split()]
-    await process.send(b"\n")
+    with suppress(SandboxGone):  # the answer may be lost with the agent
+        await process.send(b"\n")
     assert (await process.wait()).outcome is Outcome.LOST
     with pytest.raises(SandboxGone):
         await client.start(python("pass"), id="more")

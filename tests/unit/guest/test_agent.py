@@ -267,6 +267,7 @@ async def test_an_agent_is_started_in_the_background_once(tmp_path: Path) -> Non
         assert (await process.wait()).code == 0
     assert (box.socket.stat().st_mode & 0o777) == 0o600
     await box.client().end()
+    await box.close()
 
 
 async def test_a_device_is_served_again_after_a_hang_up(tmp_path: Path) -> None:
@@ -303,6 +304,7 @@ async def test_a_device_is_served_again_after_a_hang_up(tmp_path: Path) -> None:
     await process.send(b"\n")
     assert (await process.wait()).code == 0
     await again.end()
+    await box.close()
     async with asyncio.timeout(BOUND_S):
         assert await agent.wait() == 0
     readings[1].close()
