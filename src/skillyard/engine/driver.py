@@ -29,7 +29,7 @@ from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel,
 from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
 from skillyard.engine.runs.log import NO_LOG, Log, keep_log
 from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, OutputSchema
-from skillyard.engine.secrets.redact import NOTHING, Redaction, Redactor, Silence
+from skillyard.engine.secrets.redact import NOTHING, Redaction, Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock, Ids
@@ -184,7 +184,7 @@ class Driver:
         self._run_id = job.record.run_id
         self._final: RunRecord | None = None
         self._active = active
-        active.redactor, active.network = Silence if job.withheld else job.redaction.stream, loan.network
+        active.redactor, active.network = job.redaction.stream, loan.network
         self._target = _target(tools, job, stable=active.ledger is not None)
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._left: Left | None = None
@@ -246,7 +246,7 @@ class Driver:
         if self._record.outcome is None:
             return await self._conclude(await self._attempt(self._work_on))
         with suppress(SandboxGone):
-            await self._loan.attach()
+            await self._attached()
         status = RunStatus.COMPLETED if self._record.error is None else RunStatus.FAILED
         return replace(self._record, status=status)
 
@@ -291,8 +291,12 @@ class Driver:
         return await self._follow(sandbox, process)
 
     async def _attached(self) -> Sandbox:
+        self._active.network = None  # nobody may ask it before it is resumed
         try:
-            return await self._loan.attach()
+            sandbox = await self._loan.attach()
+            if self._loan.network is not None and self._loan.network.resumed:
+                self._active.network = self._loan.network
+            return sandbox
         except SandboxGone:
             raise SandboxGone("the sandbox ended while no server was there; run it again") from None
         except SkillyardError as error:  # it may be there, and nobody can tell now
@@ -404,6 +408,8 @@ class Driver:
         made = FinalRecord(self._record, job.redaction, self._target, job.outputs, tools.schemas, spill=tools.spill)
         final = made.withheld(found, failure, job.withheld) if job.withheld else await made.of(found, failure)
         if self._ledger is not None:
+            if self._active.network is not None:
+                final = replace(final, network=await self._active.network.so_far())
             await self._ledger.conclude(final)
         return final
 
@@ -413,7 +419,7 @@ class Driver:
         seen = await self._loan.end()
         if seen is not None:
             final = with_network(final, seen)
-        elif final.status is RunStatus.FAILED:
+        elif final.status is RunStatus.FAILED and final.network is None:
             final = without_network(final, self._job.why_offline())
         try:
             moved = await (tools.records if self._ledger is None else self._ledger).finish(final)

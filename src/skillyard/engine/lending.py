@@ -36,7 +36,8 @@ class Order:
     tenant: str
     offer: Offer
     spec: SandboxSpec
-    network: NetworkGrant | None = None
+    network: NetworkGrant | RunNetwork | None = None
+    """What it is granted, or for a sandbox of an earlier server the network that it has."""
     trimmed: bool = False
     """Whether it takes all the memory that there is where its limits are above that, instead of being refused."""
     accepted: bool = False
@@ -55,7 +56,8 @@ class Loan:
     """
 
     def __init__(self, order: Order, admission: Admission, tasks: Tasks, emit: Observer, queued: Queued | None) -> None:
-        self.network = None if order.network is None else RunNetwork(order.key, order.network)
+        granted = order.network
+        self.network = RunNetwork(order.key, granted) if isinstance(granted, NetworkGrant) else granted
         self.sandbox: Sandbox | None = None
         self.enforced: dict[str, str] = {}
         self.guarantees: dict[str, Any] = {}
@@ -125,9 +127,17 @@ class Loan:
         return sandbox, guest if network is None else await network.enter(sandbox, guest)
 
     async def attach(self) -> Sandbox:
-        """Returns the sandbox that the order names. Raises SandboxGone when it ended, SandboxFault."""
+        """Returns the sandbox that the order names, with its network. Raises SandboxGone when it ended, SandboxFault.
+
+        Without the session of its network its connections fail, and it goes on.
+        """
         assert self._order.handle is not None, "the order names it"
         self.sandbox = sandbox = await self._order.offer.backend.attach(self._order.handle)
+        if self.network is not None:
+            try:
+                await self.network.resume(sandbox)
+            except SkillyardError as error:
+                self._emit(Fault("gate", error, self._order.key))
         return sandbox
 
     async def is_held(self) -> bool:
@@ -158,13 +168,16 @@ class Loan:
         self._over = True
         return self._seen
 
-    async def _end_network(self, network: RunNetwork) -> dict[str, Any]:
-        """Nothing of the sandbox is left that could use it."""
+    async def _end_network(self, network: RunNetwork) -> dict[str, Any] | None:
+        """Nothing of the sandbox is left that could use it. None for one that could not be resumed."""
+        resumed = self._order.handle is None or network.resumed
         try:
-            return await network.close()
+            if resumed:
+                return await network.close()
+            await network.discard()
         except SkillyardError as error:
             self._emit(Fault("gate", error, self._order.key))
-            return await network.so_far()
+        return await network.so_far() if resumed else None
 
     async def _abandon(self) -> None:
         with suppress(SkillyardError, TimeoutError):

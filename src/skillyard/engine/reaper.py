@@ -18,6 +18,7 @@ from skillyard.engine.runs.failure import Failure
 from skillyard.engine.runs.record import ended
 from skillyard.ports.blobs import BlobStore
 from skillyard.ports.clock import Clock
+from skillyard.ports.gate import Gate
 from skillyard.ports.records import RecordStore
 from skillyard.ports.sandbox import Backend
 from skillyard.ports.secrets import SecretAudit
@@ -71,6 +72,7 @@ class Reaper:
         environments: Environments,
         at_work: Callable[[], Collection[str]],
         resumer: Resumer,
+        gate: Gate | None,
         clock: Clock,
         emit: Observer,
         ages: Ages,
@@ -82,6 +84,7 @@ class Reaper:
         self._environments = environments
         self._at_work = at_work
         self._resumer = resumer
+        self._gate = gate
         self._clock = clock
         self._emit = emit
         self._ages = ages
@@ -95,6 +98,7 @@ class Reaper:
         unfinished = await self._records.unfinished()
         kept = _kept(unfinished)
         destroyed = await _destroy(await self._survey(), kept)
+        await self._discard_sessions(kept)
         lost = await self._finish((record for record in unfinished if record.owner is Owner.RUN), LOST)
         resumed = await self._resume(unfinished, alone=True)
         if lost or destroyed or resumed:
@@ -114,6 +118,17 @@ class Reaper:
 
     async def _resume(self, records: Iterable[RunRecord], *, alone: bool) -> int:
         return await self._resumer.resume((record for record in records if record.owner is Owner.TASK), alone=alone)
+
+    async def _discard_sessions(self, kept: Collection[str]) -> None:
+        """Ends sessions of the gate whose runs have ended."""
+        if self._gate is None:
+            return
+        try:
+            for key in await self._gate.held():
+                if key not in kept:
+                    await self._gate.discard(key)
+        except SkillyardError as error:  # the next start tries again
+            self._emit(Fault("gate", error))
 
     async def sweep(self, *, expire: bool = True) -> Swept:
         """Removes sandboxes that nobody uses; with ``expire``, expired blobs and old records too."""

@@ -101,6 +101,15 @@ class RunNetwork:
             self._granted = replace(self._policy, layers=tuple(x for x in self._policy.layers if x.name != LIVE))
             await self._take(session, sandbox)
 
+    @property
+    def resumed(self) -> bool:
+        """Returns whether :meth:`resume` succeeded."""
+        return self._resumed is not None
+
+    async def discard(self) -> None:
+        """Erases the session of a sandbox that is gone, unseen. Raises GateFault."""
+        await _bounded(self._gate.discard(self._run_id))
+
     def begin(self, tasks: Tasks) -> None:
         """Ask for the session; other work goes on meanwhile."""
         opening = self._gate.open(self._run_id, self._plan, self._kept)

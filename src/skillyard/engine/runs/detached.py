@@ -24,6 +24,7 @@ from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine.backends import Backends
 from skillyard.engine.driver import ActiveRun, Driver, Job, NeverStarted, Tools
 from skillyard.engine.lending import Lender, Order
+from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
 from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.failure import Failure, Refused, cancelled
@@ -32,9 +33,10 @@ from skillyard.engine.runs.plan import Plan, Planner
 from skillyard.engine.runs.record import LeftBehind, ended, first_record
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.task_record import Brief, TaskLedger
-from skillyard.engine.secrets.redact import NOTHING, Redaction
+from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction
 from skillyard.engine.secrets.service import RunSecrets
 from skillyard.engine.shares import Budget, Place
+from skillyard.ports.gate import Gate
 
 LEASE_S = 90.0
 """How long a server that tells nothing is taken for alive. Only a shared store needs it: on one data directory the lock
@@ -54,6 +56,7 @@ class DetachedRuns:
         lender: Lender,
         requests: Budget,
         secrets: RunSecrets,
+        gate: Gate | None,
         frames: FrameLimits,
         tools: Tools,
         holder: str,
@@ -65,6 +68,7 @@ class DetachedRuns:
         self._lender = lender
         self._requests = requests
         self._secrets = secrets
+        self._gate = gate
         self._frames = frames
         self._tools = tools
         self._holder = holder
@@ -254,7 +258,8 @@ class DetachedRuns:
     async def _lent(self, active: ActiveRun, plan: Plan, grant: Grant) -> None:
         tools = self._tools
         spec = replace(grant.spec, owner=Owner.TASK)
-        order = Order(plan.run_id, plan.principal.name, plan.offer, spec, grant.network, accepted=True)
+        network = None if grant.network is None else replace(grant.network, kept=True)
+        order = Order(plan.run_id, plan.principal.name, plan.offer, spec, network, accepted=True)
         async with self._lender.lend(order, partial(self._queued, plan)) as loan:
             active.interrupt = None
             job = job_of(plan, grant, tools.network)
@@ -271,7 +276,14 @@ class DetachedRuns:
             return
         job = await self._resumed_job(record, brief)
         limits = SandboxSpec(limits=job.limits, owner=Owner.TASK)
-        order = Order(record.run_id, record.principal, offer, limits, handle=record.sandbox)
+        order = Order(
+            record.run_id,
+            record.principal,
+            offer,
+            limits,
+            self._network(record, job.redaction),
+            handle=record.sandbox,
+        )
         async with self._lender.lend(order) as loan:
             await Driver(self._tools, job, loan, active).resume()
 
@@ -280,7 +292,7 @@ class DetachedRuns:
         try:
             redaction = Redaction(await self._secrets.again(record.secrets)) if record.secrets else NOTHING
         except Refused as refusal:
-            withheld = refusal.message
+            redaction, withheld = Blackout(), refusal.message
         return Job(
             record=record,
             guest={},
@@ -293,6 +305,11 @@ class DetachedRuns:
             why_offline=lambda: brief.offline,
             withheld=withheld,
         )
+
+    def _network(self, record: RunRecord, redaction: Redaction) -> RunNetwork | None:
+        if record.network_session is None or record.network is None or self._gate is None:
+            return None
+        return RunNetwork.of_record(record.network_session, self._gate, redaction, record.network)
 
     async def _clear(self, active: ActiveRun) -> None:
         """Destroys a sandbox in which nothing was started. Its server ended in between."""
@@ -307,6 +324,8 @@ class DetachedRuns:
     async def _end(self, active: ActiveRun, failure: Failure) -> None:
         """Writes the last record of a run that has no sandbox."""
         tools, ledger = self._tools, _ledger(active)
+        if self._gate is not None and ledger.record.network_session is not None:
+            await self._gate.discard(ledger.record.network_session)
         final = ended(ledger.record, failure, tools.clock.now())
         if await ledger.finish(final):
             total_ms = max(0.0, tools.clock.now() - final.created_at) * 1000

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from skillyard.domain.errors import StoreFault
+from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.sandbox.spec import Held, Owner
 from skillyard.domain.secret import Secret
 from skillyard.domain.skill.skill import Needs, SecretNeed
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.record import Ending, Outcome, RunStatus
-from skillyard.engine.observer import LeaseLost, RunResumed
+from skillyard.engine.observer import Fault, LeaseLost, RunResumed
 from tests.unit.engine.conftest import ManualClock, Rig
 from tests.unit.engine.fakes import FakeProcess, a_skill, result
+from tests.unit.engine.network.fake_gate import FakeGate
 from tests.unit.engine.runs.resuming import Deadly, Work, check_work, ended, killed, next_server, only_record
 
 pytestmark = pytest.mark.anyio
@@ -358,3 +360,56 @@ async def test_program_that_dies_has_its_true_outcome(rig: Rig) -> None:
     go_on.set()
     record = await ended(rig, run["run_id"])
     assert (record.status, record.outcome) == (RunStatus.FAILED, Outcome.SIGNAL)
+
+
+async def _networked(rig: Rig) -> tuple[FakeGate, Work, str]:
+    gate = rig.with_network(rules=(parse_rule("api.x.com"),), run_code=(parse_rule("api.x.com"),))
+    work = Work()
+    run = await rig.run(work, detach=True)
+    await asyncio.wait_for(work.half.wait(), 10)
+    gate.last.connect("api.x.com", 443, 10, 20)
+    gate.last.connect("evil.x.com", 443)
+    return gate, work, run["run_id"]
+
+
+async def test_network_goes_on_with_its_log(rig: Rig) -> None:
+    gate, work, run_id = await _networked(rig)
+    await killed(rig)
+    await next_server(rig)
+    gate.last.connect("api.x.com", 80)
+    page = await rig.call("runs.logs", run_id=run_id, wait_ms=1000)
+    assert page["content"] == "first\n"
+    changed = await rig.call("runs.set_network", run_id=run_id, network=["!*"])
+    assert changed["run"]["network"]["changes"]
+    work.go_on.set()
+    record = await ended(rig, run_id)
+    await check_work(rig, record)
+    assert record.network is not None
+    assert [c["host"] for c in record.network["connections"]] == ["api.x.com", "evil.x.com", "api.x.com"]
+    assert record.network["complete"]
+    assert gate.last.closes == 1
+
+
+async def test_run_goes_on_without_the_session_of_its_network(rig: Rig) -> None:
+    gate, work, run_id = await _networked(rig)
+    await rig.app.history.keep_networks()
+    await killed(rig)
+    gate.kept.clear()
+    await next_server(rig)
+    work.go_on.set()
+    record = await ended(rig, run_id)
+    await check_work(rig, record)
+    assert record.network is not None
+    assert [c["host"] for c in record.network["connections"]] == ["api.x.com", "evil.x.com"]
+    assert not record.network["complete"]
+    assert [fault.where for fault in rig.of(Fault)] == ["gate"]
+
+
+async def test_sessions_of_ended_runs_are_discarded(rig: Rig) -> None:
+    gate, work, run_id = await _networked(rig)
+    gate.kept.add("run_of_long_ago")
+    await killed(rig)
+    await next_server(rig)
+    assert gate.kept == {run_id}
+    work.go_on.set()
+    await ended(rig, run_id)
