@@ -1,6 +1,7 @@
 """A process that runs one piece of code in a runtime of its own and is killed at a named step of that run.
 
-``python dies_at.py DATA_DIR PORT METHOD WHEN``: kill -9 ``before``, ``while`` or ``after`` a port's method works.
+``python dies_at.py DATA_DIR PORT METHOD WHEN``: kill -9 ``before``, ``while`` or ``after`` a port's method works. With
+``detach`` behind that, the run outlives it.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ def die_when_started(event: Event) -> None:
         die()
 
 
-async def main(data_dir: str, port: str, method: str, when: str) -> None:
+async def main(data_dir: str, port: str, method: str, when: str, detach: str = "") -> None:
     async with Runtime(data_dir, observer=die_when_started if port == "observer" else ignore) as runtime:
         if port != "observer":
             offer = runtime.app.backends.default
             make_deadly(
                 offer.backend if offer and port == "backend" else getattr(runtime.app.ports, port), method, when
             )
+        if detach:
+            await runtime.run_code(CODE, idempotency_key=KEY, detach=True)
         await runtime.run_code(CODE, idempotency_key=KEY)
     print("survived")
 
