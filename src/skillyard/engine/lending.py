@@ -37,7 +37,7 @@ class Order:
     offer: Offer
     spec: SandboxSpec
     network: NetworkGrant | RunNetwork | None = None
-    """What it is granted, or for a sandbox of an earlier server the network that it has."""
+    """The grant, or the network of an earlier server's sandbox."""
     trimmed: bool = False
     """Whether it takes all the memory that there is where its limits are above that, instead of being refused."""
     accepted: bool = False
