@@ -14,6 +14,8 @@ MOST_MODULES = 15
 MOST_LINES = 500
 CROWDED: dict[str, int] = {}
 """Folders that have more than MOST_MODULES, and how many: this list only shrinks."""
+KINDS = {"attacks", "conformance", "crash", "docs", "faces", "hosts", "unit"}
+"""The folders of tests; CONTRIBUTING.md says what belongs into each."""
 WITHOUT_RULE = {"_version"}
 """Holds one string."""
 
@@ -62,3 +64,16 @@ def test_folders_have_few_modules() -> None:
 def test_files_are_short() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources("src", "tests", "bench")}
     assert {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
+
+
+def folders(place: Path) -> set[str]:
+    return {path.name for path in place.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+
+
+def test_tests_are_ordered_by_kind_and_units_as_the_source() -> None:
+    assert folders(ROOT / "tests") == KINDS
+    assert folders(ROOT / "tests" / "unit") <= folders(PACKAGE)
+    parts = {
+        f"{name}/{part}" for name in ("engine", "stores", "domain") for part in folders(ROOT / "tests/unit" / name)
+    }
+    assert {part for part in parts if not any(PACKAGE.glob(f"{part.replace('/', '/**/')}"))} == set()

@@ -13,7 +13,7 @@ from skillyard.testing.sandbox_suite.ground import Ground
 SURVIVAL = "survival"
 """The need of a check, beside protections, that a sandbox outlives the server that made it."""
 
-DEADLINE_S = 150.0
+DEADLINE_S = 60.0
 
 
 class Failed(AssertionError):
