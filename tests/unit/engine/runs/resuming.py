@@ -86,6 +86,13 @@ async def ended(rig: Rig, run_id: str) -> RunRecord:
     return record
 
 
+async def idle(rig: Rig) -> None:
+    """Waits until no run has a place: the last one gives it back after its record is written."""
+    async with asyncio.timeout(20):
+        while rig.app.admission.running or rig.backend.held:
+            await asyncio.sleep(0)
+
+
 async def only_record(rig: Rig) -> RunRecord:
     [record] = await rig.app.ports.records.list(None)
     found = await rig.app.ports.records.get(record.run_id)

@@ -19,7 +19,7 @@ from skillyard.engine.observer import Fault, LeaseLost, RunResumed
 from tests.unit.engine.conftest import ManualClock, Rig
 from tests.unit.engine.fakes import FakeProcess, a_skill, result
 from tests.unit.engine.network.fake_gate import FakeGate
-from tests.unit.engine.runs.resuming import Deadly, Work, check_work, ended, killed, next_server, only_record
+from tests.unit.engine.runs.resuming import Deadly, Work, check_work, ended, idle, killed, next_server, only_record
 
 pytestmark = pytest.mark.anyio
 
@@ -71,8 +71,7 @@ async def test_server_ends_at_a_step(rig: Rig, port: str, method: str, nth: int,
     await next_server(rig)
     await check_work(rig, await ended(rig, run["run_id"]))
     assert work.started == 1
-    assert rig.backend.held == {}
-    assert rig.app.admission.running == 0
+    await idle(rig)
 
 
 async def test_resumed_in_the_middle_of_its_output(rig: Rig) -> None:
