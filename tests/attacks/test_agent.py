@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,10 +29,17 @@ print(*left, flush=True)
 
 
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[AgentBox]:
+def passable() -> Iterator[Path]:
+    """A directory that another user can pass. Those of pytest are closed again whenever a session of it begins."""
+    with tempfile.TemporaryDirectory(prefix="skillyard-agent-") as directory:
+        Path(directory).chmod(0o711)
+        yield Path(directory)
+
+
+@pytest.fixture
+async def box(passable: Path) -> AsyncIterator[AgentBox]:
     """An agent and programs of one user that is not root, as in most containers."""
-    _open(tmp_path)
-    box = AgentBox(tmp_path, {"spool": "/tmp"}, as_user=other_user())
+    box = AgentBox(passable, {"spool": "/tmp"}, as_user=other_user())
     box.listen()
     yield box
     await box.close()
@@ -200,11 +208,10 @@ async def test_a_reader_that_never_reads_stops_nobody_else(box: AgentBox) -> Non
 
 
 @pytest.mark.root
-async def test_programs_of_another_user_reach_neither_agent_nor_supervisor(tmp_path: Path) -> None:
+async def test_programs_of_another_user_reach_neither_agent_nor_supervisor(passable: Path) -> None:
     if other_user() is None:
         pytest.skip("root alone can reach the interpreter")
-    _open(tmp_path)
-    box = AgentBox(tmp_path, {"user": [NOBODY, NOBODY], "spool": "/tmp"})
+    box = AgentBox(passable, {"user": [NOBODY, NOBODY], "spool": "/tmp"})
     box.listen()
     box.socket.chmod(0o600)
     source = f"""
@@ -228,12 +235,6 @@ print(os.getuid(), os.getgid(), os.getgroups())
             await _read(client.read("/etc/shadow"))
     finally:
         await box.close()
-
-
-def _open(directory: Path) -> None:
-    """Lets another user pass to a temporary directory of pytest's."""
-    for part in (directory, directory.parent, directory.parent.parent):
-        part.chmod(0o711)
 
 
 async def _piece(data: bytes) -> AsyncIterator[bytes]:

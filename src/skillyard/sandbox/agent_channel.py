@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from skillyard.domain.errors import SandboxFault, SandboxGone
+from skillyard.domain.errors import InvalidInput, SandboxFault, SandboxGone
 from skillyard.guest.agent import wire
 from skillyard.guest.agent.wire import BadFrame
 
@@ -240,8 +240,8 @@ class Channel:
     ) -> Mapping[str, Any]:
         """Sends an operation with all its data and returns the result. Raises AgentRefused, ChannelLost."""
         exchange = self._new()
-        frames = [_open(exchange.number, op, fields)]
         try:
+            frames = [_open(exchange.number, op, fields)]
             if len(data) <= wire.PIECE:  # what belongs together is written at once
                 frames += exchange.whole(data)
             self.write(b"".join(frames))
@@ -329,7 +329,11 @@ class Channel:
 
 
 def _open(number: int, op: str, fields: Mapping[str, object]) -> bytes:
-    return wire.pack(wire.OPEN, number, _encode({"op": op, **fields}))
+    """Returns the frame that begins an exchange. Raises InvalidInput for words that are too long together."""
+    order = _encode({"op": op, **fields})
+    if len(order) > wire.TO_AGENT[wire.OPEN]:
+        raise InvalidInput("args", f"words and variables have at most {wire.TO_AGENT[wire.OPEN]} bytes together")
+    return wire.pack(wire.OPEN, number, order)
 
 
 def _encode(value: object) -> bytes:

@@ -214,6 +214,8 @@ async def test_an_id_that_is_too_long_or_an_order_without_words_is_refused(box: 
         await client.start(python("pass"), id="x" * 300)
     with pytest.raises(SandboxFault, match="refuses"):
         await client.start(python("pass").__class__(()), id="none")
+    with pytest.raises(InvalidInput, match="bytes together"):
+        await client.start(python("pass", "x" * (5 << 20)), id="large")
     assert (await (await client.start(python("pass"), id="fine")).wait()).code == 0
 
 
@@ -257,14 +259,18 @@ async def test_the_socket_can_be_joined_to_standard_input_and_output(box: AgentB
 
 async def test_an_agent_is_started_in_the_background_once(tmp_path: Path) -> None:
     box = AgentBox(tmp_path)
-    for _ in range(2):
-        started = await asyncio.create_subprocess_exec(
-            *box.command("start", str(box.socket)), env=box.environment(), stdout=asyncio.subprocess.PIPE
-        )
+
+    async def start() -> None:
+        command, pipe = box.command("start", str(box.socket)), asyncio.subprocess.PIPE
+        started = await asyncio.create_subprocess_exec(*command, env=box.environment(), stdout=pipe)
         async with asyncio.timeout(BOUND_S):
             assert (await started.communicate())[0] == b"ready\n"
-        process = await box.client().start(python("import os; print(os.getppid())"), id="one")
-        assert (await process.wait()).code == 0
+
+    await asyncio.gather(*(start() for _ in range(4)))
+    first = box.client()
+    await (await first.start(python("pass"), id="one")).wait()
+    await start()
+    assert (await (await box.client().process("one")).wait()).code == 0
     assert (box.socket.stat().st_mode & 0o777) == 0o600
     await box.client().end()
     await box.close()

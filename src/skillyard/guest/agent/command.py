@@ -15,6 +15,7 @@ Its settings are a JSON object::
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -74,11 +75,10 @@ def _listen(where: str, bundle: str) -> int:
 def _start(where: str, bundle: str) -> int:
     """Serves a socket in the background. One that is served already stays as it is."""
     settings = _settings()
-    if _is_served(where):
-        os.write(1, _READY)
-        return 0
-    listener = _bind(where)
-    if os.fork() > 0:
+    with open(f"{where}.lock", "wb", opener=_private) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        listener = None if _is_served(where) else _bind(where)
+    if listener is None or os.fork() > 0:
         os.write(1, _READY)
         return 0
     os.setsid()
@@ -190,6 +190,11 @@ def _bind(where: str) -> socket.socket:
         os.umask(usual)
     listener.listen(_BACKLOG)
     return listener
+
+
+def _private(path: str, flags: int) -> int:
+    os.makedirs(os.path.dirname(path) or ".", 0o700, exist_ok=True)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _is_served(where: str) -> bool:

@@ -25,6 +25,7 @@ CHANNELS = 16
 _LISTED = 200
 _GENTLE_S = 2.0
 _LAST_S = 10.0
+_CROWDED_S = 0.1
 _MOST_ID = 200
 _MOST = 1 << 50
 _MOST_REQUEST = 256 * 1024 * 1024
@@ -61,7 +62,11 @@ class Agent:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is to be had: the connection waits, and would be announced at once again
+            self.loop.watch(listener.fileno())
+            self.loop.after(_CROWDED_S, lambda: self.listen(listener))
             return
         if len(self._channels) >= CHANNELS:
             self._make_room()
