@@ -46,7 +46,7 @@ catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.re
 runs.set_network runs.cancel runs.list runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
-environments.wheels environments.remove secrets.delete blobs.delete
+environments.wheels environments.remove server.drain secrets.delete blobs.delete
 
 """
 ORDER = SCENARIO.split()

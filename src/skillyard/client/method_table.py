@@ -31,6 +31,7 @@ REPEATABLE = frozenset(
         "runs.wait",
         "secrets.audit",
         "secrets.list",
+        "server.drain",
     }
 )
 """Methods that may be sent twice."""

@@ -269,6 +269,11 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         )
         return await self.call("policy.explain", params)
 
+    async def drain_server(self, *, undo: bool | None = None, wait_ms: int | None = None) -> Json:
+        """Refuse new work until the server is stopped: ``draining``, ``attached``, ``detached``. ``wait_ms``: waits
+        that long for the work that ends with the server. Needs ``admin``."""
+        return await self.call("server.drain", given(undo=undo, wait_ms=wait_ms))
+
     async def show_policy(self) -> Json:
         """Returns what the operator lets runs reach; needs ``admin``."""
         return await self.call("policy.show")
@@ -362,6 +367,7 @@ class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods):
     cancel_run = blocking(ProtocolMethods.cancel_run)
     set_run_network = blocking(ProtocolMethods.set_run_network)
     explain_policy = blocking(ProtocolMethods.explain_policy)
+    drain_server = blocking(ProtocolMethods.drain_server)
     show_policy = blocking(ProtocolMethods.show_policy)
     list_blobs = blocking(ProtocolMethods.list_blobs)
     stat_blob = blocking(ProtocolMethods.stat_blob)

@@ -28,6 +28,7 @@ from skillyard.engine.packages.steps import Steps
 from skillyard.engine.parts import Parts
 from skillyard.engine.reaper import Ages, Reaper, environments_in_use, repeat
 from skillyard.engine.runs.detached import RENEW_S, DetachedRuns
+from skillyard.engine.runs.drain import Drain
 from skillyard.engine.runs.grant import Granter
 from skillyard.engine.runs.history import RunHistory
 from skillyard.engine.runs.plan import Planner
@@ -131,8 +132,10 @@ class App:
         self.parts = Parts(parts, emit, ports.clock, self._background)
         has_gate = ports.gate is not None
         self.strict_params = self.config.strict_params
+        self.drain = Drain(self.active, ports.records)
         self.by_class: Mapping[type[Any], Any] = {
             NoService: None,
+            Drain: self.drain,
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,

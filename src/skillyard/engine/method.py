@@ -28,8 +28,9 @@ class Method(Generic[S]):
     ``params`` is a closed object schema (see :mod:`skillyard.engine.schema`), ``result`` an open one that tests hold
     real answers to; ``example`` has parameters that work. ``scope`` or any of ``also`` lets a token call it. ``errors``
     are the protocol-level errors besides InvalidInput that a caller must expect. ``runs`` marks the methods that start
-    a run, which ends when its caller goes away; ``waits`` those that may wait long and end when their caller goes away;
-    ``repeatable`` those that may be sent twice: a client sends them again after it lost the connection.
+    a run, which ends when its caller goes away; ``builds`` those that start a build of packages; ``waits`` those that
+    may wait long and end when their caller goes away; ``repeatable`` those that may be sent twice: a client sends them
+    again after it lost the connection.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Method(Generic[S]):
     service: type[S]
     example: Mapping[str, Any] = field(default_factory=dict)
     runs: bool = False
+    builds: bool = False
     waits: bool = False
     repeatable: bool = False
     also: frozenset[Scope] = frozenset()

@@ -12,6 +12,7 @@ from skillyard.engine.blobs import methods as blobs
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
+from skillyard.engine.runs import drain
 from skillyard.engine.runs import methods as execution
 from skillyard.engine.secrets import methods as secret_methods
 from skillyard.engine.skills import approval_methods, discovery, inspection
@@ -29,6 +30,7 @@ METHODS: dict[str, Method[Any]] = {
         catalogue_methods,
         inspection,
         environment_methods,
+        drain,
     )
     for method in module.TABLE
 }
@@ -66,16 +68,30 @@ class Services(Protocol):
     """The services that handlers get, by their classes. ``strict_params`` refuses parameters of unknown names."""
 
     strict_params: bool
+    drain: drain.Drain
     by_class: Mapping[type[Any], Any]
 
 
 async def invoke(services: Services, principal: Principal, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Authorises the caller, checks the parameters and calls the method.
 
-    Raises MethodNotFound, Forbidden, InvalidInput and what the method's row lists.
+    Raises MethodNotFound, Forbidden, InvalidInput, the errors that the method's row lists, and Busy for new work while
+    the server drains.
     """
     method = METHODS.get(name)
     if method is None:
         raise MethodNotFound(f"there is no method '{name[:64]}'")
     principal.require(method.scope, method.also)
-    return await method.call(services.by_class[method.service], principal, params, strict=services.strict_params)
+    service, strict = services.by_class[method.service], services.strict_params
+    if not method.runs and not method.builds:
+        return await method.call(service, principal, params, strict=strict)
+    draining = services.drain
+    if draining.on:
+        raise draining.refusal()
+    draining.calls += 1
+    try:
+        return await method.call(service, principal, params, strict=strict)
+    finally:
+        draining.calls -= 1
+        if not draining.calls:
+            draining.idle.set()

@@ -10,9 +10,11 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +139,14 @@ class _Process:
             self._watch(app)
             self._lifecycle.dead = lambda: app.parts.dead
             self._lifecycle.on_drain = app.waiting.close
+            self._lifecycle.draining = lambda: app.drain.on
+            app.drain.changed = _tell_of_draining
             self._remark(offer, app.backends)
             _tell_of_skills(await app.skills.store.problems())
             with recorded_server(data_dir, self._url):
                 logger.info("ready", extra={"url": self._url, "data_dir": str(data_dir)})
-                yield _readiness(offer, self._settings)
+                with _on_signal(signal.SIGUSR1, partial(app.drain.set, True)):
+                    yield _readiness(offer, self._settings)
 
     def _watch(self, app: App) -> None:
         self._metrics.gauge("runs_running", "Runs with a place.", lambda: app.admission.running)
@@ -168,6 +173,23 @@ class _Process:
         async with asyncio.TaskGroup() as ending:
             for run_id in list(app.active):
                 ending.create_task(app.runs.cancel(run_id, "the server is stopping"))
+
+
+@contextmanager
+def _on_signal(number: signal.Signals, call: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+
+
+def _tell_of_draining(is_on: bool) -> None:
+    if is_on:
+        logger.warning("draining: new work is refused until the server is stopped or 'skillyard drain --undo'")
+    else:
+        logger.info("not draining any more: new work is taken")
 
 
 def _tell_of_skills(problems: Sequence[Finding]) -> None:

@@ -219,6 +219,7 @@ TABLE = (
         also=_EITHER,
         errors=(EnvironmentNotFound, SkillNotFound, Busy),
         surface="operator",
+        builds=True,
         handler=build_environment,
         service=PackageService,
     ),

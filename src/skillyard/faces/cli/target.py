@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from skillyard.client.discovery import ServerUrl, default_data_dir, recorded_url
+from skillyard.faces.cli.failures import Exit, Failure
 from skillyard.faces.cli.render import calm
 
 if TYPE_CHECKING:
@@ -82,6 +83,15 @@ class Where:
         """
         with ExitStack() as stack:
             yield self._entered(stack, changes)
+
+    @contextmanager
+    def server(self) -> Iterator[Target]:
+        """Yields the named server, else that of the data directory. Raises Failure when none runs there."""
+        home = self.data_dir or default_data_dir()
+        if not self.url and not _running(home):
+            raise Failure(f"no server runs on {home}", "name one with --url or --data-dir", Exit.NO_ACCESS)
+        with ExitStack() as stack:
+            yield self._client(stack)
 
     def _entered(self, stack: ExitStack, changes: bool) -> Target:
         home = self.data_dir or default_data_dir()

@@ -43,8 +43,11 @@ class Probes:
         """Answers 200 while the backend is ready and all processes live, else 503 with a reason."""
         _check_get(scope)
         dead = dict(self._lifecycle.dead())
-        ready = self._lifecycle.phase is Phase.READY and not dead
-        status = "not ready" if dead and self._lifecycle.phase is Phase.READY else str(self._lifecycle.phase)
+        phase = self._lifecycle.phase
+        if phase is Phase.READY and self._lifecycle.draining():
+            phase = Phase.DRAINING
+        ready = phase is Phase.READY and not dead
+        status = "not ready" if dead and phase is Phase.READY else str(phase)
         content = {"status": status, **self._lifecycle.facts, **({"dead": dead} if dead else {})}
         await reply(send, 200 if ready else 503, dumps(content))
 

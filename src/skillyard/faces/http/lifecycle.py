@@ -27,6 +27,8 @@ class Lifecycle:
         """Processes that runs depend on and that do not run, each with the reason."""
         self.on_drain: Callable[[], None] = _nothing
         """Ends calls that only wait for work to end."""
+        self.draining: Callable[[], bool] = bool
+        """Whether new work is refused although the server is ready."""
         self._working = 0
         self._idle = asyncio.Event()
         self._idle.set()
