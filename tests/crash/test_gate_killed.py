@@ -20,11 +20,13 @@ import pytest
 
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import Outcome
+from skillyard.stores.seal.secrets import SealedSecrets
 from tests.conformance.gate.intercepted import TOKEN, Outside
 from tests.conformance.gate.programs.web import Asked
 from tests.crash import network_owner
-from tests.crash.leftovers import Footprint, gone
+from tests.crash.leftovers import Footprint, gone, idle
 from tests.crash.network_owner import RUN, NetworkOwner
+from tests.crash.server import Server
 
 pytestmark = pytest.mark.anyio
 BOUND_S = 60.0
@@ -92,14 +94,6 @@ class Killed:
             owner.kill()
             await owner.wait()
 
-    def gates(self) -> list[int]:
-        found = self.footprint.look().processes
-        return [process.pid for process in found if "skillyard.gate.process" in process.command]
-
-    def kill_gate(self) -> None:
-        [pid] = self.gates()
-        os.kill(pid, signal.SIGKILL)
-
 
 async def test_a_detached_run_keeps_its_network(tmp_path: Path) -> None:
     outside = Outside(tmp_path)
@@ -118,12 +112,12 @@ async def test_a_detached_run_keeps_its_network(tmp_path: Path) -> None:
         async with killed.server():
             site.answers.put(b"with the next one")
             await site.in_the_middle()
-            killed.kill_gate()
+            kill_gates(killed.footprint)
             site.answers.put(b"nobody gets it")
             await site.in_the_middle()
             site.answers.put(b"with another gate")
             await site.in_the_middle()
-            killed.kill_gate()
+            kill_gates(killed.footprint)
         site.answers.put(b"nobody gets it")
         heir = NetworkOwner(home, config)
         process = await heir.attach(killed.handle)
@@ -151,6 +145,97 @@ async def test_a_detached_run_keeps_its_network(tmp_path: Path) -> None:
         outside.close()
         if killed.handle:
             killed.footprint.kill_keeper()
+
+
+MANIFEST = """
+name = "tests.steps"
+version = "1.0.0"
+description = "Asks a service, step by step, with a secret that it never sees"
+kind = "action"
+
+[runtime]
+language = "python"
+entrypoint = "code/main.py"
+export = "main"
+
+[permissions]
+network = ["api.test:{port}"]
+secrets = [{{ name = "KEY", delivery = "gate", hosts = ["api.test:{port}"] }}]
+"""
+SKILL = """
+import os, time, urllib.request
+
+def main(args):
+    told = []
+    while told[-1:] != ["end"]:
+        asking = urllib.request.Request(args["url"], headers={"X-Key": os.environ["KEY"]})
+        try:
+            said = urllib.request.urlopen(asking, timeout=60).read().decode()
+        except OSError:
+            said = "cut"
+            time.sleep(0.05)
+        if told[-1:] != [said] or said != "cut":
+            told.append(said)
+    return {"told": told}
+"""
+
+
+async def test_a_detached_run_of_a_whole_server(tmp_path: Path) -> None:
+    outside = Outside(tmp_path)
+    site = Site(outside)
+    outside.routes["/step"] = site.step
+    port, data = outside.https.port, tmp_path / "data"
+    skill = tmp_path / "skills" / "tests.steps"
+    (skill / "code").mkdir(parents=True)
+    (skill / "skill.toml").write_text(MANIFEST.format(port=port))
+    (skill / "SKILL.md").write_text("---\nname: steps\ndescription: Asks a service\n---\nIt asks.\n")
+    (skill / "code" / "main.py").write_text(SKILL)
+    env = {
+        "SKILLYARD_NETWORK__CA_FILE": str(outside.authority.ca_file),
+        "SKILLYARD_NETWORK__HOSTS": json.dumps({"api.test": "127.0.0.1"}),
+        "SKILLYARD_SKILLS_DIRS": str(tmp_path / "skills"),
+    }
+    data.mkdir(mode=0o700)
+    await SealedSecrets(data).set("KEY", TOKEN)
+    footprint = Footprint(data)
+    try:
+        with Server(data, ready=0, **env) as server, server.client() as client:
+            args = {"url": f"https://api.test:{port}/step"}
+            run_id = client.execute_skill("tests.steps", args, detach=True).run_id
+            await site.in_the_middle()
+            server.kill()
+        site.answers.put(b"without a server")
+        await site.in_the_middle()
+        with Server(data, ready=0, **env) as server:
+            kill_gates(footprint)
+            site.answers.put(b"nobody gets it")
+            await site.in_the_middle()
+            kill_gates(footprint)
+            server.kill()
+        site.answers.put(b"nobody gets it")
+        with Server(data, ready=0, **env) as server, server.client() as client:
+            await site.in_the_middle()
+            site.answers.put(b"end")
+            await asyncio.to_thread(client.call, "runs.wait", {"run_id": run_id, "wait_ms": 60_000})
+            run = client.call("runs.show", {"run_id": run_id})["run"]
+            assert run["status"] == "completed", run
+            assert run["output"] == {"told": ["without a server", "cut", "end"]}
+            _check(run["network"]["connections"], port)
+            assert not run["network"]["complete"]
+            assert not list((data / "run" / "sessions").glob("*.sealed"))
+            assert not list((data / "run" / "gate").glob("*.pem"))
+            idle(footprint)
+            assert server.stop() == 0, server.log()
+        gone(footprint)
+    finally:
+        outside.close()
+        footprint.kill_keeper()
+
+
+def kill_gates(footprint: Footprint) -> None:
+    for process in footprint.look().processes:
+        if "skillyard.gate.process" in process.command:
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _check(rows: list[dict[str, object]], port: int) -> None:
