@@ -30,11 +30,11 @@ _BEYOND = """
 proc-dangerous-files proc-dangerous-directories proc-places special-files-sysfs
 files-search writing-everywhere special-files-host-devices
 writing-metadata leftovers-shared-times
-privileges-regaining namespaces-enter processes-end-init
+namespaces-enter
 """
 BEYOND = frozenset(_BEYOND.split())
 """Attacks that bubblewrap alone does not stop: it masks nothing of /proc, gives terminals and the host's device files,
-filters no system call, and has a plain init."""
+and filters no system call."""
 
 
 @pytest.fixture(scope="module")
