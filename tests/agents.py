@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,14 +37,23 @@ WAIT = READY + "import time\ntime.sleep(600)"
 
 
 class AgentBox:
-    """An agent on a socket in ``root``. ``settings`` are the agent's own; ``as_user`` runs it as another user."""
+    """An agent on a socket in ``root``.
 
-    def __init__(self, root: Path, settings: Mapping[str, Any] | None = None, as_user: int | None = None) -> None:
+    ``settings`` are the agent's own, ``as_user`` runs it as another user, ``prefix`` is a command that executes it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        settings: Mapping[str, Any] | None = None,
+        as_user: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.root = root
         self.socket, self.bundle = root / "s", root / "guest.pyz"
         self.workspace = root / "workspace"
         self.key = secrets.token_bytes(32)
-        self._user = as_user
+        self._user, self._prefix = as_user, prefix
         self._settings = {
             "key": self.key.hex(),
             "cwd": str(self.workspace),
@@ -71,7 +80,7 @@ class AgentBox:
             listener.bind(str(self.socket))
             listener.listen(16)
             self.process = subprocess.Popen(
-                self.command("listen", f"fd:{listener.fileno()}"),
+                [*self._prefix, *self.command("listen", f"fd:{listener.fileno()}")],
                 env=self.environment(),
                 pass_fds=(listener.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -148,6 +148,44 @@ async def test_output_that_cannot_be_kept_ends_the_program(tmp_path: Path) -> No
     await box.close()
 
 
+@pytest.mark.root
+async def test_a_kill_for_want_of_memory_is_told_where_the_kernel_tells_it(tmp_path: Path) -> None:
+    group, limit = _memory_group(tmp_path.name)
+    try:
+        limit.write_text(str(64 << 20))
+        join = ("sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(group))
+        box = AgentBox(tmp_path, prefix=join)
+        box.listen()
+        client = box.client()
+        small = await client.start(python("import time; time.sleep(600)"), id="small")
+        killed = await client.start(python("import os; os.kill(os.getpid(), 9)"), id="killed")
+        assert (await killed.wait()).outcome is Outcome.SIGNAL
+        large = await client.start(python("held = b'x' * (256 << 20)"), id="large")
+        assert (await large.wait()).outcome is Outcome.MEMORY
+        await small.kill()
+        assert (await small.wait()).hits == {"memory"}
+        await box.close()
+    finally:
+        group.rmdir()
+
+
+def _memory_group(name: str) -> tuple[Path, Path]:
+    """Makes a control group with a limit of memory; skips where the host gives none."""
+    unified, apart = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+    try:
+        if "memory" in (unified / "cgroup.subtree_control").read_text().split():
+            group, limit = unified / f"skillyard-{name}", "memory.max"
+        else:
+            pytest.skip("this host gives no control group of memory")
+    except FileNotFoundError:
+        group, limit = apart / f"skillyard-{name}", "memory.limit_in_bytes"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"this host gives no control group of memory: {error}")
+    return group, group / limit
+
+
 async def test_trees_and_files_go_in_and_out(box: AgentBox) -> None:
     client, place = box.client(), str(box.workspace / "tree")
     stream = io.BytesIO()
