@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import random
 import re
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,6 @@ from tests.crash.leftovers import Footprint, gone, idle, until
 from tests.crash.server import SMALL, Server
 from tests.crash.store import contradictions
 
-pytestmark = pytest.mark.anyio
 RUNS = 20
 STEPS = """
 import os, random, sys, time
@@ -60,7 +64,7 @@ def _blobs(args: dict[str, Any]) -> list[str]:
 
 
 def _start(server: Server, args: dict[str, Any], **more: Any) -> str:
-    params = {"language": "python", "code": STEPS, "args": args, "limits": SMALL, "detach": True, **more}
+    params = {"language": "python", "code": STEPS, "args": args, "limits": SMALL, "detach": True} | more
     with server.client() as client:
         run = client.call("run_code", params)
     assert run["status"] == "queued", run
@@ -197,3 +201,76 @@ def test_deadline_is_kept_while_no_server_is_there(tmp_path: Path) -> None:
         first.kill()
     with Server(data_dir) as second:
         assert _ended(second, run_id)["outcome"] == "timeout"
+
+
+CALLS = """
+import time, urllib.request
+
+def main(args):
+    for step in range(args["steps"]):
+        with urllib.request.urlopen(f"http://{args['at']}/{args['n']}/{step}", timeout=30) as answer:
+            print(answer.read().decode(), flush=True)
+        time.sleep(0.2)
+    return {"n": args["n"]}
+"""
+
+
+class Origin:
+    """A web server that counts what it was asked for: the witness of what runs did, whatever records say."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        origin = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.removeprefix(f"http://{origin.at}")
+                origin.asked.append(path)
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"saw " + path.encode())
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Says nothing."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.2", 0), Handler)
+        self.at = f"127.0.0.2:{self._http.server_address[1]}"
+
+    def __enter__(self) -> Origin:
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.mark.parametrize("victims", ["server", "server and gate"])
+def test_network_goes_on(tmp_path: Path, victims: str) -> None:
+    data_dir, count, steps = tmp_path / "data", 4, 40
+    with Origin() as origin:
+        rules = json.dumps([origin.at])
+        env = {"SKILLYARD_NETWORK__RULES": rules, "SKILLYARD_NETWORK__RUN_CODE": rules}
+        with Server(data_dir, **env) as first:
+            runs = [_start(first, {"at": origin.at, "n": n, "steps": steps}, code=CALLS) for n in range(count)]
+            until(lambda: all(f"/{n}/1" in origin.asked for n in range(count)), 60, "each run reaches the origin")
+            footprint = Footprint(data_dir)
+            gates = [process.pid for process in footprint.look().processes if "skillyard.gate" in process.command]
+            first.kill()
+            if victims == "server and gate":
+                assert gates
+                for pid in gates:
+                    os.kill(pid, signal.SIGKILL)
+        with Server(data_dir, **env) as second:
+            for n, run_id in enumerate(runs):
+                run = _ended(second, run_id)
+                if victims == "server":
+                    assert run["status"] == "completed", run["error"]
+                    assert _whole_log(second, run_id) == "".join(f"saw /{n}/{step}\n" for step in range(steps))
+                    assert run["network"]["connections"][0]["host"] == "127.0.0.2"
+                assert run["outcome"] == "exit"
+            idle(footprint)
+        assert len(origin.asked) == len(set(origin.asked)), "a run was started twice"
+        if victims == "server":
+            assert set(origin.asked) == {f"/{n}/{step}" for n in range(count) for step in range(steps)}
+    gone(footprint)
