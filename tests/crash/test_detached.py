@@ -251,7 +251,7 @@ def test_network_goes_on(tmp_path: Path, victims: str) -> None:
     with Origin() as origin:
         rules = json.dumps([origin.at])
         env = {"SKILLYARD_NETWORK__RULES": rules, "SKILLYARD_NETWORK__RUN_CODE": rules}
-        with Server(data_dir, **env) as first:
+        with Server(data_dir, ready=0, **env) as first:
             runs = [_start(first, {"at": origin.at, "n": n, "steps": steps}, code=CALLS) for n in range(count)]
             until(lambda: all(f"/{n}/1" in origin.asked for n in range(count)), 60, "each run reaches the origin")
             footprint = Footprint(data_dir)
@@ -261,7 +261,7 @@ def test_network_goes_on(tmp_path: Path, victims: str) -> None:
                 assert gates
                 for pid in gates:
                     os.kill(pid, signal.SIGKILL)
-        with Server(data_dir, **env) as second:
+        with Server(data_dir, ready=0, **env) as second:
             for n, run_id in enumerate(runs):
                 run = _ended(second, run_id)
                 if victims == "server":
