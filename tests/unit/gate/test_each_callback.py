@@ -35,6 +35,13 @@ NO_QUESTIONS: list[Header] = [
     {"id": 1, "op": "change", "session": "s", "policy": []},
     {"id": 1, "op": "log", "session": None},
     {"id": 1, "op": 7},
+    {"id": 1, "op": "attach", "session": "none"},
+    {"id": 1, "op": "discard"},
+    {"id": 1, "op": "sealed", "session": "s"},
+    {"id": 1, "op": "sealed", "session": "s", "next": "x"},
+    {"id": 1, "op": "endpoint", "session": "s"},
+    {"id": 1, "op": "endpoint", "session": "s", "endpoint": {}},
+    {"id": 1, "op": "open", "session": "u", "key": "k", "plan": PLAN, "trusted": "", "before": {}},
 ]
 
 

@@ -23,8 +23,9 @@ from skillyard.gate.addresses import OwnAddresses
 from skillyard.gate.dial import Dialer
 from skillyard.gate.relay.guard import TimedOut, Unreachable
 from skillyard.gate.session import MOST_KINDS, MOST_NAMES, OWN, POOL, Log, SyntheticAddresses
+from skillyard.gate.tls.authority import Authority
 from skillyard.gate.upstream import Usage
-from skillyard.gate.wire import log_in, plan_in, plan_out
+from skillyard.gate.wire import AHEAD, log_in, plan_in, plan_out
 from skillyard.sandbox.native.linux import kernel
 from tests.examples import fewer
 
@@ -201,3 +202,35 @@ def test_plans_arrive_as_they_were_sent() -> None:
     )
     assert plan_in(plan_out(plan)) == plan
     assert NetworkLog((), 3) == log_in(dict(NetworkLog((), 3).as_dict()))
+
+
+def test_names_go_on_in_another_gate() -> None:
+    first = SyntheticAddresses()
+    given = {name: first.address_of(name) for name in ("a.test", "b.test")}
+    second = SyntheticAddresses()
+    second.restore(dict(first.given), first.next + AHEAD)
+    assert {name: second.address_of(name) for name in given} == given
+    unknown = [POOL[2 + first.next + at] for at in range(AHEAD)]
+    assert {second.name_of(address) for address in unknown} == {None}
+    new = [second.address_of(f"n{at}.test") for at in range(AHEAD)]
+    assert len(set(new)) == AHEAD
+    assert not {*new} & {*unknown, *given.values(), None}
+    assert second.address_of("more.test") is None, "nobody sealed so many"
+    second.sealed = second.next
+    assert second.address_of("more.test") is not None
+    with pytest.raises(ValueError, match="nobody gave"):
+        SyntheticAddresses().restore({"a.test": 3}, 3)
+    last = SyntheticAddresses()
+    last.restore({}, POOL.num_addresses - 3)
+    assert last.address_of("a.test") == POOL[-1]
+    assert last.address_of("b.test") is None
+
+
+def test_an_authority_goes_on_for_the_same_hosts() -> None:
+    hosts, others = parse_rules(["api.test", "*.x.test:8443"]), parse_rules(["other.test"])
+    first = Authority(hosts)
+    again = Authority(parse_rules(["*.x.test", "api.test:1"]), first.kept)
+    assert (again.pem, again.kept) == (first.pem, first.kept)
+    assert Authority(others, first.kept).pem != first.pem
+    assert again.context("api.test") is not None
+    assert "PRIVATE KEY" not in first.pem.decode()
