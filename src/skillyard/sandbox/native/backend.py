@@ -18,6 +18,7 @@ from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.content import bound
+from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.launch import connect_or_start, keeper_lives
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.probe import probe
@@ -217,15 +218,7 @@ class NativeBackend:
         if link is None or not link.alive:
             return
         try:
-            async with asyncio.timeout(_CLOSE_BOUND_S) as bound:
-                answer, _ = await link.answer({"op": "stop"})
-                if not answer["kept"]:
-                    bound.reschedule(asyncio.get_running_loop().time() + _CLOSE_BOUND_S + answer["bound_s"])
-                    await link.ended.wait()
-        except SandboxGone:
-            pass  # killed while we asked: all it held ended with it
-        except TimeoutError:
-            raise SandboxFault("the keeper did not end in time") from None
+            await self._stop(link)
         finally:
             link.close()
 
@@ -244,11 +237,47 @@ class NativeBackend:
             sock, _ = await connect_or_start(self._run_dir, self.program, self.keeper_options())
             link = Link(sock, self._ended, self._lost, self._on_part_fault)
             try:
-                await link.facts()
+                if await self._speaks_ours(link):
+                    return link
             except SandboxGone:
                 continue
-            return link
+            except BaseException:
+                link.close()
+                raise
         raise SandboxFault("each keeper ends as soon as it is there; its log is keeper.log in the run directory")
+
+    async def _speaks_ours(self, link: Link) -> bool:
+        """Returns whether the keeper is of this version. An older one that holds nothing for later is ended.
+
+        Raises SandboxFault for a newer one, and for an older one whose sandboxes outlive their server.
+        """
+        version = (await link.facts())["protocol"]
+        if version == launch.PROTOCOL:
+            return True
+        told = f"the keeper of {self._run_dir} speaks version {version} of its protocol, this server {launch.PROTOCOL}"
+        if version > launch.PROTOCOL:
+            raise SandboxFault(f"{told}: start the newer skillyard that began it, or end that keeper")
+        answer, _ = await link.answer({"op": "survey"})
+        if kept := [held for held in answer["held"] if held["owner"] == Owner.TASK]:
+            rule = "start the earlier skillyard until they have ended, or end that keeper, and they are lost"
+            raise SandboxFault(f"{told}, and it holds {len(kept)} sandboxes of detached runs: {rule}")
+        self._on_part_fault(f"{told}: it is ended, and another is started")
+        await self._stop(link)
+        link.close()
+        return False
+
+    async def _stop(self, link: Link) -> None:
+        """Ends a keeper, unless it holds sandboxes that outlive this server. Raises SandboxFault."""
+        try:
+            async with asyncio.timeout(_CLOSE_BOUND_S) as bound:
+                answer, _ = await link.answer({"op": "stop"})
+                if not answer["kept"]:
+                    bound.reschedule(asyncio.get_running_loop().time() + _CLOSE_BOUND_S + answer["bound_s"])
+                    await link.ended.wait()
+        except SandboxGone:
+            pass  # killed while we asked: all it held ended with it
+        except TimeoutError:
+            raise SandboxFault("the keeper did not end in time") from None
 
     def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
         environment = spec.environment

@@ -15,6 +15,8 @@ from typing import Any
 from skillyard.domain.errors import SandboxFault
 from skillyard.ipc.peers import peer
 
+PROTOCOL = 2
+"""The version of the messages that the server speaks with a keeper."""
 _START_BOUND_S = 20.0
 _LOOK_AGAIN_S = 0.02
 _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main; main(json.loads(sys.argv[2]))"

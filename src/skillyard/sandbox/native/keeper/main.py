@@ -29,7 +29,8 @@ from skillyard.sandbox.native.keeper.watch.processes import tree_of
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
-PROTOCOL = 1
+PROTOCOL = 2
+"""The version of the messages between keeper and server; `launch.py` has the one that the server speaks."""
 _BACKLOG = 8
 _EVERY_S = 0.05
 """Between two looks at the sandboxes."""
