@@ -52,7 +52,7 @@ class Makers:
         if self._twin:
             yield MemoryRecords()
             return
-        async with opened(self._directory()) as database:
+        async with migrated(self._directory()) as database:
             yield SqliteRecords(database)
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ class Makers:
         if self._twin:
             yield MemoryBlobs(directory, clock, SeqIds(), limits=limits)
             return
-        async with opened(directory) as database:
+        async with migrated(directory) as database:
             store = LocalBlobs(database, directory / "blobs", clock, SeqIds(), limits=limits)
             await store.prepare()
             yield store
@@ -83,7 +83,7 @@ class Makers:
         if self._twin:
             yield MemorySecretAudit()
             return
-        async with opened(self._directory()) as database:
+        async with migrated(self._directory()) as database:
             yield SqliteSecretAudit(database)
 
     @asynccontextmanager
@@ -91,7 +91,7 @@ class Makers:
         if self._twin:
             yield MemoryPublications(limits)
             return
-        async with opened(self._directory()) as database:
+        async with migrated(self._directory()) as database:
             yield SqlitePublications(database, limits)
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ class Makers:
         if self._twin:
             yield MemoryApprovals()
             return
-        async with opened(self._directory()) as database:
+        async with migrated(self._directory()) as database:
             yield SqliteApprovals(database)
 
     @asynccontextmanager
@@ -119,6 +119,22 @@ async def opened(directory: Path) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+_MADE: list[bytes] = []
+"""A new database. What waits longest in the making of one is the disk, once for each migration."""
+
+
+@asynccontextmanager
+async def migrated(directory: Path) -> AsyncIterator[Database]:
+    """Opens a copy of a new database; stores are held to their ports here, not to the making of it."""
+    if not _MADE:
+        async with opened(directory):
+            pass
+        _MADE.append((directory / "state.db").read_bytes())
+    (directory / "state.db").write_bytes(_MADE[0])
+    async with opened(directory) as database:
+        yield database
 
 
 Opener = Callable[[Path], AbstractAsyncContextManager[Database]]

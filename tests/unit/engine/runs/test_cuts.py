@@ -112,7 +112,7 @@ async def kept_of(rig: Rig, **more: Any) -> Callable[..., Any]:
     async def run(said: bytes, *, log: bytes = b"", script: Script | None = None) -> str:
         rig.backend.script = script or playing(said, log=log)
         made = await rig.call("execute_skill", name="a.b")
-        return json.dumps([made, (await rig.record(made)).as_dict()], ensure_ascii=False)
+        return json.dumps(made, ensure_ascii=False) + repr(await rig.record(made))
 
     return run
 
