@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("skillyard.gate")
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_PATIENCE_S = 10.0
+"""How long the gate may take for one session."""
 _UNSEEN = "its process ended while no server was there to see it"
 
 
@@ -215,9 +217,12 @@ class ProcessGate:
             await session.close()
             return
         try:
-            await session.leave()
+            async with asyncio.timeout(_PATIENCE_S):
+                await session.leave()
         except GateFault as error:
             self._failed(error.message)
+        except TimeoutError:
+            self._failed("the gate does not answer")
 
     async def _linked(self) -> Link:
         """Returns a living link. In a new one, kept sessions go on."""
@@ -262,10 +267,14 @@ class ProcessGate:
             _LOG.warning("the gate runs without %s", missing)
         for session in list(self._kept.values()):
             try:
-                if await session.go_on(link, why):
-                    self._plug_again(session)
-            except GateFault as error:
+                async with asyncio.timeout(_PATIENCE_S):
+                    if await session.go_on(link, why):
+                        self._plug_again(session)
+            except GateFault as error:  # it is tried again when its log is looked at
                 self._failed(f"a detached run is without a network: {error.message}")
+            except TimeoutError:
+                link.drop()
+                raise GateFault("the gate does not answer") from None
 
     def _plug_again(self, session: KeptSession) -> None:
         """Has a sandbox plugged in again, in a task: that needs the link which is being made."""

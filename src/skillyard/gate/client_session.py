@@ -191,6 +191,7 @@ class KeptSession(ProcessSession):
         self._changed = False
         self._faulty = False
         self._over = False
+        self._served_by: Link | None = None
 
     def attend(self, plug: Callable[[], Awaitable[None]]) -> None:
         self._plug = plug
@@ -204,6 +205,7 @@ class KeptSession(ProcessSession):
         async with self._turn:
             self._take(await self._link.ask(self._opening(plan_out(plan), self._home.trusted(plan))))
             self._link.hears[self._id] = self._hear
+            self._served_by = self._link
             await self.seal()
 
     async def go_on(self, link: Link, why: str) -> bool:
@@ -211,26 +213,34 @@ class KeptSession(ProcessSession):
 
         ``why`` says how its gate was lost."""
         async with self._turn:
-            if self._over:
+            if self._over or self._served_by is link:
                 return False
             lost = link.held.get(self.key) != self._id
             self._link.hears.pop(self._id, None)
             if lost:
                 log = _and(log_in(self._state["log"]), f"the gate was lost: {why}; {_SERVES_AGAIN}")
-                self._state |= {"log": log.as_dict(), "next": self._state["next"] + AHEAD}
-                await self.seal()  # else a further gate could give the same addresses for other names
+                # Sealed first, else a further gate could give the same addresses for other names.
+                await self._sealed_with({"log": log.as_dict(), "next": self._state["next"] + AHEAD})
                 opening = self._opening(self._state["plan"], self._home.trusted(plan_in(self._state["plan"])))
                 endpoints = self._state["endpoints"]
                 self._take({**await link.ask({**opening, "before": self._state}), "endpoints": endpoints})
             else:
                 self._take(await link.ask({"op": "attach", "session": self._id}))
-            self._link = link
+            self._link = self._served_by = link
             link.hears[self._id] = self._hear
             for told in self._state["endpoints"] if lost else ():
                 await self._again(told)
             if not lost:
                 self._seal_soon()
             return lost
+
+    async def log(self) -> NetworkLog:
+        """Returns the log, of a session that could not go on before once it can."""
+        if self._closing is None and not self._link.alive:
+            link, why = await self._home.linked(), self._link.why
+            if await self.go_on(link, why):
+                await self.plug_again()
+        return await super().log()
 
     async def plug_again(self) -> None:
         """Has the sandbox plugged in again, where somebody attends."""
@@ -249,13 +259,7 @@ class KeptSession(ProcessSession):
         return endpoint
 
     async def change(self, policy: Policy) -> None:
-        before = self._state["plan"]
-        self._state["plan"] = {**before, "policy": policy_out(policy)}
-        try:
-            await self.seal()
-        except GateFault:
-            self._state["plan"] = before
-            raise
+        await self._sealed_with({"plan": {**self._state["plan"], "policy": policy_out(policy)}})
         try:
             await super().change(policy)
         except GateFault:
@@ -283,6 +287,16 @@ class KeptSession(ProcessSession):
             except StoreFault as error:
                 raise GateFault(f"the network of a detached run cannot be kept: {error.message}") from error
         self._link.tell({"op": "sealed", "session": self._id, "next": upto})
+
+    async def _sealed_with(self, changes: Header) -> None:
+        """Changes the state when that could be sealed. Raises GateFault."""
+        before = {name: self._state[name] for name in changes}
+        self._state |= changes
+        try:
+            await self.seal()
+        except GateFault:
+            self._state |= before
+            raise
 
     async def _close(self) -> NetworkLog:
         async with self._turn:

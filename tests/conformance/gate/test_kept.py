@@ -16,7 +16,7 @@ from skillyard.domain.errors import GateFault, StoreFault
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.network.session import EgressLimits, EgressPlan, EndpointKind, GateSecret, new_placeholder
 from skillyard.gate.client import ProcessGate
-from skillyard.stores.seal.keys import GivenKeys, KeySource, OwnKeyFile
+from skillyard.stores.seal.keys import GivenKeys, Key, KeySource, OwnKeyFile
 from skillyard.stores.seal.sessions import SealedSessions
 from tests.conformance.gate.conftest import GATE_UID
 from tests.conformance.gate.gates import Plugged, Server, cut_off, echo, policy, reaching, turned_away, until
@@ -360,7 +360,7 @@ async def test_a_gate_with_nothing_to_keep_ends_with_its_server(house: House) ->
 
 async def test_without_a_key_nothing_is_kept(house: House, outside: Outside) -> None:
     class Nowhere(GivenKeys):
-        def read(self) -> list[object]:  # type: ignore[override]
+        def read(self) -> list[Key]:
             raise StoreFault("the key file /nowhere is missing")
 
     gate = house.server(Nowhere("A" * 43 + "="))
@@ -473,3 +473,40 @@ async def test_endpoints_go_on(house: House, kind: EndpointKind) -> None:
         assert house.files() == []
         with pytest.raises(OSError, match=r"refused|No such file"):
             await asyncio.to_thread(http, endpoint, target)
+
+
+class Stubborn(OwnKeyFile):
+    """Keys that are not to be had for a while."""
+
+    lost = False
+
+    def read(self) -> list[Key]:
+        if self.lost:
+            raise StoreFault("the key file is missing")
+        return super().read()
+
+    def sealing(self) -> Key:
+        if self.lost:
+            raise StoreFault("the key file is missing")
+        return super().sealing()
+
+
+async def test_a_session_that_could_not_go_on_does_later(house: House, rooms: Rooms) -> None:
+    async with echoing() as server:
+        keys = Stubborn(house.home / "key", house.home / "sealed")
+        room = rooms.room()
+        box = await kept(house.server(keys), room, reaching(server, "api.test"), server.port)
+
+        async def plug() -> None:
+            await box.gate.plug(box.session.id, await asyncio.to_thread(room.listen, server.port))
+
+        box.session.attend(plug)
+        keys.lost = True
+        await killed(box.gate)
+        assert "a detached run is without a network" in house.faults[-1]
+        assert refuses(room, server.port), "closed, not open"
+        with pytest.raises(GateFault, match="cannot be kept"):
+            await box.session.change(policy())
+        keys.lost = False
+        assert any(row.via == "gate" for row in await box.log())
+        assert await said(box, "api.test", server.port) == b"hello\n"
