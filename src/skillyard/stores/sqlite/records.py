@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any
 
 from skillyard.domain.checks import check_page, check_unicode
@@ -26,8 +27,9 @@ _COLUMNS = ("network", "needs", "revision", "lease", "labels")
 _WORK = ("owner", "sandbox", "deadline", "cancel_requested", "program", "offsets", "blob_prefix", "secrets",
          "network_session")  # fmt: skip
 """The fields that are stored when they differ from their defaults: most runs have none of them."""
-_DEFAULTS = [(field.name, field.default) for field in fields(RunRecord) if field.name in _WORK]
+_DEFAULTS = tuple({field.name: field.default for field in fields(RunRecord)}[name] for name in _WORK)
 _FIELDS = tuple(field.name for field in fields(RunRecord) if field.name not in (*_COLUMNS, *_WORK))
+_fields_of, _work_of = attrgetter(*_FIELDS), attrgetter(*_WORK)
 _STORED = frozenset((*_FIELDS, *_WORK))
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=asdict).encode
@@ -249,11 +251,10 @@ def encode(record: RunRecord) -> str:
 
     Half a surrogate pair, which SQLite's text cannot hold, stays an escape.
     """
-    values = {name: getattr(record, name) for name in _FIELDS}
-    for name, default in _DEFAULTS:
-        value = getattr(record, name)
-        if value is not default and value != default:
-            values[name] = value
+    values = dict(zip(_FIELDS, _fields_of(record), strict=True))
+    work = _work_of(record)
+    if work != _DEFAULTS:
+        values |= {name: value for name, value, usual in zip(_WORK, work, _DEFAULTS, strict=True) if value != usual}
     return _encode(values)
 
 
