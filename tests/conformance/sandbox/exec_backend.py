@@ -180,7 +180,7 @@ def _launch(place: Path, spec: SandboxSpec, secret: str) -> dict[str, int]:
         said.seek(0)
         command = exec_walls.command(place, spec, agent, info=info)
         subprocess.run(
-            ["setsid", "--fork", *command],
+            ["prlimit", "--nofile=4096", "setsid", "--fork", *command],
             stdin=said,
             stdout=subprocess.DEVNULL,
             stderr=log,

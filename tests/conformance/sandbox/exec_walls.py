@@ -36,7 +36,7 @@ def host_uid() -> int:
 @functools.cache
 def missing_tools() -> str:
     """Why the backend cannot work here; empty when it can."""
-    wanted = ("bwrap", "setsid", "setpriv") if as_root() else ("bwrap", "setsid")
+    wanted = ("bwrap", "prlimit", "setsid", *(("setpriv",) if as_root() else ()))
     absent = [tool for tool in wanted if shutil.which(tool) is None]
     if absent:
         return f"{', '.join(absent)} not installed (apt install bubblewrap util-linux)"

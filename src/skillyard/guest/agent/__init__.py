@@ -58,8 +58,9 @@ and descriptors; the supervisors of programs and the workers for files are not d
 closed in programs. As pid 1 it cannot be ended by a signal from inside. Where it is root and the settings name a user
 for programs, they cannot signal it, and its socket is in a directory that they cannot enter.
 
-Not promised: where programs have the agent's user and it is not pid 1, they can kill it; then all ends with it, and
-the host says ``lost``. They can kill the supervisor of a program, which then ends as ``lost``. A program that replaces
+Not promised: where programs have the agent's user, they can take its limits away (prlimit(2)), and where it is not pid
+1, they can kill it; then all ends with it, and the host says ``lost``. They can kill the supervisor of a program,
+which then ends as ``lost``. A program that replaces
 the socket can pass frames on and change them. A program that becomes root inside owns the agent. So the host takes all
 that comes from an agent as hostile: a lying one harms its own sandbox alone. Limits of memory, processors, processes
 and disk are the sandbox's, not the agent's. /proc must be mounted.

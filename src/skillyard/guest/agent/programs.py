@@ -30,7 +30,6 @@ _STUCK_S = 2.0
 """A supervisor that was told to end its tree and has not after this time is ended itself."""
 _PIPE = 1 << 20
 _INPUT_HIGH = 256 * 1024
-NO_FILES = (1024, 4096)
 
 
 class Refused(Exception):
