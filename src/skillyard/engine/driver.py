@@ -1,8 +1,7 @@
 """The drive of one program from its record, up to its end.
 
-The record is written before the sandbox exists, and moved to its end when the sandbox is gone. Everything
-happens in the caller's own task; when that is cancelled, a task of the engine's ends the tree, keeps the
-output so far, destroys the sandbox and writes the record, whatever happens to the caller.
+The record is written before the sandbox exists, and moved to its end when the sandbox is gone. When the caller's task
+is cancelled, a task of the engine's ends the tree, keeps the output so far, destroys the sandbox and writes the record.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings
@@ -28,7 +27,7 @@ from skillyard.engine.packages.ahead import Ahead, Wish
 from skillyard.engine.runs.collect import BlobSink, BlobTarget, Broken, Channel, Left
 from skillyard.engine.runs.failure import Failure, cancelled, ended_by, lacking, of_guest, raised, with_stack
 from skillyard.engine.runs.log import NO_LOG, Log, keep_log
-from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, OutputSchema
+from skillyard.engine.runs.record import FinalRecord, Findings, Ledger, LeftBehind, NeverStarted, OutputSchema
 from skillyard.engine.secrets.redact import NOTHING, Redaction, Redactor
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.blobs import BlobStore
@@ -109,15 +108,11 @@ class ActiveRuns(dict[str, ActiveRun]):
         active.wake()
 
 
-class NeverStarted(Exception):
-    """The sandbox of an earlier server stands, and no program was started in it."""
-
-
+T = TypeVar("T")
 CALLER_GONE = "its caller went away"
 PATIENCE_S = 60.0
 """How long a backend may take beyond the run's own timeout, and to end a sandbox. The deadline itself is the
 backend's to keep: this is for one that no longer answers."""
-
 
 _LEAVES = (Outcome.TIMEOUT, Outcome.OUTPUT, Outcome.EXIT, Outcome.SIGNAL, Outcome.MEMORY, Outcome.PROCESSES)
 """Endings of a program that said nothing, after which there may be files."""
@@ -293,26 +288,35 @@ class Driver:
     async def _attached(self) -> Sandbox:
         self._active.network = None  # nobody may ask it before it is resumed
         try:
-            sandbox = await self._loan.attach()
+            sandbox = await self._known(self._loan.attach())
             if self._loan.network is not None and self._loan.network.resumed:
                 self._active.network = self._loan.network
             return sandbox
         except SandboxGone:
             raise SandboxGone("the sandbox ended while no server was there; run it again") from None
-        except SkillyardError as error:  # it may be there, and nobody can tell now
+
+    async def _known(self, work: Awaitable[T]) -> T:
+        """Returns the result of ``work``. The run is left where nobody can tell now whether its sandbox is there."""
+        try:
+            return await work
+        except SandboxGone:
+            raise
+        except SkillyardError as error:
             raise LeftBehind(error.message) from error
 
     async def _process(self, sandbox: Sandbox) -> Process:
         try:
             return await sandbox.process(self._run_id)
         except SandboxGone:
-            if await self._loan.is_held():
-                raise NeverStarted from None
-            raise
+            if await self._known(self._loan.is_gone()):
+                raise
+            raise NeverStarted from None
 
     async def _follow(self, sandbox: Sandbox, process: Process) -> Failure | None:
         broken = await self._listen(process)
         ending = await process.wait()
+        if ending.outcome is Outcome.LOST and self._ledger is not None and not await self._known(self._loan.is_gone()):
+            raise LeftBehind("the connection to its sandbox broke")  # a sweep attaches again
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
@@ -486,12 +490,7 @@ class _CancelledEarly(Exception):
 
 
 def _target(tools: Tools, job: Job, *, stable: bool) -> BlobTarget:
+    record = job.record
     return BlobTarget(
-        store=tools.blobs,
-        tasks=tools.tasks,
-        owner=job.record.principal,
-        run_id=job.record.run_id,
-        prefix=job.blob_prefix,
-        ttl_s=tools.blob_ttl_s,
-        stable=stable,
+        tools.blobs, tools.tasks, record.principal, record.run_id, job.blob_prefix, tools.blob_ttl_s, stable
     )

@@ -140,9 +140,11 @@ class Loan:
                 self._emit(Fault("gate", error, self._order.key))
         return sandbox
 
-    async def is_held(self) -> bool:
-        """Returns whether the backend still holds the sandbox that the order names. Raises SandboxFault."""
-        return any(held.handle == self._order.handle for held in await self._order.offer.backend.survey())
+    async def is_gone(self) -> bool:
+        """Returns whether the backend holds the sandbox no more. Raises SandboxFault."""
+        assert self.sandbox is not None, "it was lent"
+        handle = self.sandbox.handle
+        return all(held.handle != handle for held in await self._order.offer.backend.survey())
 
     def let_go(self) -> None:
         """Leaves the sandbox and its network to the next server."""

@@ -22,7 +22,7 @@ from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Outcome, RunRecord, RunStatus
 from skillyard.engine.backends import Backends
-from skillyard.engine.driver import ActiveRun, Driver, Job, NeverStarted, Tools
+from skillyard.engine.driver import ActiveRun, Driver, Job, Tools
 from skillyard.engine.lending import Lender, Order
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, LeaseLost, RunEnded, RunQueued, RunResumed
@@ -30,7 +30,7 @@ from skillyard.engine.packages.environments import Environments
 from skillyard.engine.runs.failure import Failure, Refused, cancelled
 from skillyard.engine.runs.grant import Grant, Granter, job_of, offline, outputs_of
 from skillyard.engine.runs.plan import Plan, Planner
-from skillyard.engine.runs.record import LeftBehind, ended, first_record
+from skillyard.engine.runs.record import LeftBehind, NeverStarted, ended, first_record
 from skillyard.engine.runs.request import RunRequest
 from skillyard.engine.runs.task_record import Brief, TaskLedger
 from skillyard.engine.secrets.redact import NOTHING, Blackout, Redaction

@@ -213,6 +213,10 @@ class LeftBehind(Exception):
     """The run goes on, and this server drives it no more: its lease or the store is gone."""
 
 
+class NeverStarted(Exception):
+    """The sandbox of an earlier server stands, and no program was started in it."""
+
+
 class Ledger(Protocol):
     """The record of one run that outlives its server. Each step is written down before it is taken.
 
