@@ -15,7 +15,7 @@ from skillyard.domain.work.record import RunRecord
 from skillyard.engine.driver import ActiveRun, ActiveRuns
 from skillyard.engine.network.run_network import RunNetwork
 from skillyard.engine.observer import Fault, NetworkChanged, Observer
-from skillyard.engine.runs.log_pages import FIRST_S, PAGE_S, LogPages
+from skillyard.engine.runs.log_pages import FIRST_S, FOLLOW_S, IDLE_S, PAGE_S, LogPages
 from skillyard.engine.runs.service import RunService
 from skillyard.engine.runs.waiting import Waiting
 from skillyard.ports.blobs import BlobStore
@@ -117,16 +117,16 @@ class RunHistory:
         clock = asyncio.get_running_loop().time
         end = clock() + wait_ms / 1000
 
-        async def page(first_s: float) -> dict[str, Any]:
+        async def page(first_s: float, idle_s: float = FOLLOW_S) -> dict[str, Any]:
             record = await self.owned(principal, run_id)
-            return await self._pages.page(self._active.get(run_id), record, offset, max_bytes, first_s)
+            return await self._pages.page(self._active.get(run_id), record, offset, max_bytes, first_s, idle_s)
 
         async def more() -> dict[str, Any] | None:
             found = await page(max(0.0, end - clock()))
             return found if found["content"] or found["complete"] or clock() >= end else None
 
         if not wait_ms or not (await self.owned(principal, run_id)).status.live:
-            return await page(FIRST_S)
+            return await page(FIRST_S, IDLE_S)
         found = None
         async with self._waiting.bounded(principal.name, wait_ms / 1000 + PAGE_S):
             found = await self._waiting.until(run_id, more)

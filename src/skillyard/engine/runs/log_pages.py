@@ -19,6 +19,8 @@ FIRST_S = 0.5
 """How long a page of a running run waits for something new: on a busy host, what is there takes a while to come."""
 IDLE_S = 0.05
 """How long it waits for more once it has something."""
+FOLLOW_S = 0.01
+"""The same for a follower, who asks again at once."""
 PAGE_S = 1.0
 """How long a page takes at most behind its first bytes, however the run goes on writing: the rest is for the next."""
 _READINGS = 64
@@ -59,14 +61,21 @@ class LogPages:
         self._readings: OrderedDict[tuple[str, int], _Reading] = OrderedDict()
 
     async def page(
-        self, active: ActiveRun | None, record: RunRecord, offset: int, max_bytes: int, first_s: float
+        self,
+        active: ActiveRun | None,
+        record: RunRecord,
+        offset: int,
+        max_bytes: int,
+        first_s: float,
+        idle_s: float = IDLE_S,
     ) -> dict[str, Any]:
         """Returns a page of at most ``max_bytes`` from ``offset`` on.
 
-        It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte.
+        It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte, and
+        ``idle_s`` for more.
         """
         if active is not None:
-            data, last = await self._live(active, offset, max_bytes, first_s), False
+            data, last = await self._live(active, offset, max_bytes, first_s, idle_s), False
         else:
             data, last = await self._stored(record, offset, max_bytes)
             data = data if last else cut_head(data)
@@ -99,7 +108,7 @@ class LogPages:
         data = b"".join([chunk async for chunk in self._blobs.read(info.blob_id, offset, length)])
         return data, offset + length == info.size
 
-    async def _live(self, active: ActiveRun, offset: int, max_bytes: int, first_s: float) -> bytes:
+    async def _live(self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float) -> bytes:
         """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
         clock = asyncio.get_running_loop().time
         end = clock() + first_s
@@ -112,7 +121,7 @@ class LogPages:
         source = active.process.output(Stream.STDOUT, reading.taken)
         try:
             while len(reading.made) < max_bytes:
-                async with asyncio.timeout_at(min(end, clock() + IDLE_S) if reading.made else end):
+                async with asyncio.timeout_at(min(end, clock() + idle_s) if reading.made else end):
                     data = await anext(source)
                 if not reading.made:
                     end = min(latest, clock() + PAGE_S)
