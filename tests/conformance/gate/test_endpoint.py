@@ -212,7 +212,7 @@ async def test_it_ends_with_its_session(shared_gate: ProcessGate, kind: Endpoint
             await session.close()
             await until(lambda: _over(held))
             held.close()
-        await until(lambda: _closed(endpoint))
+        await until(lambda: closed(endpoint))
         if kind is EndpointKind.UNIX:
             assert not Path(endpoint.address).exists()
         async with opened(shared_gate, "run", server, kind) as (_, other):
@@ -222,7 +222,7 @@ async def test_it_ends_with_its_session(shared_gate: ProcessGate, kind: Endpoint
             await shared_gate.endpoint("run", kind)
 
 
-def _closed(endpoint: Endpoint) -> bool:
+def closed(endpoint: Endpoint) -> bool:
     try:
         connected(endpoint).close()
     except OSError:
