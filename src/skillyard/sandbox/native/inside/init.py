@@ -97,7 +97,8 @@ class Init:
 
     def _worker_gone(self, status: int) -> None:
         self._worker = -1
-        end_all_others()
+        if not self._running:  # else another program ended it, whose own end is to be told
+            end_all_others()
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, rss = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
         packets.send(self._control, {"idle_worker_gone": status, "cpu": cpu, "rss": rss})
