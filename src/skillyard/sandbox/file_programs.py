@@ -223,9 +223,15 @@ class _Server:
         self._process = process
         self._output = process.output(Stream.STDOUT)
         self._read = bytearray()
-        self.alive = True
+        self._end = asyncio.ensure_future(process.wait())
+        self._over = False
         self.waits = False
         """Whether it serves the next request although this one failed."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked: programs of the sandbox may have ended it."""
+        return not self._over and not self._end.done()
 
     async def ask(self, request: dict[str, Any], chunks: AsyncIterator[bytes] | None = None) -> None:
         """Sends a request and what belongs to it. Raises what ``chunks`` raise."""
@@ -264,7 +270,8 @@ class _Server:
 
     async def end(self, *, orderly: bool = False) -> None:
         """Ends the program: by itself, or at once."""
-        self.alive = False
+        self._over = True
+        self._end.cancel()
         try:
             await (self._process.close_stdin() if orderly else self._process.kill("the request was given up"))
         except SandboxGone:
@@ -310,7 +317,8 @@ class _Server:
         raise SandboxFault("the files program answered in no form that we know")
 
     async def _ending(self) -> SandboxFault:
-        self.alive = False
+        self._over = True
+        self._end.cancel()
         await self._process.kill("it does not answer")
         ending = await self._process.wait()
         return SandboxFault(f"the files program ended with {ending.outcome} {ending.code}: {ending.reason}")

@@ -183,6 +183,24 @@ async def reader_that_stops_leaves_files_working(ground: Ground) -> None:
         expect(len(data) == 8 * MIB, "a reader that stopped hinders no other", len(data))
 
 
+KILL = """
+import os, signal
+others = [int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())]
+for pid in others if len(others) < 20 else ():  # else they are the host's
+    try: os.kill(pid, signal.SIGKILL)
+    except OSError: pass
+"""
+
+
+@trees.check("pid_namespace")
+async def programs_may_end_what_serves_files(ground: Ground) -> None:
+    async with ground.sandbox() as sandbox:
+        for number in range(5):
+            await sandbox.write("/workspace/f", pieces(b"%d" % number))
+            await run(sandbox, python(KILL))
+            expect(await contents(sandbox, "/workspace/f") == b"%d" % number, "files can be reached again at once")
+
+
 @trees.check()
 async def names_are_described(ground: Ground) -> None:
     make = "import os\nopen('f', 'wb').write(b'12345')\nos.chmod('f', 0o751)\nos.symlink('/etc', 'l')\nos.mkdir('d')"
