@@ -52,6 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
     "runs.set_network": ({"run_id": "{run}", "network": []}, {"run_id": "{going}", "network": ["x.com"]}),
     "policy.explain": ({"targets": ["x.com"]}, {"targets": ["x.com"], "skill": "{skill}"}),
     "policy.show": ({},),
+    "server.drain": ({"undo": True}, {"undo": True, "wait_ms": 1}),
     "rpc.discover": ({},),
     "catalogue.versions": ({"name": "{skill}"}, {"name": "{skill}", "history": 1}),
     "catalogue.diff": ({"name": "{skill}", "from": "0.1.0"}, {"name": "{skill}", "from": "0.1.0", "to": "9.9.9"}),
