@@ -187,6 +187,8 @@ class Client:
                 run = await self._call("run_code", params)
         except TimeoutError:
             return {}
+        if run["status"] == "running":  # a detached one, which its server left to the next
+            return {}
         self._ledger.run(run, key)
         return run
 

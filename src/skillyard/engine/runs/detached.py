@@ -75,6 +75,8 @@ class DetachedRuns:
         self._driving: dict[str, asyncio.Task[None]] = {}
         self._places: dict[str, Place] = {}
         """The places of sandboxes that an earlier server made."""
+        self._left: set[str] = set()
+        """Runs that could not be driven on, to be tried again soon."""
         self._leaving = False
         self._leased_until = 0.0
 
@@ -133,8 +135,12 @@ class DetachedRuns:
         return True
 
     async def renew(self) -> None:
-        """Prolongs the leases of all runs that are driven here. A server that cannot stops driving when they lapse."""
+        """Prolongs the leases of all runs that are driven here. A server that cannot stops driving when they lapse.
+
+        Runs that could not be driven on are tried again.
+        """
         tools = self._tools
+        await self._try_again()
         if not self._driving:
             return
         try:
@@ -148,6 +154,17 @@ class DetachedRuns:
                     self._stop(run_id, "its lease could not be renewed")
             return
         self._leased_until = lease.until
+
+    async def _try_again(self) -> None:
+        for run_id in list(self._left):
+            try:
+                record = await self._tools.records.get(run_id)
+                if record is not None and record.status.live:
+                    await self._resume(record, alone=False)
+            except SkillyardError as error:
+                self._tools.emit(Fault("resume", error, run_id))
+                return
+            self._left.discard(run_id)
 
     def leave_waiting(self) -> None:
         """Leaves runs that have no sandbox yet to the next server, and takes none on."""
@@ -221,6 +238,7 @@ class DetachedRuns:
                     self._give_back(active.run_id)
             await self._start(active, brief, plan)
         except LeftBehind as left:
+            self._left.add(active.run_id)
             self._tools.emit(LeaseLost(active.run_id, str(left)))
         except Exception as error:  # noqa: BLE001 - a sweep finds the run, and goes on with it
             self._tools.emit(Fault("run", error, active.run_id))

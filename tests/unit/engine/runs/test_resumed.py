@@ -273,9 +273,11 @@ async def test_store_that_fails_lets_a_sweep_go_on_later(rig: Rig) -> None:
     async with asyncio.timeout(10):
         while rig.app.active:
             await asyncio.sleep(0)
+    await rig.app.detached.renew()
+    assert rig.app.active == {}
     broken.broken = False
     assert (await only_record(rig)).status is RunStatus.RUNNING
-    await rig.app.reaper.settle()
+    await rig.app.detached.renew()
     await check_work(rig, await ended(rig, run["run_id"]))
 
 
