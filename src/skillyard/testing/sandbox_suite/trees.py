@@ -194,11 +194,16 @@ for pid in others if len(others) < 20 else ():  # else they are the host's
 
 @trees.check("pid_namespace")
 async def programs_may_end_what_serves_files(ground: Ground) -> None:
+    """A request may fail when its server is ended; the next one gets another server."""
     async with ground.sandbox() as sandbox:
         for number in range(5):
             await sandbox.write("/workspace/f", pieces(b"%d" % number))
             await run(sandbox, python(KILL))
-            expect(await contents(sandbox, "/workspace/f") == b"%d" % number, "files can be reached again at once")
+            try:
+                seen = await contents(sandbox, "/workspace/f")
+            except SandboxFault:
+                seen = await contents(sandbox, "/workspace/f")
+            expect(seen == b"%d" % number, "files can be reached again", seen)
 
 
 @trees.check()
