@@ -12,7 +12,8 @@ import pytest
 from skillyard.gate.client import ProcessGate
 from skillyard.testing.gate_suite import port
 from skillyard.testing.gate_suite.port import GateGround
-from tests.conformance.gate.test_kept import House, killed
+from tests.conformance.gate.house import House
+from tests.conformance.gate.test_kept import killed
 
 pytestmark = pytest.mark.anyio
 

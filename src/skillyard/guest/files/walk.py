@@ -21,7 +21,7 @@ class Moved(OSError):
 def open_directory(path: str, parent: int | None = None) -> int:
     """Opens a directory that is not a link. Raises OSError."""
     fd = os.open(path, _DIRECTORY, dir_fd=parent)
-    # gVisor follows a link all the same where O_DIRECTORY stands beside O_NOFOLLOW.
+    # A kernel in user space follows a link all the same where O_DIRECTORY stands beside O_NOFOLLOW.
     if not os.path.samestat(os.fstat(fd), os.stat(path, dir_fd=parent, follow_symlinks=False)):
         os.close(fd)
         raise NotADirectoryError(errno.ENOTDIR, "it is a link, or was moved meanwhile")
