@@ -315,8 +315,6 @@ class Driver:
     async def _follow(self, sandbox: Sandbox, process: Process) -> Failure | None:
         broken = await self._listen(process)
         ending = await process.wait()
-        if ending.outcome is Outcome.LOST and self._ledger is not None and not await self._known(self._loan.is_gone()):
-            raise LeftBehind("the connection to its sandbox broke")  # a sweep attaches again
         self._found.usage = ending.usage
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
