@@ -287,6 +287,7 @@ _takes(
 def take():
     if OWN_KERNEL:
         elsewhere("locks are its own kernel's memory there, none is the host's")
+        return 0
     for number in range(40):
         held.append(os.open(f"locked-{number}", os.O_CREAT | os.O_RDWR))
         for at in range(0, 1000, 2):
@@ -304,6 +305,7 @@ _takes(
 def take():
     if OWN_KERNEL:
         elsewhere("watches are its own kernel's there, none is the host's")
+        return 0
     pipes = [os.pipe()[0] for _ in range(100)]
     for _ in range(40):
         held.append(select.epoll())
@@ -327,6 +329,7 @@ _takes(
 def take():
     if OWN_KERNEL:
         elsewhere("what is in flight is its own kernel's there, none is the host's")
+        return 0
     for _ in range(3):
         held.append(socket.socketpair())
         socket.send_fds(held[-1][0], [b"x"], [0] * 200)
@@ -415,6 +418,7 @@ _takes(
 def take():
     if OWN_KERNEL:
         elsewhere("connections are its own kernel's there, none is the host's")
+        return 0
     listeners = [socket.create_server((f"127.0.0.{n}", 0), backlog=4096) for n in range(1, 40)]
     for _ in range(1000):
         for listening in listeners:
