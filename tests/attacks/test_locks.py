@@ -21,11 +21,14 @@ from tests.attacks.programs import program
 
 LOCKS = {
     "data_dir.py": "a file of the data directory that holds its lock and nothing else",
+    "gate/link.py": "the gate's own lock file",
+    "guest/agent/command.py": "a file beside the agent's socket, inside its sandbox; no server waits for it",
     "sandbox/native/groups/groups.py": "directories of control groups",
     "sandbox/native/grounds/host.py": "files that stand for ids",
     "sandbox/native/keeper/main.py": "the keeper's own lock file",
     "sandbox/native/launch.py": "the keeper's own lock file",
     "stores/files/blob_files.py": "contents that are being written and have no name that is shown yet",
+    "stores/backup/making.py": "the directory beside the backup that is being written",
     "stores/files/state_file.py": "a lock file beside the state",
 }
 """Where the server takes locks, and on what. Nothing of it is ever shown to a run: a lock that a run holds would stop

@@ -51,6 +51,7 @@ from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives import read_archive
 from tests.unit.gate.hellos import hello
+from tests.unit.sandbox.test_agent_client import LyingAgent, _use, reply, sandbox_of
 from tests.unit.stores.archives.sinks import Kept
 from tests.unit.stores.archives.test_fuzz import SEEDS as ARCHIVES
 
@@ -207,6 +208,11 @@ def _heads(data: bytes) -> None:
         check_written(head)
 
 
+async def _used(data: bytes) -> None:
+    """Uses a sandbox whose agent answers everything by ``data``; faults of ours are expected."""
+    await _use(sandbox_of(LyingAgent(lambda number, order: data)))
+
+
 REQUEST = b"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 QUERY = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\x03api\x07example\x03com\0\0\x01\0\x01"
 ENDED = b'{"ended":"p","status":0,"cpu":0.1,"rss":1}'
@@ -243,6 +249,12 @@ READERS = {
     ),
     "the server of a tree out of a sandbox": Reader(
         lambda data: asyncio.run(_tree(data)), (SandboxFault,), "sandbox/file_programs.py", (ARCHIVES["tar"],)
+    ),
+    "the server of an agent inside": Reader(
+        lambda data: asyncio.run(_used(data)),
+        (),
+        "sandbox/agent_channel.py",
+        (reply(1, {}), reply(2, {"name": "x", "kind": "file", "size": 1})),
     ),
     "a backend of a look from inside": Reader(_looked_at, (SkillyardError,), "sandbox/native/probe.py", (ENDED,)),
     "a build of what its sandbox streams": Reader(
@@ -285,6 +297,7 @@ OWN_WORDS = {
     "sandbox/native/grounds/gvisor/jail.py": "our own file",
     "gate/link.py": "the server's",
     "gate/addresses.py": "the kernel's",
+    "gate/client.py": "the server's own, sealed under its key",
 }
 _PARSERS = {"loads", "unpack", "unpack_from", "recvmsg"}
 

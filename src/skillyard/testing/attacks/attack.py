@@ -237,10 +237,15 @@ def claims(enforced: Mapping[str, str], walls: Collection[str]) -> bool:
 def weaker(enforced: Mapping[str, str]) -> dict[str, str]:
     """Returns the levels of the protections that are not the kernel's.
 
-    A wall that a sandbox does not name is missing unless a guarantee stands on it.
+    A wall that a sandbox does not name is missing where each guarantee that it bears is.
     """
-    silent = {wall: Level.MISSING for wall in WALLS if wall not in enforced and not claims(enforced, (wall,))}
+    silent = {wall: Level.MISSING for wall in WALLS if wall not in enforced and _all_missing(enforced, wall)}
     return silent | {name: level for name, level in enforced.items() if level != Level.KERNEL}
+
+
+def _all_missing(enforced: Mapping[str, str], wall: str) -> bool:
+    borne = [name for name, evidence in BOUNDARIES.items() if wall in evidence.bearing]
+    return bool(borne) and all(enforced.get(name) == Level.MISSING for name in borne)
 
 
 def held_to_its_claims(judgement: Judgement, attack: Attack, enforced: Mapping[str, str]) -> Judgement:
