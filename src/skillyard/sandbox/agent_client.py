@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -387,6 +388,8 @@ class _FilesWorker:
         self._exchange.end()
 
     async def wait(self) -> Ending:
+        with suppress(AgentRefused, ChannelLost):
+            await self._exchange.result(None)
         return Ending(Outcome.LOST, reason="its channel ended")
 
     async def kill(self, reason: str = "") -> None:  # noqa: ARG002 - nobody asks a worker for its ending

@@ -157,14 +157,17 @@ class Workers:
     """Workers for files: forks of the agent with the user of programs, one for each exchange."""
 
     MOST = 32
+    MOST_ENDING = 96
+    """Further workers whose exchange is over, and whose end the kernel has not told yet."""
 
     def __init__(self, loop: Loop, user: tuple[int, int] | None) -> None:
         self._loop, self._user = loop, user
         self._pids: set[int] = set()
+        self._open = 0
 
     def relay(self, channel: Channel, number: int) -> Relay:
         """Starts a worker. It ends with its exchange. Raises Refused."""
-        if len(self._pids) >= self.MOST:
+        if self._open >= self.MOST or len(self._pids) >= self.MOST + self.MOST_ENDING:
             raise Refused("busy", f"{self.MOST} requests for files are served in this sandbox")
         ours, theirs = socket.socketpair()
         try:
@@ -177,7 +180,12 @@ class Workers:
             _work(theirs.fileno(), self._user)
         theirs.close()
         self._pids.add(pid)
-        return _Worker(channel, number, self._loop, ours, lambda: self._loop.after(_HANGING_S, lambda: self._end(pid)))
+        self._open += 1
+        return _Worker(channel, number, self._loop, ours, lambda: self._over(pid))
+
+    def _over(self, pid: int) -> None:
+        self._open -= 1
+        self._loop.after(_HANGING_S, lambda: self._end(pid))
 
     def reaped(self, pid: int) -> bool:
         """Returns whether the child that ended was a worker."""
@@ -207,8 +215,10 @@ class _Worker(Relay):
         self._when_over = over
 
     def closed(self) -> None:
+        first = self._end is not None
         super().closed()
-        self._when_over()
+        if first:
+            self._when_over()
 
 
 def _work(fd: int, user: tuple[int, int] | None) -> NoReturn:
