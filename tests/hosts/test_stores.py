@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "all pages": (every_page, "is damaged; restore it"),
     "cut short": (lambda place: os.truncate(place / "skillyard.db", 5000), "is damaged|is no SQLite database"),
     "a table is gone": (statement("DROP TABLE runs"), "lacks table runs: something else changed it; restore"),
-    "an index is gone": (statement("DROP INDEX runs_running"), "lacks index runs_running"),
+    "an index is gone": (statement("DROP INDEX runs_live"), "lacks index runs_live"),
     "a newer one's": (statement("PRAGMA user_version = 99"), r"newer skillyard \(its schema is 99.*upgrade skillyard"),
     "another program's": (statement("PRAGMA application_id = 7"), "another application; choose another data directory"),
 }

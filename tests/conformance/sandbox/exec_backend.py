@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -180,7 +181,7 @@ def _launch(place: Path, spec: SandboxSpec, secret: str) -> dict[str, int]:
         said.seek(0)
         command = exec_walls.command(place, spec, agent, info=info)
         subprocess.run(
-            ["prlimit", "--nofile=4096", "setsid", "--fork", *command],
+            ["prlimit", f"--nofile={_descriptors()}", "setsid", "--fork", *command],
             stdin=said,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -248,3 +249,9 @@ async def _remove(root: Path) -> None:
         await process.wait()
     if root.exists():
         raise SandboxFault(f"{root} could not be removed")
+
+
+def _descriptors() -> int:
+    """Returns the limit of open files inside, which the host's may be below."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if most == resource.RLIM_INFINITY else min(most, 4096)

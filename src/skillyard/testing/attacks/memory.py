@@ -306,11 +306,12 @@ def take():
     if OWN_KERNEL:
         elsewhere("watches are its own kernel's there, none is the host's")
         return 0
+    import resource
     pipes = [os.pipe()[0] for _ in range(100)]
     for _ in range(40):
         held.append(select.epoll())
-    count = 0
-    for number in range(900, 960):
+    count, top = 0, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 960)
+    for number in range(top - 60, top):
         for pipe in pipes:
             os.dup2(pipe, number)
             for epoll in held:
