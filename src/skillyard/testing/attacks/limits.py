@@ -303,6 +303,8 @@ try:
     {FILL}
 except OSError:
     pass
+if level("disk") == "supervised" and total >= asked:
+    time.sleep(2)  # a busy host looks late: files that stay must be seen
 must_hold(f"wrote {total} MiB with a limit of {args['limit']}", total < asked)
 """
 
