@@ -43,7 +43,7 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_serving(self._server)
         for writer in list(self.open):
             writer.transport.abort()
         await until(lambda: not self.open)
@@ -58,6 +58,15 @@ class Server:
         finally:
             writer.close()
             self.open.discard(writer)
+
+
+async def stop_serving(server: asyncio.Server) -> None:
+    """Closes a server. asyncio leaves the socket of a connection open that it accepts in the turn of the close."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    server.close()
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

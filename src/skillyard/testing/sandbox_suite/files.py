@@ -175,7 +175,8 @@ os.mkfifo('pipe')
 async def entries_are_bounded(ground: Ground) -> None:
     make = "import os\nos.mkdir('many')\nfor i in range(10_050): os.symlink('x', f'many/{i:05d}')"
     async with ground.sandbox() as sandbox:
-        await run(sandbox, python(make))
+        made = await run(sandbox, python(make))
+        expect(made.ending.outcome is Outcome.EXIT, "a program makes many entries", made.ending)
         found = await sandbox.entries("/workspace/many")
         expect(len(found) == 10_000, "a listing holds at most 10,000 entries", len(found))
 

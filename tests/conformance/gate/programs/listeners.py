@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from tests.conformance.gate.gates import stop_serving
+
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _BOUND_S = 60.0
 A, AAAA, TXT = 1, 28, 16
@@ -26,7 +28,7 @@ class Listeners:
         self.heard: list[tuple[str, bytes]] = []
         self._turns: dict[tuple[str, int], int] = {}
         self._loop = asyncio.new_event_loop()
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.Server] = []
         self._transports: list[asyncio.DatagramTransport] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -57,7 +59,7 @@ class Listeners:
     def close(self) -> None:
         async def stop() -> None:
             for server in self._servers:
-                server.close()
+                await stop_serving(server)
             for transport in self._transports:
                 transport.close()
             own = asyncio.current_task()
