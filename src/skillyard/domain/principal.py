@@ -15,7 +15,9 @@ MAX_LENGTH = 512
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 _VALUE = re.compile(rf"[!-~]{{{MIN_LENGTH},{MAX_LENGTH}}}")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,128}")
+_AGENTS = re.compile(r"[A-Za-z0-9._@+*?\[\]!-]{1,128}")
 _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME_RULE = "must be a letter or digit, then letters, digits or . _ @ + -, at most 64 in all"
 
 
 class Scope(StrEnum):
@@ -34,12 +36,19 @@ ALL_SCOPES: frozenset[Scope] = frozenset(Scope)
 @dataclass(frozen=True, slots=True)
 class Principal:
     """The caller. ``skills`` are patterns of names (``*``, ``salesforce.*``); ``project`` has the secrets of its runs.
-    ADMIN sees every principal's objects."""
+    ``agent`` is the agent that it acts for, its own name unless another is given; ``agents`` are patterns of further
+    ones, which a call may name. ADMIN sees every principal's objects."""
 
     name: str
     scopes: frozenset[Scope] = ALL_SCOPES
     skills: tuple[str, ...] = ("*",)
     project: str = DEFAULT_PROJECT
+    agent: str = ""
+    agents: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.agent:
+            object.__setattr__(self, "agent", self.name)
 
     def require(self, scope: Scope, also: frozenset[Scope] = frozenset()) -> None:
         """Raises Forbidden unless the scope or one of ``also`` was granted; ADMIN grants all."""
@@ -52,6 +61,34 @@ class Principal:
     def sees(self, owner: str) -> bool:
         return owner == self.name or Scope.ADMIN in self.scopes
 
+    def may_act_for(self, agent: str) -> bool:
+        if agent == self.agent or Scope.ADMIN in self.scopes:
+            return True
+        return any(fnmatchcase(agent, pattern) for pattern in self.agents)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentScope:
+    """An agent of a project: the owner of commands, tasks, sessions and artifacts."""
+
+    project: str
+    agent: str
+
+
+def agent_scope(principal: Principal, named: str | None = None) -> AgentScope:
+    """Returns the scope of a call that names an agent, or that of the token's own.
+
+    Raises InvalidInput for a text that cannot name an agent, Forbidden for an agent that the token does not allow.
+    """
+    if named is None:
+        return AgentScope(principal.project, principal.agent)
+    if not _NAME.fullmatch(named):
+        raise InvalidInput("agent", _NAME_RULE, shape(named))
+    if not principal.may_act_for(named):
+        rule = f"agent: this token acts for the agent '{principal.agent}'; one made with --agents may name others"
+        raise Forbidden(rule, agent=named)
+    return AgentScope(principal.project, named)
+
 
 LOCAL = Principal("local")
 """The user of an in-process runtime, and of a server without auth."""
@@ -60,15 +97,19 @@ OWNER = Principal("owner")
 
 
 def check_principal(principal: Principal) -> Principal:
-    """Raises InvalidInput for a name, a project or a skill pattern that cannot be a principal's."""
-    if not _NAME.fullmatch(principal.name):
-        rule = "must be a letter or digit, then letters, digits or . _ @ + -, at most 64 in all"
-        raise InvalidInput("name", rule, shape(principal.name))
+    """Raises InvalidInput for a name, a project, an agent or a pattern that cannot be a principal's."""
+    for field, name in (("name", principal.name), ("agent", principal.agent)):
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(field, _NAME_RULE, shape(name))
     check_project("project", principal.project)
     for index, pattern in enumerate(principal.skills):
         if not _PATTERN.fullmatch(pattern):
             rule = "must be a pattern of skill names such as 'sales.*', at most 128 characters"
             raise InvalidInput(f"skills[{index}]", rule, shape(pattern))
+    for index, pattern in enumerate(principal.agents):
+        if not _AGENTS.fullmatch(pattern):
+            rule = "must be a pattern of names of agents such as 'crawler-*', at most 128 characters"
+            raise InvalidInput(f"agents[{index}]", rule, shape(pattern))
     return principal
 
 

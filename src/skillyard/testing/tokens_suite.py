@@ -15,7 +15,9 @@ Maker = Callable[[ManualClock], AbstractAsyncContextManager[TokenStore]]
 check = Checks[Maker]()
 CHECKS = check.all
 
-CI = Principal("ci", frozenset({Scope.DISCOVER, Scope.RUN_CODE}), ("sales.*", "tools"), "crm")
+CI = Principal(
+    "ci", frozenset({Scope.DISCOVER, Scope.RUN_CODE}), ("sales.*", "tools"), "crm", "crawler", ("crawler-*", "x@y")
+)
 CHOSEN = "chosen-by-a-user-0123456789"
 
 
@@ -25,7 +27,8 @@ async def a_token_is_its_principal(make: Maker) -> None:
         token = await store.create(CI)
         other = await store.create(Principal("other"))
         expect(token.startswith("sky_") and len(token) >= 47, "a made token has 256 random bits")
-        expect(await store.verify(token) == CI, "verify gives name, scopes, skills and project")
+        expect(await store.verify(token) == CI, "verify gives all that the token allows")
+        expect(CI.agent == "crawler" and Principal("other").agent == "other", "an agent is its own name by default")
         expect(await store.verify(other) == Principal("other"), "each token is its own principal")
 
 
@@ -75,6 +78,12 @@ async def names_and_patterns_have_a_form(make: Maker) -> None:
         for project in ("", "a b", "a/b", "*", "a\n"):
             error = await refused(InvalidInput, store.create(Principal("x", project=project)), f"{project!r}")
             expect(error.field == "project", "the error names the field", error.field)
+        for agent in ("a b", "*", "a/b", "a\n", "a" * 65):
+            error = await refused(InvalidInput, store.create(Principal("x", agent=agent)), f"{agent!r}")
+            expect(error.field == "agent", "the error names the field", error.field)
+        for pattern in ("", "a b", "ä", "a\n"):
+            error = await refused(InvalidInput, store.create(Principal("x", agents=("*", pattern))), f"{pattern!r}")
+            expect(error.field == "agents[1]", "the error names the pattern", error.field)
         expect(list(await store.list()) == [], "nothing was stored")
 
 

@@ -89,7 +89,7 @@ async def test_a_damaged_file_is_a_fault_and_is_not_overwritten(tokens: FileToke
 
 async def test_a_file_of_a_newer_version_is_a_fault(tokens: FileTokens, path: Path) -> None:
     token = await tokens.create(CI)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 3}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 4}))
     with pytest.raises(StoreFault, match="another version"):
         await tokens.verify(token)
 
@@ -106,6 +106,18 @@ async def test_projects_are_kept_and_files_without_them_read(tokens: FileTokens,
     assert [principal and principal.project for principal in seen] == ["default", "crm"]
     await fresh.revoke("ci")
     assert await fresh.verify(other) == Principal("other", project="crm")
+
+
+async def test_agents_are_kept_in_a_format_of_their_own(tokens: FileTokens, path: Path) -> None:
+    crm, bot = Principal("ann", project="crm"), Principal("bot", agent="crawler", agents=("crawler-*",))
+    texts = [await tokens.create(crm)]
+    assert json.loads(path.read_text())["v"] == 2, "an older skillyard reads it rightly"
+    texts.append(await tokens.create(bot))
+    document = json.loads(path.read_text())
+    assert document["v"] == 3, "an older skillyard would take it for a token of another agent"
+    assert [set(entry) & {"agent", "agents"} for entry in document["tokens"]] == [set(), {"agent", "agents"}]
+    fresh = FileTokens(path, ManualClock())
+    assert [await fresh.verify(text) for text in texts] == [crm, bot]
 
 
 async def test_a_file_open_to_others_is_refused(tokens: FileTokens, path: Path, clock: ManualClock) -> None:

@@ -122,6 +122,8 @@ class Brief:
             {
                 "scopes": sorted(principal.scopes),
                 "skills": principal.skills,
+                "agent": principal.agent,
+                "agents": principal.agents,
                 "request": self.request.stored(),
                 "outputs": None if outputs is None else {"key": outputs.key, "schema": outputs.schema},
                 "offline": self.offline,
@@ -132,7 +134,13 @@ class Brief:
     @classmethod
     def decoded(cls, text: str, record: RunRecord) -> Brief:
         stored = json.loads(text)
-        scopes = frozenset(map(Scope, stored["scopes"]))
-        principal = Principal(record.principal, scopes, tuple(stored["skills"]), record.project)
+        principal = Principal(
+            record.principal,
+            frozenset(map(Scope, stored["scopes"])),
+            tuple(stored["skills"]),
+            record.project,
+            stored.get("agent", ""),
+            tuple(stored.get("agents", ())),
+        )
         outputs = None if stored["outputs"] is None else OutputSchema(**stored["outputs"])
         return cls(principal, from_stored(stored["request"]), outputs, stored["offline"])

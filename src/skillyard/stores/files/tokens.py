@@ -24,10 +24,10 @@ from skillyard.ports.clock import Clock
 from skillyard.ports.tokens import TokenInfo
 from skillyard.stores.files.state_file import Stamp, StateFile
 
-FORMAT = 2
-PLAIN_FORMAT = 1
-"""Without projects: written while every token is of the default one, so that an older skillyard can read the file. An
-older skillyard would take a token of another project for one of the default project, and so must not read that."""
+PLAIN_FORMAT, PROJECT_FORMAT, FORMAT = 1, 2, 3
+"""Without projects, with them, and with agents. The least that holds all tokens is written, so that an older skillyard
+can read the file. It must not read what it would misunderstand: a token of another project as one of the default
+project, a token of one agent as one of another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,27 @@ class TokenTable:
 
 def dump(table: TokenTable) -> bytes:
     tokens = [_entry(held) for _, held in sorted(table.held.items())]
-    plain = all(held.info.principal.project == DEFAULT_PROJECT for held in table.held.values())
-    version = PLAIN_FORMAT if plain else FORMAT
+    version = max((_format(held.info.principal) for held in table.held.values()), default=PLAIN_FORMAT)
     return json.dumps({"v": version, "key": table.key.hex(), "tokens": tokens}, indent=1).encode() + b"\n"
+
+
+def _format(principal: Principal) -> int:
+    if _more(principal):
+        return FORMAT
+    return PLAIN_FORMAT if principal.project == DEFAULT_PROJECT else PROJECT_FORMAT
+
+
+def _more(principal: Principal) -> dict[str, Any]:
+    """Returns the members that only :data:`FORMAT` has."""
+    agent = {} if principal.agent == principal.name else {"agent": principal.agent}
+    return {**agent, **({"agents": list(principal.agents)} if principal.agents else {})}
 
 
 def load(data: bytes, name: str) -> TokenTable:
     """Raises StoreFault when the file is damaged or of another format."""
     try:
         document = json.loads(data)
-        if document["v"] not in (PLAIN_FORMAT, FORMAT):
+        if document["v"] not in (PLAIN_FORMAT, PROJECT_FORMAT, FORMAT):
             raise StoreFault(f"{name} was written by another version of skillyard; upgrade skillyard")
         held = [_held(entry) for entry in document["tokens"]]
         key = bytes.fromhex(document["key"])
@@ -97,6 +108,7 @@ def _entry(held: Held) -> dict[str, Any]:
     return {
         "name": info.principal.name,
         **({} if project == DEFAULT_PROJECT else {"project": project}),
+        **_more(info.principal),
         "digest": held.digest.hex(),
         "scopes": sorted(info.principal.scopes),
         "skills": list(info.principal.skills),
@@ -107,9 +119,14 @@ def _entry(held: Held) -> dict[str, Any]:
 
 
 def _held(entry: Mapping[str, Any]) -> Held:
-    scopes = frozenset(Scope(scope) for scope in entry["scopes"])
-    skills = tuple(str(pattern) for pattern in entry["skills"])
-    principal = Principal(str(entry["name"]), scopes, skills, str(entry.get("project", DEFAULT_PROJECT)))
+    principal = Principal(
+        str(entry["name"]),
+        frozenset(Scope(scope) for scope in entry["scopes"]),
+        tuple(str(pattern) for pattern in entry["skills"]),
+        str(entry.get("project", DEFAULT_PROJECT)),
+        str(entry.get("agent", "")),
+        tuple(str(pattern) for pattern in entry.get("agents", ())),
+    )
     used = entry["last_used_at"]
     info = TokenInfo(
         principal, float(entry["created_at"]), None if used is None else float(used), entry["revoked"] is not False

@@ -15,10 +15,11 @@ from skillyard.faces.cli.options import data_dir_option, json_option
 from skillyard.faces.cli.render import emit_json, emit_table, moment
 
 if TYPE_CHECKING:
-    from skillyard.domain.principal import Scope
+    from skillyard.domain.principal import Principal, Scope
     from skillyard.ports.tokens import TokenInfo, TokenStore
 
 _PROJECT = "Whose secrets its runs get, and whose names of skills it publishes."
+_AGENT = "The agent that it acts for: whose commands, tasks and artifacts it has. NAME when left out."
 _USUAL = "discover,execute,run_code,blobs"
 
 
@@ -43,6 +44,13 @@ def token() -> None:
     help="Names of skills it may use, such as sales.*; all when left out. May repeat.",
 )
 @click.option("--project", metavar="NAME", default="default", show_default=True, help=_PROJECT)
+@click.option("--agent", metavar="NAME", default="", help=_AGENT)
+@click.option(
+    "--agents",
+    metavar="PATTERN",
+    multiple=True,
+    help="Further agents of the project that a call may name, such as crawler-*. May repeat.",
+)
 @click.option(
     "--value", metavar="TOKEN", help="The token itself, instead of a random one; - reads it from standard input."
 )
@@ -53,6 +61,8 @@ def create(
     scopes: str,
     skills: tuple[str, ...],
     project: str,
+    agent: str,
+    agents: tuple[str, ...],
     value: str | None,
     as_json: bool,
     data_dir: Path | None,
@@ -60,16 +70,14 @@ def create(
     """Make a token for NAME and print it, this once, alone on standard output."""
     from skillyard.domain.principal import Principal
 
-    principal = Principal(name, _scopes(scopes), skills or ("*",), project)
+    principal = Principal(name, _scopes(scopes), skills or ("*",), project, agent, agents)
     if value == "-":
         value = read_stdin("value").strip()
     with _tokens(data_dir) as (store, wait):
         text = wait(store.create(principal, value))
     granted = sorted(principal.scopes)
     if as_json:
-        emit_json(
-            {"name": name, "token": text, "scopes": granted, "skills": list(principal.skills), "project": project}
-        )
+        emit_json({"name": name, "token": text, **_allowed(principal)})
     else:
         click.echo(text)
         click.echo(f"token of {name}: {', '.join(granted)}; kept as a hash and never shown again", err=True)
@@ -85,7 +93,7 @@ def list_(as_json: bool, data_dir: Path | None) -> None:
     if as_json:
         emit_json([_view(info) for info in found])
     else:
-        emit_table(("name", "scopes", "skills", "project", "created", "last used", "state"), map(_row, found))
+        emit_table(("name", "scopes", "skills", "project", "agents", "created", "last used", "state"), map(_row, found))
 
 
 @token.command()
@@ -123,12 +131,20 @@ def _scopes(text: str) -> frozenset[Scope]:
     return frozenset(Scope(name) for name in names)
 
 
+def _allowed(principal: Principal) -> dict[str, Any]:
+    return {
+        "scopes": sorted(principal.scopes),
+        "skills": list(principal.skills),
+        "project": principal.project,
+        "agent": principal.agent,
+        "agents": list(principal.agents),
+    }
+
+
 def _view(info: TokenInfo) -> dict[str, Any]:
     return {
         "name": info.principal.name,
-        "scopes": sorted(info.principal.scopes),
-        "skills": list(info.principal.skills),
-        "project": info.principal.project,
+        **_allowed(info.principal),
         "created_at": info.created_at,
         "last_used_at": info.last_used_at,
         "revoked": info.revoked,
@@ -139,4 +155,5 @@ def _row(info: TokenInfo) -> tuple[object, ...]:
     principal = info.principal
     scopes, skills = ",".join(sorted(principal.scopes)), " ".join(principal.skills)
     used, state = moment(info.last_used_at) or "never", "revoked" if info.revoked else "valid"
-    return principal.name, scopes, skills, principal.project, moment(info.created_at), used, state
+    agents = " ".join((principal.agent, *principal.agents))
+    return principal.name, scopes, skills, principal.project, agents, moment(info.created_at), used, state
