@@ -97,7 +97,7 @@ OWNER = Principal("owner")
 
 
 def check_principal(principal: Principal) -> Principal:
-    """Raises InvalidInput for a name, a project, an agent or a pattern that cannot be a principal's."""
+    """Raises InvalidInput for a name or a pattern that cannot be a principal's."""
     for field, name in (("name", principal.name), ("agent", principal.agent)):
         if not _NAME.fullmatch(name):
             raise InvalidInput(field, _NAME_RULE, shape(name))
