@@ -7,7 +7,7 @@ import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -205,8 +205,9 @@ async def test_addresses_of_a_lost_gate_are_not_given_again(house: House, rooms:
         await killed(box.gate)
         await box.gate.plug(box.session.id, await asyncio.to_thread(room.listen, server.port))
         assert unknown not in [await box.resolve(name) for name in names[1:]]
-        reader, _ = await box.connect(unknown, server.port)
-        assert await cut_off(reader) == 0
+        with suppress(ConnectionResetError):  # the reset may come before connect() returns
+            reader, _ = await box.connect(unknown, server.port)
+            assert await cut_off(reader) == 0
         assert any("stands for no name" in row.reason for row in await box.log())
 
 
