@@ -39,6 +39,7 @@ from skillyard.engine.shares import Admission, Budget, LargeReads
 from skillyard.engine.skills.approval_methods import Approvals
 from skillyard.engine.skills.inspection import Inspection
 from skillyard.engine.skills.publishing import Publisher
+from skillyard.engine.skills.run_needs import Rules
 from skillyard.engine.skills.service import SkillService
 from skillyard.engine.skills.standings import Standings
 from skillyard.engine.tasks import Tasks
@@ -141,7 +142,9 @@ class App:
             RunService: self.runs,
             SkillService: self.skills,
             Publisher: self.publisher,
-            Approvals: Approvals(self.skills, self.publisher, self.config, ports.clock, emit),
+            Approvals: Approvals(
+                self.skills, self.publisher, config.network, config.limits.family, config.packages, ports.clock, emit
+            ),
             Inspection: Inspection(self.skills, ports.jailed),
             SecretBook: self.secrets,
             PackageService: PackageService(
@@ -225,7 +228,7 @@ class App:
         granter = Granter(
             packages,
             secrets,
-            config,
+            Rules(config.network, config.policy, config.packages),
             self.environments,
             self.ahead,
             ports.jailed,

@@ -14,7 +14,6 @@ from secrets import token_hex
 from typing import Any
 
 from skillyard.config.network import NetworkSettings
-from skillyard.config.sections import Sections
 from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
 from skillyard.domain.package.environment import SHOWN
@@ -45,7 +44,7 @@ from skillyard.engine.runs.plan import Plan
 from skillyard.engine.runs.record import OutputSchema, first_record
 from skillyard.engine.secrets.redact import NOTHING, Redaction
 from skillyard.engine.secrets.service import GivenSecret, RunSecrets, secret_versions
-from skillyard.engine.skills.run_needs import Given, run_needs
+from skillyard.engine.skills.run_needs import Given, Rules, run_needs
 from skillyard.engine.skills.schemas import complaint
 from skillyard.ports.clock import Ids
 from skillyard.ports.gate import Gate
@@ -79,7 +78,7 @@ class Granter:
         self,
         packages: RunPackages,
         secrets: RunSecrets,
-        config: Sections,
+        rules: Rules,
         environments: Environments,
         ahead: Ahead,
         schemas: SchemaChecker,
@@ -90,7 +89,7 @@ class Granter:
     ) -> None:
         self._packages = packages
         self._secrets = secrets
-        self._config = config
+        self._rules = rules
         self._environments = environments
         self._ahead = ahead
         self._schemas = schemas
@@ -105,7 +104,7 @@ class Granter:
         policy = self._policy(plan)
         environment = await self._packages.give(plan)
         named = environment.built is None or self._environments.is_named(environment)
-        group = plan.principal.name if self._config.policy.separate_principals else ""
+        group = plan.principal.name if self._rules.policy.separate_principals else ""
         modules = consented(plan, environment, self._environments.definitions[plan.environment], named=named)
         ref, wish = self._ahead.chosen(plan.offer.backend, environment.ref, modules, group)
         given = await self._secrets.give(plan) if plan.skills else ()
@@ -131,7 +130,7 @@ class Granter:
 
     def refused_needs(self, plan: Plan) -> dict[str, Any] | None:
         """Returns the needs for the record of a run that was refused."""
-        return run_needs(self._config, plan, Given(refused=True)) if plan.skills else None
+        return run_needs(self._rules, plan, Given(refused=True)) if plan.skills else None
 
     def _needs(
         self, plan: Plan, policy: Policy | None, given: Sequence[GivenSecret], environment: Environment
@@ -139,7 +138,7 @@ class Granter:
         """Returns what the run's skills declare, beside what it was granted of that."""
         if not plan.skills:
             return None
-        return run_needs(self._config, plan, Given(policy, given, environment.distributions))
+        return run_needs(self._rules, plan, Given(policy, given, environment.distributions))
 
     async def _check_inputs(self, plan: Plan) -> None:
         skill, request = plan.skill, plan.request
@@ -152,7 +151,7 @@ class Granter:
 
     def _policy(self, plan: Plan) -> Policy | None:
         """Returns None for no network. Raises Refused."""
-        policy = granted(self._config.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
+        policy = granted(self._rules.network, plan.skill, plan.skills, plan.request.network, plan.trust.least)
         if policy is not None:
             check_offer(plan.offer, self._gate is not None, policy)
         return policy
@@ -164,7 +163,7 @@ class Granter:
             return None
         # Host names that foreign code tries are in lower case, so secrets are looked for in that too.
         values = {value for secret in given for value in (secret.value, secret.value.lower())}
-        plan = EgressPlan(policy, self._config.network.limits.egress, gated)
+        plan = EgressPlan(policy, self._rules.network.limits.egress, gated)
         return NetworkGrant(self._gate, plan, Redaction(values) if values else NOTHING)
 
     def _tell(self, plan: Plan, given: Sequence[GivenSecret]) -> None:

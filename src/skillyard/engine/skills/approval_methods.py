@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skillyard.config.sections import Sections
+from skillyard.config.network import NetworkSettings
+from skillyard.config.packages import PackagesSettings
 from skillyard.domain.checks import check_unicode
 from skillyard.domain.errors import InvalidInput, SkillNotFound, shown
 from skillyard.domain.network.policy import OPERATOR, Layer
 from skillyard.domain.principal import Principal, Scope
 from skillyard.domain.skill.skill import Skill
 from skillyard.domain.skill.trust import Approval, Standing
+from skillyard.domain.work.limits import LimitFamily
 from skillyard.engine.method import (
     BOOLEAN,
     CURSOR,
@@ -47,16 +49,25 @@ ALLOWED = Standing(True, "operator")
 
 
 class Approvals:
-    """Operators' consent. ``config`` says what policy leaves of the needs of an approved skill."""
+    """Operators' consent. ``network``, ``limits`` and ``packages`` bound the needs of an approved skill."""
 
     def __init__(
-        self, skills: SkillService, publisher: Publisher, config: Sections, clock: Clock, emit: Observer
+        self,
+        skills: SkillService,
+        publisher: Publisher,
+        network: NetworkSettings,
+        limits: LimitFamily,
+        packages: PackagesSettings,
+        clock: Clock,
+        emit: Observer,
     ) -> None:
         self.skills = skills
         self.standings = skills.standings
         self.store = skills.standings.approvals
         self.publisher = publisher
-        self.config = config
+        self.network = network
+        self.limits = limits
+        self.packages = packages
         self.clock = clock
         self.emit = emit
 
@@ -135,7 +146,7 @@ async def _is_served(approvals: Approvals, approval: Approval) -> bool:
 
 async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) -> dict[str, Any]:
     standing = await approvals.standings.standing_of(skill)
-    rows = [*_rows(approvals.config, skill), *await _requires_rows(approvals, principal, skill)]
+    rows = [*_rows(approvals, skill), *await _requires_rows(approvals, principal, skill)]
     return {
         "name": skill.name,
         "version": skill.version,
@@ -148,15 +159,14 @@ async def _needs_view(approvals: Approvals, principal: Principal, skill: Skill) 
     }
 
 
-def _rows(config: Sections, skill: Skill) -> Iterable[Row]:
+def _rows(approvals: Approvals, skill: Skill) -> Iterable[Row]:
     """Returns what it asks for, and what the operator's policy leaves of it once it is approved."""
-    yield from need_rows.network_rows(skill, [Layer(OPERATOR, config.network.rules)], config.network.open)
+    yield from need_rows.network_rows(skill, [Layer(OPERATOR, approvals.network.rules)], approvals.network.open)
     declared = {need.name: need_rows.delivery(need.delivery, need.hosts) for need in skill.needs.secrets}
     yield from need_rows.secret_rows(skill, declared)
-    family = config.limits.family
-    limits = family.resolve(capped(skill.needs.limits, family.maxima))
+    limits = approvals.limits.resolve(capped(skill.needs.limits, approvals.limits.maxima))
     yield from need_rows.limit_rows(skill, limits, {}, "the operator's maximum")
-    yield from need_rows.package_rows(skill, ALLOWED, config.packages, {})
+    yield from need_rows.package_rows(skill, ALLOWED, approvals.packages, {})
     yield from need_rows.environment_rows(skill, need_rows.environment_of(skill))
 
 

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skillyard.config.sections import Sections
+from skillyard.config.network import NetworkSettings
+from skillyard.config.packages import PackagesSettings
+from skillyard.config.policy import PolicySettings
 from skillyard.domain.network.policy import OPERATOR, Layer, Policy
 from skillyard.domain.skill.skill import Skill
 from skillyard.engine.network.grant import CODE, SKILL
@@ -39,6 +41,15 @@ _ABSENT = "there is none for this project and skill"
 
 
 @dataclass(frozen=True, slots=True)
+class Rules:
+    """The operator's settings that bound the rights of a run."""
+
+    network: NetworkSettings
+    policy: PolicySettings
+    packages: PackagesSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Given:
     """The grants of a run, as far as they were decided. ``installed`` are its packages by normalized name."""
 
@@ -48,11 +59,11 @@ class Given:
     refused: bool = False
 
 
-def run_needs(config: Sections, plan: Plan, given: Given) -> dict[str, Any] | None:
+def run_needs(rules: Rules, plan: Plan, given: Given) -> dict[str, Any] | None:
     """Returns None when the skills declare nothing."""
     if not any(map(need_rows.declares, plan.skills)):
         return None
-    rows = [(skill, row) for skill in plan.skills for row in _rows(config, plan, given, skill)]
+    rows = [(skill, row) for skill in plan.skills for row in _rows(rules, plan, given, skill)]
     kept = _kept([row.as_dict(LONGEST) for _, row in rows])
     return {
         "least": plan.trust.least,
@@ -71,24 +82,24 @@ def _told(plan: Plan, skill: Skill, rows: list[dict[str, str]]) -> dict[str, Any
     return told | {"by": standing.by, "because": standing.because, "needs": rows}
 
 
-def _rows(config: Sections, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]:
+def _rows(rules: Rules, plan: Plan, given: Given, skill: Skill) -> Iterable[Row]:
     refused = REFUSED if given.refused else ""
-    against = _against_network(config, plan, given, skill)
-    yield from need_rows.network_rows(skill, _bounds(config, plan, given), config.network.open, against)
+    against = _against_network(rules, plan, given, skill)
+    yield from need_rows.network_rows(skill, _bounds(rules, plan, given), rules.network.open, against)
     secrets = {s.name: need_rows.delivery(s.delivery, [rule.text for rule in s.hosts]) for s in given.secrets}
-    code = config.policy.run_code_secrets == "mounted"
+    code = rules.policy.run_code_secrets == "mounted"
     yield from need_rows.secret_rows(skill, secrets, _beside(plan, skill, code) or _least(plan) or refused, _ABSENT)
     cap = _DEFAULT if plan.trust.least else _MAXIMUM
     others = "" if skill is plan.skill else _BESIDE if plan.skill else _NOT_TO_CODE
     yield from need_rows.limit_rows(skill, plan.limits, plan.request.limits, cap, others)
     yield from need_rows.requires_rows(skill, {mounted.name: mounted.version for mounted in plan.skills})
     standing = plan.trust.standings[skill.name]
-    yield from need_rows.package_rows(skill, standing, config.packages, given.installed, refused)
+    yield from need_rows.package_rows(skill, standing, rules.packages, given.installed, refused)
     yield from need_rows.environment_rows(skill, plan.environment, refused)
 
 
-def _against_network(config: Sections, plan: Plan, given: Given, skill: Skill) -> str:
-    other = _beside(plan, skill, config.network.run_code == "mounted") or _least(plan)
+def _against_network(rules: Rules, plan: Plan, given: Given, skill: Skill) -> str:
+    other = _beside(plan, skill, rules.network.run_code == "mounted") or _least(plan)
     if other or given.policy is not None:
         return other
     return REFUSED if given.refused else "the request asked for none"
@@ -104,11 +115,11 @@ def _least(plan: Plan) -> str:
     return UNAPPROVED if plan.trust.least else ""
 
 
-def _bounds(config: Sections, plan: Plan, given: Given) -> list[Layer]:
+def _bounds(rules: Rules, plan: Plan, given: Given) -> list[Layer]:
     """Returns the layers that bound the declared rules, of a refused run as they would be."""
     if given.policy is not None:
         return [layer for layer in given.policy.layers if layer.name not in (SKILL, CODE)]
-    return [Layer(OPERATOR, config.network.rules)] if given.refused and not plan.trust.least else []
+    return [Layer(OPERATOR, rules.network.rules)] if given.refused and not plan.trust.least else []
 
 
 def _kept(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:
