@@ -46,7 +46,7 @@ from skillyard.ipc.channel import BadMessage, read_object
 from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import Files, checked
-from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
 from skillyard.stores.skills.archives import read_archive
@@ -165,7 +165,7 @@ def _packet(hear: Callable[[socket.socket], object]) -> Callable[[bytes], None]:
                 ours.setblocking(False)
                 said = hear(ours)
             finally:
-                if isinstance(said, words.Said) and said.pidfd >= 0:
+                if isinstance(said, messages.Said) and said.pidfd >= 0:
                     os.close(said.pidfd)
                 assert len(os.listdir("/proc/self/fd")) == before
 
@@ -224,16 +224,16 @@ _ENTRY = b"".join((b"O", len(ENTRY).to_bytes(4), ENTRY))
 
 READERS = {
     "the keeper of its sandboxes' inits": Reader(
-        lambda data: words.read(read_object(data, words.MOST_BYTES)),
+        lambda data: messages.read(read_object(data, messages.MOST_BYTES)),
         (BadMessage,),
-        "sandbox/native/keeper/words.py",
+        "sandbox/native/keeper/messages.py",
         (ENDED, b'{"ready":true}'),
     ),
-    "the keeper of packets of an init": Reader(_packet(words.hear_init), (BadMessage,), "ipc/packets.py", (ENDED,)),
+    "the keeper of packets of an init": Reader(_packet(messages.hear_init), (BadMessage,), "ipc/packets.py", (ENDED,)),
     "the keeper of packets of a zygote": Reader(
-        _packet(words.hear_zygote),
+        _packet(messages.hear_zygote),
         (BadMessage,),
-        "sandbox/native/keeper/words.py",
+        "sandbox/native/keeper/messages.py",
         (b'{"pid":5}', b'{"fault":"x"}'),
     ),
     "the server, the keeper and the gate of frames": Reader(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from skillyard.domain.errors import InvalidInput
 from skillyard.testing.attacks.attack import Attack, Judgement, Verdict, broken, escaped, tried
-from skillyard.verify.yard import Yard, serves
+from skillyard.verify.site import Site, serves
 
 BOUND_S = 150.0
 """How long one attack may take, with all that it waits for."""
@@ -40,14 +40,14 @@ def chosen(attacks: Sequence[Attack], families: Collection[str] = (), names: Col
     return [attack for attack in attacks if attack.family in families or attack.name in names]
 
 
-async def fight(yard: Yard, attacks: Sequence[Attack], *, at_once: int, said: Said = lambda _: None) -> list[Finding]:
+async def fight(site: Site, attacks: Sequence[Attack], *, at_once: int, said: Said = lambda _: None) -> list[Finding]:
     """Returns findings in the order of ``attacks``."""
     findings: dict[str, Finding] = {}
     places = asyncio.Semaphore(at_once)
 
     async def one(attack: Attack) -> None:
         async with places:
-            findings[attack.name] = finding = await face(yard.fresh(), attack)
+            findings[attack.name] = finding = await face(site.fresh(), attack)
             said(finding)
 
     await asyncio.gather(*(one(attack) for attack in attacks if not attack.alone))
@@ -57,16 +57,16 @@ async def fight(yard: Yard, attacks: Sequence[Attack], *, at_once: int, said: Sa
     return [findings[attack.name] for attack in attacks]
 
 
-async def face(yard: Yard, attack: Attack) -> Finding:
+async def face(site: Site, attack: Attack) -> Finding:
     """Runs one attack, then a benign program: a server that does not serve it was harmed."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(BOUND_S):
-            judgement = await tried(yard, attack)
+            judgement = await tried(site, attack)
     except TimeoutError:
         judgement = broken(f"no answer within {BOUND_S:.0f} s")
     except Exception as error:  # noqa: BLE001 - an attack that cannot be made shows nothing
         judgement = broken(f"{type(error).__name__}: {error}"[:300])
-    if judgement.verdict is Verdict.CONTAINED and (why := await serves(yard)):
+    if judgement.verdict is Verdict.CONTAINED and (why := await serves(site)):
         judgement = escaped(f"afterwards the server did not serve: {why}")
     return Finding(attack, judgement, time.monotonic() - began)

@@ -18,7 +18,7 @@ from skillyard.verify.outside import Outside, opened, outside
 if TYPE_CHECKING:
     from skillyard.config.settings import Settings
     from skillyard.ports.sandbox import Backend
-    from skillyard.verify.yard import Yard
+    from skillyard.verify.site import Site
 
 SKILL, SECRET = "verify.keeper", "VERIFY_SECRET"
 CALLER = "verify.caller"
@@ -129,16 +129,16 @@ async def own_runtime(settings: Settings, place: Path, backend: Backend | None =
                 del _values[place / "data"], _outsides[place / "data"]
 
 
-def secret_value(yard: Yard) -> str:
+def secret_value(site: Site) -> str:
     """Returns the secret of the skill that the battery's runtime has."""
-    assert yard.runtime is not None
-    return _values[Path(yard.runtime.settings.data_dir)]
+    assert site.runtime is not None
+    return _values[Path(site.runtime.settings.data_dir)]
 
 
-def outside_of(yard: Yard) -> Outside:
+def outside_of(site: Site) -> Outside:
     """Returns the outside of which the caller's skill may reach a part."""
-    assert yard.runtime is not None
-    return _outsides[Path(yard.runtime.settings.data_dir)]
+    assert site.runtime is not None
+    return _outsides[Path(site.runtime.settings.data_dir)]
 
 
 _values: dict[Path, str] = {}

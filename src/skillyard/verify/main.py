@@ -28,7 +28,7 @@ from skillyard.verify import report
 from skillyard.verify.battery import Finding, chosen, fight
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime, workplace
-from skillyard.verify.yard import HEARTBEAT, Yard, at_home
+from skillyard.verify.site import HEARTBEAT, Site, at_home
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -103,18 +103,18 @@ def _chosen(asked: Asked) -> list[Attack]:
 
 
 async def _verify(asked: Asked, attacks: Sequence[Attack], quiet: bool) -> tuple[list[Finding], dict[str, Any]]:
-    async with _yard(asked) as yard:
-        first = await yard.run(HEARTBEAT, {"word": "first"})
-        await at_home(yard)
+    async with _site(asked) as site:
+        first = await site.run(HEARTBEAT, {"word": "first"})
+        await at_home(site)
         if not first.ok:
             raise Failure(f"a benign run does not work here: {first.why}", "`skillyard doctor` says why", Exit.FAILED)
         at_once = asked.at_once or min(4, os.cpu_count() or 1)
         bar = _Progress(len(attacks), quiet)
-        return await fight(yard, attacks, at_once=at_once, said=bar), dict(first.raw)
+        return await fight(site, attacks, at_once=at_once, said=bar), dict(first.raw)
 
 
 @asynccontextmanager
-async def _yard(asked: Asked) -> AsyncIterator[Yard]:
+async def _site(asked: Asked) -> AsyncIterator[Site]:
     """Gives the named server, or a runtime of the battery's own under the user's settings."""
     async with AsyncExitStack() as stack:
         if asked.url is not None:
@@ -124,7 +124,7 @@ async def _yard(asked: Asked) -> AsyncIterator[Yard]:
             if asked.canary and client.server.url.host not in _LOOPBACK:
                 raise Failure("--canary plants targets on this machine, and the server is on another one")
             canaries = stack.enter_context(planted()) if asked.canary else None
-            yield Yard(client, asked.isolation, canaries=canaries)
+            yield Site(client, asked.isolation, canaries=canaries)
             return
         policy = {"isolation": asked.isolation} if asked.isolation else None
         settings = load_settings(data_dir=asked.data_dir, policy=policy)
@@ -133,7 +133,7 @@ async def _yard(asked: Asked) -> AsyncIterator[Yard]:
         runtime = await stack.enter_async_context(own_runtime(settings, place))
         if canaries is not None:
             stack.enter_context(planted_file(canaries, runtime.data_dir.home))
-        yield Yard(runtime, None, runtime, canaries)
+        yield Site(runtime, None, runtime, canaries)
 
 
 class _Progress:

@@ -27,7 +27,7 @@ from skillyard.sandbox.native import launch
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.testing.attacks.canaries import planted, planted_file
 from skillyard.verify.home import own_runtime
-from skillyard.verify.yard import Yard
+from skillyard.verify.site import Site
 
 PACKAGE = Path(skillyard.__file__).parent
 Claims = Mapping[str, Protection]
@@ -89,21 +89,21 @@ def copy_of(mutant: Mutant, directory: Path) -> Path:
 @asynccontextmanager
 async def weakened(
     mutant: Mutant, place: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims | None
-) -> AsyncIterator[Yard]:
-    """A yard whose sandboxes are the mutant's and whose records claim ``claims``."""
+) -> AsyncIterator[Site]:
+    """A site whose sandboxes are the mutant's and whose records claim ``claims``."""
     with tempfile.TemporaryDirectory(
         prefix="skillyard-mutant-"
     ) as copy:  # the sandboxes' users must be able to read it
         monkeypatch.setattr(launch, "__file__", str(copy_of(mutant, Path(copy))))
         monkeypatch.setattr(own_process, "_roots", lambda needs, roots=own_process._roots: [copy, *roots(needs)])
-        async with _yard(mutant, place, monkeypatch, claims) as yard:
-            yield yard
+        async with _site(mutant, place, monkeypatch, claims) as site:
+            yield site
 
 
 @asynccontextmanager
-async def _yard(
+async def _site(
     mutant: Mutant, place: Path, monkeypatch: pytest.MonkeyPatch, claims: Claims | None
-) -> AsyncIterator[Yard]:
+) -> AsyncIterator[Site]:
     if mutant.outside is not None:
         mutant.outside(monkeypatch)
     settings = Settings(data_dir=place / "unused")
@@ -111,14 +111,14 @@ async def _yard(
         kind = registry.Kind(native.KIND.nature, lambda place: Claiming(place.run_dir, claims, place.plug))
         monkeypatch.setattr(native, "KIND", kind)
         async with own_runtime(settings, place) as runtime:
-            yield Yard(runtime, None, runtime)
+            yield Site(runtime, None, runtime)
         return
     backend = Claiming(place / "run", claims)
     if not mutant.canary:
         async with own_runtime(settings, place, backend) as runtime:
-            yield Yard(runtime, None, runtime)
+            yield Site(runtime, None, runtime)
         return
     with planted() as canaries:
         async with own_runtime(settings, place, backend) as runtime:
             with planted_file(canaries, runtime.data_dir.home):
-                yield Yard(runtime, None, runtime, canaries)
+                yield Site(runtime, None, runtime, canaries)

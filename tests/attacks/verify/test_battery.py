@@ -16,7 +16,7 @@ from skillyard.testing.attacks.canaries import PREFIX, Canaries, planted, plante
 from skillyard.verify.battery import Finding, fight
 from skillyard.verify.families import everything
 from skillyard.verify.home import own_runtime
-from skillyard.verify.yard import Yard, at_home
+from skillyard.verify.site import Site, at_home
 from tests.conformance.sandbox.gvisor_ground import absent
 from tests.hosts.landlock.host import TOO_OLD
 
@@ -53,9 +53,9 @@ async def fought(isolation: str, place: Path, attacks: Sequence[Attack]) -> set[
         settings = load_settings(data_dir=place / "unused", policy={"isolation": isolation})
         async with own_runtime(settings, place) as runtime:
             with planted_file(canaries, runtime.data_dir.home):
-                yard = Yard(runtime, None, runtime, canaries)
-                await at_home(yard)
-                findings = await fight(yard, attacks, at_once=2)
+                site = Site(runtime, None, runtime, canaries)
+                await at_home(site)
+                findings = await fight(site, attacks, at_once=2)
                 assert await canaries.harm() == []
     assert _told([f for f in findings if f.judgement.verdict in FAILURES]) == []
     assert [f.attack.name for f in findings] == [attack.name for attack in attacks]

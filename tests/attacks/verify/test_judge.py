@@ -22,7 +22,7 @@ from skillyard.testing.attacks.attack import (
 )
 from skillyard.verify.battery import chosen, face
 from skillyard.verify.report import as_dict, failed
-from skillyard.verify.yard import Report, Yard, report_of
+from skillyard.verify.site import Report, Site, report_of
 
 
 def ran(output: Any = None, *, status: str = "completed", log: str = "", **more: Any) -> Report:
@@ -59,7 +59,7 @@ def test_verdicts(run: Report, ends: tuple[str, ...], verdict: Verdict) -> None:
 
 
 def attack(judgement: Judgement | Exception, *walls: str, rests_on: tuple[str, ...] = ()) -> Attack:
-    async def steps(yard: Yard) -> Judgement:
+    async def steps(site: Site) -> Judgement:
         if isinstance(judgement, Exception):
             raise judgement
         return judgement
@@ -119,8 +119,8 @@ class Server:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_server_that_is_gone_afterwards_was_harmed(anyio_backend: str) -> None:
     for serves, verdict in ((True, Verdict.CONTAINED), (False, Verdict.ESCAPED)):
-        yard = Yard(Server(serves=serves))  # type: ignore[arg-type]
-        finding = await face(yard, attack(CONTAINED))
+        site = Site(Server(serves=serves))  # type: ignore[arg-type]
+        finding = await face(site, attack(CONTAINED))
         assert finding.judgement.verdict is verdict
         assert failed([finding]) is not serves
 
@@ -128,7 +128,7 @@ async def test_a_server_that_is_gone_afterwards_was_harmed(anyio_backend: str) -
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_an_attack_that_cannot_be_made_is_broken(anyio_backend: str) -> None:
-    finding = await face(Yard(Server(serves=True)), attack(ValueError("odd")))  # type: ignore[arg-type]
+    finding = await face(Site(Server(serves=True)), attack(ValueError("odd")))  # type: ignore[arg-type]
     assert finding.judgement == Judgement(Verdict.BROKEN, "ValueError: odd")
     told = as_dict([finding], {}, "native", 1.0)
     assert not told["passed"]

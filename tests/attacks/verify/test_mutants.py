@@ -63,10 +63,10 @@ async def _escapes(
 ) -> None:
     if "cpus" in mutant.without and _processors_to_take() < 1.2:
         pytest.skip("this machine has no processors to take now")
-    async with weakened(mutant, tmp_path, monkeypatch, claims) as yard:
+    async with weakened(mutant, tmp_path, monkeypatch, claims) as site:
         for name in names:
             for _ in range(TRIES):
-                finding = await face(yard.fresh(), ATTACKS[name])
+                finding = await face(site.fresh(), ATTACKS[name])
                 if finding.judgement.verdict is Verdict.ESCAPED:
                     break
             else:

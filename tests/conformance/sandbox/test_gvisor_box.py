@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from skillyard.ipc.channel import read_object
 from skillyard.sandbox.native.grounds.namespaces.mounts import Shower, new_tree
 from skillyard.sandbox.native.inside.walls import READY
-from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.loop import Loop
 from skillyard.sandbox.native.keeper.request import Shape
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
@@ -177,7 +177,7 @@ JSON = st.recursive(
 def test_anything_is_a_message_or_refused(said: Any) -> None:
     raw = said if isinstance(said, bytes) else json.dumps(said).encode()
     try:
-        message = words.read(read_object(raw, words.MOST_BYTES))
+        message = messages.read(read_object(raw, messages.MOST_BYTES))
     except ValueError:
         return
     assert all(isinstance(value, bool | int | float | str) for value in message.values())

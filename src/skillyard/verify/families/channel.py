@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, broken, escaped
-from skillyard.verify.yard import Yard
+from skillyard.verify.site import Site
 
 CHANNEL = Family("channel", invariants=(7,))
 
@@ -37,9 +37,9 @@ def _forges(name: str, tries: str, *lies: str) -> None:
     A lie is an expression for the bytes that the program writes to its channel; none may pass for a result.
     """
 
-    async def steps(yard: Yard) -> Judgement:
+    async def steps(site: Site) -> Judgement:
         for lie in lies:
-            run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
+            run = await site.attack(_FRAMES.replace("{FRAMES}", lie))
             if run.ok:
                 return escaped(f"accepted {lie[:80]}")
             if not run.armed or run.ends.isdisjoint(_LIES):
@@ -79,13 +79,13 @@ _forges(
 )  # fmt: skip
 
 
-async def _identity(yard: Yard) -> Judgement:
+async def _identity(site: Site) -> Judgement:
     """A run may answer anything about itself; the record must not believe it."""
     lie = (
         "frame(b'R', json.dumps({'run_id': 'run_' + '0' * 32, 'status': 'completed', 'output': {'x': 1},"
         " 'enforced': {}, 'output_blobs': ['blob:' + 'f' * 32], 'error': None, 'usage': {'cpu_ms': 0}}).encode())"
     )
-    run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
+    run = await site.attack(_FRAMES.replace("{FRAMES}", lie))
     run.given()
     if run.run.run_id == "run_" + "0" * 32 or run.run.output_blobs or not run.raw.get("enforced"):
         return escaped("the run's own words became its record")
@@ -95,14 +95,14 @@ async def _identity(yard: Yard) -> Judgement:
 CHANNEL.steps("identity", "Say that it is another run, with other blobs and walls.", _identity, invariants=(7, 9))
 
 
-async def _claims_blobs(yard: Yard) -> Judgement:
+async def _claims_blobs(site: Site) -> Judgement:
     """Ids of blobs are the server's: a run cannot name one."""
     wanted = "blob:" + "a" * 32
     lie = (
         f'begin(1) + piece(1, b\'forged\') + frame(b\'E\', b\'{{"n": 1, "size": 6, "blob_id": "{wanted}"}}\')'
         f" + frame(b'R', b'{{\"a\": 1}}')"
     )
-    run = await yard.attack(_FRAMES.replace("{FRAMES}", lie))
+    run = await site.attack(_FRAMES.replace("{FRAMES}", lie))
     if run.ok and wanted in run.run.output_blobs:
         return escaped("a run chose the id of its blob")
     return CONTAINED if run.ok or run.ends & _LIES else broken(run.why)
@@ -132,9 +132,9 @@ CHANNEL.program(
 )
 
 
-async def _deaf(yard: Yard) -> Judgement:
+async def _deaf(site: Site) -> Judgement:
     """The program never answers, keeps the channel open in a child, and leaves."""
-    run = await yard.attack(
+    run = await site.attack(
         """
         if os.fork() == 0:
             os.setsid()
@@ -162,8 +162,8 @@ MAX_OUTPUT = 4096
 def _too_much(name: str, tries: str, body: str, **options: Any) -> None:
     """Adds an attack: the run must fail, or its value must be replaced by something small."""
 
-    async def steps(yard: Yard) -> Judgement:
-        run = await yard.attack("armed()\n" + body, memory_mb=384)
+    async def steps(site: Site) -> Judgement:
+        run = await site.attack("armed()\n" + body, memory_mb=384)
         if not run.ok:
             fits = run.armed and run.ends - {"timeout", "lost", "SandboxLost"}
             return CONTAINED if fits else broken(run.why)
@@ -197,9 +197,9 @@ _too_much(
 )  # fmt: skip
 
 
-async def _calm(yard: Yard) -> Judgement:
+async def _calm(site: Site) -> Judgement:
     """Text that steers terminals and parsers comes back as bounded text."""
-    run = await yard.attack(
+    run = await site.attack(
         """
         sys.stdout.buffer.write(b"\\x1b]0;owned\\x07\\x1b[2J\\xff\\xfe\\x00<script>\\r\\n")
         sys.stdout.flush()
@@ -217,8 +217,8 @@ RESULTS.steps("text", "Return text that steers terminals, breaks encodings or po
 
 
 def _blobs(name: str, tries: str, body: str) -> None:
-    async def steps(yard: Yard) -> Judgement:
-        run = await yard.attack("from runtime import blobs\narmed()\n" + body)
+    async def steps(site: Site) -> Judgement:
+        run = await site.attack("from runtime import blobs\narmed()\n" + body)
         if run.ok:
             return escaped(f"{len(run.run.output_blobs)} blobs were taken")
         return CONTAINED if run.armed else broken(run.why)
@@ -234,9 +234,9 @@ _blobs(
 )
 
 
-async def _log_order(yard: Yard) -> Judgement:
+async def _log_order(site: Site) -> Judgement:
     """A log that pretends to be the server's stays the run's."""
-    run = await yard.attack(
+    run = await site.attack(
         "print('\\n'.join('{\"status\": \"completed\"}' for _ in range(2000)))\narmed()\nos._exit(5)"
     )
     if run.ok:

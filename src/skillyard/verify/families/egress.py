@@ -19,7 +19,7 @@ from skillyard.testing.attacks.attack import (
 from skillyard.testing.attacks.prelude import program
 from skillyard.verify.home import CALLER, outside_of
 from skillyard.verify.outside import ALLOWED, OTHER, PROOF
-from skillyard.verify.yard import Report, Yard
+from skillyard.verify.site import Report, Site
 
 EGRESS = Family("egress", invariants=(5,))
 
@@ -100,18 +100,18 @@ def reached(what, function, *args):
 def _attack(name: str, tries: str, body: str) -> None:
     """Adds an attack. ``body`` runs as the skill that may reach one host; ``args`` has the ports of the outside."""
 
-    async def steps(yard: Yard) -> Judgement:
-        run = await _called(yard, body)
+    async def steps(site: Site) -> Judgement:
+        run = await _called(site, body)
         return _none(run) or judged(run)
 
     EGRESS.steps(name, tries, steps, needs=[Need.IN_PROCESS])
 
 
-async def _called(yard: Yard, body: str) -> Report:
-    there = outside_of(yard)
+async def _called(site: Site, body: str) -> Report:
+    there = outside_of(site)
     args = {"open": there.open_port, "other": there.other_port, "datagrams": there.datagrams}
-    code = program(body, yard.levels).replace("def main(args):", f"{_TOOLS}\n\ndef main(args):", 1)
-    return await yard.call_run("execute_skill", {"name": CALLER, "args": {"code": code, "args": args}})
+    code = program(body, site.levels).replace("def main(args):", f"{_TOOLS}\n\ndef main(args):", 1)
+    return await site.call_run("execute_skill", {"name": CALLER, "args": {"code": code, "args": args}})
 
 
 def _none(run: Report) -> Judgement | None:
@@ -192,10 +192,10 @@ _attack("questions", "Have names answered that are not declared, and carry words
     """)  # fmt: skip
 
 
-async def _datagrams(yard: Yard) -> Judgement:
+async def _datagrams(site: Site) -> Judgement:
     """Counts the datagrams that the outside got, too."""
-    there = outside_of(yard)
-    run = await _called(yard, """
+    there = outside_of(site)
+    run = await _called(site, """
     for host in (ALLOWED, OTHER, "127.0.0.1", "1.1.1.1"):
         for port in (args["datagrams"], args["open"], 443):
             def sent():
@@ -235,13 +235,13 @@ _LOOKS = """
     """
 
 
-async def _neighbour(yard: Yard) -> Judgement:
+async def _neighbour(site: Site) -> Judgement:
     """Looks for a working gate of another run from a run that has none."""
-    there = outside_of(yard)
-    holds = asyncio.create_task(_called(yard.fresh(), _HOLDS))
+    there = outside_of(site)
+    holds = asyncio.create_task(_called(site.fresh(), _HOLDS))
     try:
         await asyncio.sleep(0.7)
-        looks = await yard.attack(_LOOKS, {"open": there.open_port})
+        looks = await site.attack(_LOOKS, {"open": there.open_port})
     finally:
         held = await holds
     if (none := _none(held)) is not None:
@@ -257,8 +257,8 @@ EGRESS.steps(
 )  # fmt: skip
 
 
-async def _works(yard: Yard) -> Judgement:
-    run = await _called(yard, """
+async def _works(site: Site) -> Judgement:
+    run = await _called(site, """
     port = args["open"]
     target = f"{ALLOWED}:{port}"
     reached("by name", direct, ALLOWED, port, request(target))

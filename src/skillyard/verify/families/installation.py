@@ -16,22 +16,22 @@ from skillyard.testing.attacks.attack import (
 )
 from skillyard.testing.attacks.leftovers import DRAWS, alike
 from skillyard.verify.home import SKILL, WARM, WARM_MODULES
-from skillyard.verify.yard import Report, Yard
+from skillyard.verify.site import Report, Site
 
 RANDOMNESS = Family("randomness", invariants=(3, 8))
 BENIGN = Family("benign")
 
 
-async def _after_imports(yard: Yard) -> Judgement:
+async def _after_imports(site: Site) -> Judgement:
     """Draws in an environment whose interpreter has drawn before."""
-    assert yard.runtime is not None
-    if not yard.runtime.app.config.native.preloads:
+    assert site.runtime is not None
+    if not site.runtime.app.config.native.preloads:
         return not_applicable("native.preload_mb is 0: nothing is imported ahead")
-    (await yard.run_code({"code": "def main(args): pass", "environment": WARM})).given()
-    await yard.runtime.app.ahead.settled()
+    (await site.run_code({"code": "def main(args): pass", "environment": WARM})).given()
+    await site.runtime.app.ahead.settled()
     for children in (False, True):
         params = {"code": DRAWS, "args": {"children": children}, "environment": WARM}
-        told = [(await yard.run_code(params)).given() for _ in range(4)]
+        told = [(await site.run_code(params)).given() for _ in range(4)]
         if not all(set(WARM_MODULES) <= set(one["here"]) for one in told):
             raise NotShown("nothing was imported ahead")
         if (judgement := alike(told)) is not CONTAINED:
@@ -51,7 +51,7 @@ def _gave(report: Report, wanted: Callable[[], bool]) -> Judgement:
     return WORKS if wanted() else too_tight(str(report.output)[:160])
 
 
-async def _blobs(yard: Yard) -> Judgement:
+async def _blobs(site: Site) -> Judgement:
     code = """
 from runtime import blobs, log
 def main(args):
@@ -61,21 +61,21 @@ def main(args):
             writer.write(f"{n},{n * n}\\n".encode())
     return {"ids": [blobs.write_text("words"), blobs.write_json({"a": 1}), writer.blob_id]}
 """
-    report = await yard.run(code)
+    report = await site.run(code)
     return _gave(report, lambda: sorted(report.output["ids"]) == sorted(report.run.output_blobs))
 
 
 BENIGN.steps("blobs", "Write blobs of text, JSON and a stream.", _blobs, benign=True)
 
 
-async def _blob_inputs(yard: Yard) -> Judgement:
-    made = await yard.caller.call("create_blob", {"content": "a,b\n1,2\n", "kind": "text/csv"})
+async def _blob_inputs(site: Site) -> Judgement:
+    made = await site.caller.call("create_blob", {"content": "a,b\n1,2\n", "kind": "text/csv"})
     code = """
 from runtime import blobs
 def main(args):
     return {"text": blobs.read_text(args["id"]), "path": open(blobs.path(args["id"])).read()}
 """
-    report = await yard.run_code({"code": code, "args": {"id": made["blob_id"]}, "input_blobs": [made["blob_id"]]})
+    report = await site.run_code({"code": code, "args": {"id": made["blob_id"]}, "input_blobs": [made["blob_id"]]})
     return _gave(report, lambda: set(report.output.values()) == {"a,b\n1,2\n"})
 
 
@@ -85,8 +85,8 @@ BENIGN.steps(
 )  # fmt: skip
 
 
-async def _skill(yard: Yard) -> Judgement:
-    report = await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})
+async def _skill(site: Site) -> Judgement:
+    report = await site.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})
     return _gave(report, lambda: report.output == {"had": True})
 
 

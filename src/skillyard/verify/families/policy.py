@@ -12,20 +12,20 @@ from skillyard.runtime import Runtime
 from skillyard.sandbox import registry
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, broken, escaped, not_applicable
 from skillyard.verify.home import workplace
-from skillyard.verify.yard import HEARTBEAT, Yard
+from skillyard.verify.site import HEARTBEAT, Site
 from skillyard.wiring import make_backends
 
 POLICY = Family("policy", invariants=(10,))
 
 
-async def _record(yard: Yard) -> Judgement:
-    run = await yard.run(HEARTBEAT, {"word": "policy"})
+async def _record(site: Site) -> Judgement:
+    run = await site.run(HEARTBEAT, {"word": "policy"})
     enforced: dict[str, str] = dict(run.raw.get("enforced") or {})
     if not run.ok or not enforced:
         return broken("the run's record says nothing of its walls")
     accepted = registry.nature(str(run.raw.get("isolation") or "")).without
-    if yard.runtime is not None:
-        accepted |= yard.runtime.settings.policy.allow_degraded
+    if site.runtime is not None:
+        accepted |= site.runtime.settings.policy.allow_degraded
     offered = {name: Protection(Level(level)) for name, level in enforced.items()}
     missing = Demand(allow_degraded=accepted).shortfall(offered)
     if unnamed := sorted(set(missing) - set(enforced)):
@@ -33,7 +33,7 @@ async def _record(yard: Yard) -> Judgement:
     if not missing:
         return CONTAINED
     named = ", ".join(sorted(missing))
-    if yard.runtime is None:
+    if site.runtime is None:
         return not_applicable(f"the server runs without {named}; its policy is not to be seen")
     return escaped(f"{named} is missing, and the policy does not allow that")
 
@@ -83,12 +83,12 @@ class _Promising(_Weaker):
         return await self._real.create(spec, key)
 
 
-async def _refused(yard: Yard, kind: type[_Weaker]) -> Judgement:
+async def _refused(site: Site, kind: type[_Weaker]) -> Judgement:
     """Takes away each wall in turn, over a real backend of the kind met here: no run may start."""
-    assert yard.runtime is not None
-    name = str((await yard.run(HEARTBEAT, {"word": "policy"})).raw["isolation"])
+    assert site.runtime is not None
+    name = str((await site.run(HEARTBEAT, {"word": "policy"})).raw["isolation"])
     with workplace() as place:
-        settings = yard.runtime.settings.model_copy(update={"data_dir": place / "data", "skills_dirs": ()})
+        settings = site.runtime.settings.model_copy(update={"data_dir": place / "data", "skills_dirs": ()})
         real = make_backends(settings, place / "run")[name]
         try:
             for wall in sorted(set(WALLS) - ADVISORY - registry.nature(name).without - settings.policy.allow_degraded):
@@ -110,12 +110,12 @@ async def _turned_away(runtime: Runtime, wall: str) -> Judgement:
     return escaped(f"a run without {wall} was {run.status}")
 
 
-async def _refused_by_sandbox(yard: Yard) -> Judgement:
-    return await _refused(yard, _Weaker)
+async def _refused_by_sandbox(site: Site) -> Judgement:
+    return await _refused(site, _Weaker)
 
 
-async def _refused_by_probe(yard: Yard) -> Judgement:
-    return await _refused(yard, _Promising)
+async def _refused_by_probe(site: Site) -> Judgement:
+    return await _refused(site, _Promising)
 
 
 POLICY.steps(

@@ -7,7 +7,7 @@ from typing import Any
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, NotShown, escaped
-from skillyard.verify.yard import Yard
+from skillyard.verify.site import Site
 
 PRINCIPALS = Family("principals", invariants=(9,))
 
@@ -32,22 +32,22 @@ def _named(run: str, blob: str) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-async def _stealing(yard: Yard) -> Judgement:
-    own = await yard.call_as(_OWNER, "run_code", _CODE)
+async def _stealing(site: Site) -> Judgement:
+    own = await site.call_as(_OWNER, "run_code", _CODE)
     run, blob = own["run_id"], own.get("logs_blob")
     if not blob:
         raise NotShown("the owner's run kept no log")
     for what, (method, params) in _named(run, blob).items():
         try:
-            answer = await yard.call_as(_THIEF, method, params)
+            answer = await site.call_as(_THIEF, method, params)
         except SkillyardError:
             continue
         if answer.get("deleted") is not False and answer.get("cancelled") is not False:
             return escaped(f"{what}: {str(answer)[:120]}")
-    listed = str(await yard.call_as(_THIEF, "runs.list", {})) + str(await yard.call_as(_THIEF, "blobs.list", {}))
+    listed = str(await site.call_as(_THIEF, "runs.list", {})) + str(await site.call_as(_THIEF, "blobs.list", {}))
     if run in listed or blob in listed:
         return escaped("another's objects are listed")
-    kept = await yard.call_as(_OWNER, "read_blob", {"blob_id": blob})
+    kept = await site.call_as(_OWNER, "read_blob", {"blob_id": blob})
     return CONTAINED if kept["preview"] == "private words\n" else escaped("another's blob was changed")
 
 
@@ -57,15 +57,15 @@ PRINCIPALS.steps(
 )  # fmt: skip
 
 
-async def _oracle(yard: Yard) -> Judgement:
-    own = await yard.call_as(_OWNER, "run_code", _CODE)
+async def _oracle(site: Site) -> Judgement:
+    own = await site.call_as(_OWNER, "run_code", _CODE)
     real = _named(own["run_id"], own["logs_blob"])
     made_up = _named("run_" + "0" * 32, "blob:" + "0" * 32)
     for what in real:
         answers = []
         for method, params in (real[what], made_up[what]):
             try:
-                answers.append(f"{type(await yard.call_as(_THIEF, method, params))}")
+                answers.append(f"{type(await site.call_as(_THIEF, method, params))}")
             except SkillyardError as error:
                 answers.append(f"{error.type} {error.code}")
         if answers[0] != answers[1]:
@@ -78,17 +78,17 @@ PRINCIPALS.steps(
 )
 
 
-async def _same_key(yard: Yard) -> Judgement:
+async def _same_key(site: Site) -> Judgement:
     params = {**_CODE, "idempotency_key": "verify-same-key"}
-    own = await yard.call_as(_OWNER, "run_code", params)
-    theirs = await yard.call_as(_THIEF, "run_code", params)
+    own = await site.call_as(_OWNER, "run_code", params)
+    theirs = await site.call_as(_THIEF, "run_code", params)
     return escaped("an idempotency key gave another's run") if own["run_id"] == theirs["run_id"] else CONTAINED
 
 
 PRINCIPALS.steps("same-key", "Get another's run by using its idempotency key.", _same_key, needs=[Need.IN_PROCESS])
 
 
-async def _scopes(yard: Yard) -> Judgement:
+async def _scopes(site: Site) -> Judgement:
     """Tries everything else as a principal that may only read blobs."""
     poor = Principal("verify-poor", frozenset({Scope.BLOBS}))
     for method, params in (
@@ -98,7 +98,7 @@ async def _scopes(yard: Yard) -> Judgement:
         ("list_skills", {}),
     ):
         try:
-            answer = await yard.call_as(poor, method, params)
+            answer = await site.call_as(poor, method, params)
         except SkillyardError:
             continue
         return escaped(f"{method}: {str(answer)[:120]}")
@@ -108,13 +108,13 @@ async def _scopes(yard: Yard) -> Judgement:
 PRINCIPALS.steps("scopes", "Call what a token's scopes do not hold.", _scopes, needs=[Need.IN_PROCESS])
 
 
-async def _guessing(yard: Yard) -> Judgement:
+async def _guessing(site: Site) -> Judgement:
     """Compares the blob ids of two runs: nothing of one may follow from the other's."""
     code = {
         "language": "python",
         "code": "from runtime import blobs\ndef main(args):\n    return {'ids': [blobs.write_text(x) for x in 'ab']}",
     }
-    one, two = [await yard.call_as(_OWNER, "run_code", code) for _ in range(2)]
+    one, two = [await site.call_as(_OWNER, "run_code", code) for _ in range(2)]
     if not (one.get("output_blobs") and two.get("output_blobs")):
         raise NotShown("no blobs were written")
     prefixes = {blob.rpartition("-")[0] for run in (one, two) for blob in run["output_blobs"]}

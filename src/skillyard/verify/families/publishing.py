@@ -14,7 +14,7 @@ from skillyard.domain.errors import BundleRefused, SkillyardError
 from skillyard.domain.principal import Principal, Scope
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, NotShown, escaped
 from skillyard.verify.home import SECRET, secret_value
-from skillyard.verify.yard import Yard
+from skillyard.verify.site import Site
 
 PUBLISHING = Family("publishing", invariants=(6, 9))
 
@@ -55,39 +55,39 @@ def _tar(files: Mapping[str, bytes], *others: tarfile.TarInfo) -> bytes:
     return packed.getvalue()
 
 
-async def _publish(yard: Yard, archive: bytes, who: Principal = _PUBLISHER) -> None:
+async def _publish(site: Site, archive: bytes, who: Principal = _PUBLISHER) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         yield archive
 
-    assert yard.runtime is not None
-    await yard.runtime.app.publisher.publish(who, chunks())
+    assert site.runtime is not None
+    await site.runtime.app.publisher.publish(who, chunks())
 
 
-async def _call(yard: Yard, method: str, who: Principal = _PUBLISHER, /, **params: Any) -> dict[str, Any]:
-    return await yard.call_as(who, method, params)
+async def _call(site: Site, method: str, who: Principal = _PUBLISHER, /, **params: Any) -> dict[str, Any]:
+    return await site.call_as(who, method, params)
 
 
-async def _told(yard: Yard, name: str, **more: Any) -> str:
+async def _told(site: Site, name: str, **more: Any) -> str:
     """Returns the published skill's report on its environment."""
-    run = await _call(yard, "execute_skill", name=name, **more)
+    run = await _call(site, "execute_skill", name=name, **more)
     return str((run.get("output") or {}).get("value", ""))
 
 
-async def _least(yard: Yard) -> Judgement:
+async def _least(site: Site) -> Judgement:
     name = _name()
-    await _publish(yard, _tar(_files(name)))
-    if await _told(yard, name):
+    await _publish(site, _tar(_files(name)))
+    if await _told(site, name):
         return escaped("a skill that nobody approved got its secret")
     must = _name()
-    await _publish(yard, _tar(_files(must, more=f'[permissions]\nsecrets = ["{SECRET}"]\n')))
-    run = await _call(yard, "execute_skill", name=must)
+    await _publish(site, _tar(_files(must, more=f'[permissions]\nsecrets = ["{SECRET}"]\n')))
+    run = await _call(site, "execute_skill", name=must)
     if run["status"] == "completed":
         return escaped("a skill that nobody approved ran with a secret that it must have")
     reaching = _name()
-    await _publish(yard, _tar(_files(reaching, more='[permissions]\nnetwork = ["example.com:443"]\n')))
-    shown = (await _call(yard, "catalogue.needs", name=reaching))["approved"]
-    run = await _call(yard, "execute_skill", name=reaching)
-    record = (await _call(yard, "runs.show", run_id=run["run_id"]))["run"]
+    await _publish(site, _tar(_files(reaching, more='[permissions]\nnetwork = ["example.com:443"]\n')))
+    shown = (await _call(site, "catalogue.needs", name=reaching))["approved"]
+    run = await _call(site, "execute_skill", name=reaching)
+    record = (await _call(site, "runs.show", run_id=run["run_id"]))["run"]
     return escaped("a skill that nobody approved got a network") if shown or record.get("network") else CONTAINED
 
 
@@ -97,11 +97,11 @@ PUBLISHING.steps(
 )  # fmt: skip
 
 
-async def _own_approval(yard: Yard) -> Judgement:
+async def _own_approval(site: Site) -> Judgement:
     name = _name()
-    await _publish(yard, _tar(_files(name)))
+    await _publish(site, _tar(_files(name)))
     try:
-        await _call(yard, "catalogue.approve", name=name)
+        await _call(site, "catalogue.approve", name=name)
     except SkillyardError:
         return CONTAINED
     return escaped("who may publish approved")
@@ -110,18 +110,18 @@ async def _own_approval(yard: Yard) -> Judgement:
 PUBLISHING.steps("own-approval", "Approve what one has published oneself.", _own_approval, needs=[Need.IN_PROCESS])
 
 
-async def _names(yard: Yard) -> Judgement:
+async def _names(site: Site) -> Judgement:
     name = _name()
-    await _publish(yard, _tar(_files(name)))
+    await _publish(site, _tar(_files(name)))
     try:
-        await _publish(yard, _tar(_files(name, "1.0.1")), _STRANGER)
+        await _publish(site, _tar(_files(name, "1.0.1")), _STRANGER)
     except SkillyardError:
         pass
     else:
         return escaped("another project published under the name")
     for method in ("catalogue.withdraw", "catalogue.pin"):
         try:
-            await _call(yard, method, _STRANGER, name=name, version="1.0.0")
+            await _call(site, method, _STRANGER, name=name, version="1.0.0")
         except SkillyardError:
             continue
         return escaped(f"another project's {method}")
@@ -133,27 +133,27 @@ PUBLISHING.steps(
 )  # fmt: skip
 
 
-async def _approved(yard: Yard) -> str:
+async def _approved(site: Site) -> str:
     """Returns a skill that got its secret by approval. Raises NotShown."""
     name = _name()
-    await _publish(yard, _tar(_files(name)))
-    await _call(yard, "catalogue.approve", _OPERATOR, name=name)
-    if await _told(yard, name) != "[redacted]":
+    await _publish(site, _tar(_files(name)))
+    await _call(site, "catalogue.approve", _OPERATOR, name=name)
+    if await _told(site, name) != "[redacted]":
         raise NotShown("an approved skill did not get its secret")
     return name
 
 
-async def _changed(yard: Yard) -> Judgement:
-    name = await _approved(yard)
+async def _changed(site: Site) -> Judgement:
+    name = await _approved(site)
     other = _files(name, code=_TELLS + "# changed\n")
     try:
-        await _publish(yard, _tar(other))
+        await _publish(site, _tar(other))
     except SkillyardError:
         pass
     else:
         return escaped("other bytes were published under an approved version")
-    await _publish(yard, _tar(_files(name, "1.0.1")))
-    return escaped("the next version got the secret") if await _told(yard, name, version="1.0.1") else CONTAINED
+    await _publish(site, _tar(_files(name, "1.0.1")))
+    return escaped("the next version got the secret") if await _told(site, name, version="1.0.1") else CONTAINED
 
 
 PUBLISHING.steps(
@@ -162,10 +162,10 @@ PUBLISHING.steps(
 )  # fmt: skip
 
 
-async def _revoked(yard: Yard) -> Judgement:
-    name = await _approved(yard)
-    await _call(yard, "catalogue.revoke", _OPERATOR, name=name)
-    return escaped("a revoked approval gave the secret") if await _told(yard, name) else CONTAINED
+async def _revoked(site: Site) -> Judgement:
+    name = await _approved(site)
+    await _call(site, "catalogue.revoke", _OPERATOR, name=name)
+    return escaped("a revoked approval gave the secret") if await _told(site, name) else CONTAINED
 
 
 PUBLISHING.steps("revoked", "Run a skill whose approval was revoked.", _revoked, needs=[Need.IN_PROCESS])
@@ -190,10 +190,10 @@ def _hostile() -> Iterator[tuple[str, bytes]]:
     yield "half an archive", whole[: len(whole) // 3]
 
 
-async def _archives(yard: Yard) -> Judgement:
+async def _archives(site: Site) -> Judgement:
     for what, archive in _hostile():
         try:
-            await _publish(yard, archive)
+            await _publish(site, archive)
         except BundleRefused:
             continue
         return escaped(f"an archive was taken with {what}")
@@ -213,11 +213,11 @@ def _schema(name: str, schema: object) -> bytes:
     return _tar({**files, "skill.toml": manifest, "schema.json": json.dumps(schema).encode()})
 
 
-async def _schemas(yard: Yard) -> Judgement:
+async def _schemas(site: Site) -> Judgement:
     """Publishes schemas without end: visible ones are refused, and others end their run alone."""
     twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(26)}
     try:
-        await _publish(yard, _schema(_name(), {"$ref": "#/$defs/d0", "$defs": {**twice, "d26": {}}}))
+        await _publish(site, _schema(_name(), {"$ref": "#/$defs/d0", "$defs": {**twice, "d26": {}}}))
     except BundleRefused:
         pass
     else:
@@ -225,10 +225,10 @@ async def _schemas(yard: Yard) -> Judgement:
     name = _name()
     value: dict[str, Any] = {}
     both = {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}
-    await _publish(yard, _schema(name, {"type": "object", "properties": {"a": both}}))
+    await _publish(site, _schema(name, {"type": "object", "properties": {"a": both}}))
     for _ in range(24):
         value = {"a": value}
-    running = asyncio.create_task(_call(yard, "execute_skill", name=name, args=value))
+    running = asyncio.create_task(_call(site, "execute_skill", name=name, args=value))
     clock, worst = asyncio.get_running_loop().time, 0.0
     end = clock() + _ENDS_S
     while not running.done() and clock() < end:
@@ -248,20 +248,20 @@ PUBLISHING.steps(
 )  # fmt: skip
 
 
-async def _values(yard: Yard) -> Judgement:
+async def _values(site: Site) -> Judgement:
     """Looks for a secret in the messages about values that fail a schema, whole and cut."""
-    value = secret_value(yard)
+    value = secret_value(site)
     code = (
         "import os\ndef main(args):\n"
         f"    return {{'x' * args['n'] + os.environ['{SECRET}']: 'y' * args['n'] + os.environ['{SECRET}']}}\n"
     )
     name = _name()
     files = _files(name, more=_ASKS + '[outputs]\nadditionalProperties = { type = "integer" }\n', code=code)
-    await _publish(yard, _tar(files))
-    await _call(yard, "catalogue.approve", _OPERATOR, name=name)
+    await _publish(site, _tar(files))
+    await _call(site, "catalogue.approve", _OPERATOR, name=name)
     for n in range(40, 70, 3):
-        run = await _call(yard, "execute_skill", name=name, args={"n": n})
-        told = json.dumps([run, (await _call(yard, "runs.show", run_id=run["run_id"]))["run"]])
+        run = await _call(site, "execute_skill", name=name, args={"n": n})
+        told = json.dumps([run, (await _call(site, "runs.show", run_id=run["run_id"]))["run"]])
         if any(value[at : at + 8] in told for at in range(len("verify-secret-"), len(value) - 8)):
             return escaped("a part of a secret stands in what a schema says")
     return CONTAINED

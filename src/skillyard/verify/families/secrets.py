@@ -7,14 +7,14 @@ import base64
 from skillyard.testing.attacks.attack import CONTAINED, Family, Judgement, Need, broken, escaped, judged
 from skillyard.testing.attacks.prelude import program
 from skillyard.verify.home import SECRET, SKILL, secret_value
-from skillyard.verify.yard import Yard
+from skillyard.verify.site import Site
 
 SECRETS = Family("secrets", invariants=(6,))
 
 
-async def _mounting(yard: Yard) -> Judgement:
+async def _mounting(site: Site) -> Judgement:
     """Looks for the value by its tail: the whole of it in ``args`` would be found there."""
-    value = secret_value(yard)
+    value = secret_value(site)
     body = f"""
     import glob
     must_hold("the variable of the secret is not there", "{SECRET}" not in os.environ)
@@ -30,8 +30,8 @@ async def _mounting(yard: Yard) -> Judgement:
     must_hold("its memory does not hold the value", not in_memory(b"verify-secret-0[0-9a-f]*" + tail.encode()))
     works("the skill is mounted", lambda: os.path.isdir("/skills/{SKILL}"))
     """
-    params = {"code": program(body, yard.levels), "args": {"tail": value[-8:]}, "mount_skills": [SKILL]}
-    return judged(await yard.run_code(params))
+    params = {"code": program(body, site.levels), "args": {"tail": value[-8:]}, "mount_skills": [SKILL]}
+    return judged(await site.run_code(params))
 
 
 SECRETS.steps(
@@ -40,17 +40,17 @@ SECRETS.steps(
 )  # fmt: skip
 
 
-async def _leaving(yard: Yard) -> Judgement:
+async def _leaving(site: Site) -> Judgement:
     """Lets a skill say its secret in every way; no exact or base64 form may come back."""
-    value = secret_value(yard)
+    value = secret_value(site)
     forms = [value, *(base64.b64encode(b"x" * n + value.encode()).decode()[4:-4] for n in range(3))]
     for how in ("all", "raise", "exit"):
-        run = await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": how}})
+        run = await site.call_run("execute_skill", {"name": SKILL, "args": {"how": how}})
         if how == "all" and (not run.ok or not run.output.get("had")):
             return broken(f"the skill had no secret: {run.why}")
         said = str(dict(run.raw))
         if run.run.logs_blob:
-            said += str(await yard.caller.call("read_blob", {"blob_id": run.run.logs_blob, "mode": "full"}))
+            said += str(await site.caller.call("read_blob", {"blob_id": run.run.logs_blob, "mode": "full"}))
         if any(form in said for form in forms):
             return escaped(f"the value came back ({how})")
     return CONTAINED
@@ -62,10 +62,10 @@ SECRETS.steps(
 )  # fmt: skip
 
 
-async def _afterwards(yard: Yard) -> Judgement:
+async def _afterwards(site: Site) -> Judgement:
     """Looks everywhere in the run after the one that had the secret."""
-    value = secret_value(yard)
-    (await yard.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})).given()
+    value = secret_value(site)
+    (await site.call_run("execute_skill", {"name": SKILL, "args": {"how": "leave"}})).given()
     body = """
     texts = [repr(dict(os.environ))]
     for place in ("/tmp", "/workspace", "/dev/shm"):
@@ -75,7 +75,7 @@ async def _afterwards(yard: Yard) -> Judgement:
     must_hold("its memory does not hold the value", not in_memory(b"verify-secret-0[0-9a-f]*" + args["tail"].encode()))
     works("it can look", lambda: len(texts) >= 1)
     """
-    return judged(await yard.attack(body, {"tail": value[-8:]}))
+    return judged(await site.attack(body, {"tail": value[-8:]}))
 
 
 SECRETS.steps(

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.account import Account, forced
 from skillyard.sandbox.native.keeper.loop import READ, Loop
 from skillyard.sandbox.native.keeper.program import Caps, Program, close_descriptors, open_pipes
@@ -357,7 +357,7 @@ class Sandbox:
         """Takes a few messages of init, and none after one that breaks the rules."""
         for _ in range(_WORDS_A_TURN):
             try:
-                said = words.hear_init(self.control)
+                said = messages.hear_init(self.control)
                 if said is None:
                     self.loop.forget(self.control.fileno())
                     return

@@ -17,7 +17,7 @@ from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.host import Host, Share
 from skillyard.sandbox.native.grounds.namespaces.mounts import Shower, new_tree
 from skillyard.sandbox.native.inside import walls
-from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.account import Account, Used, cpu_seconds
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer
 from skillyard.sandbox.native.keeper.request import MIB, Shape, Show
@@ -261,7 +261,7 @@ class GvisorPlace:
 
     def _complaint(self) -> str:
         """Returns the last words of runsc."""
-        return words.plain(self._text.decode("utf-8", "replace")) or "runsc ended without a word"
+        return messages.plain(self._text.decode("utf-8", "replace")) or "runsc ended without a word"
 
     def _listen(self) -> None:
         """Reads all errors, so that no writer waits for us, and keeps the last of them."""

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from skillyard.ipc import packets
 from skillyard.ipc.channel import BadMessage
 from skillyard.sandbox.native.groups.groups import Group
-from skillyard.sandbox.native.keeper import words
+from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.keeper.loop import READ, Loop, Timer, Turns
+from skillyard.sandbox.native.keeper.messages import Said, Word
 from skillyard.sandbox.native.keeper.watch.processes import children, resident, threads
-from skillyard.sandbox.native.keeper.words import Said, Word
 from skillyard.sandbox.native.linux import kernel
 
 
@@ -238,7 +238,7 @@ class ZygoteProcess:
             if not self._open:
                 return
             try:
-                said = words.hear_zygote(self.sock)
+                said = messages.hear_zygote(self.sock)
                 if said is None:
                     break
                 self._take(said)
@@ -276,10 +276,10 @@ class ZygoteProcess:
         if said.word is Word.CLONED:
             pid, pidfd = said.pid, said.pidfd
             if pidfd < 0:
-                pidfd = words.opened(pid, self.pid)
+                pidfd = messages.opened(pid, self.pid)
             if self.modules:
                 try:
-                    pid = words.vouched(pidfd, self.pid)
+                    pid = messages.vouched(pidfd, self.pid)
                     if pid in self._living or pid == self.pid:
                         raise BadMessage("it spoke of one clone twice")
                 except (BadMessage, OSError):

@@ -13,9 +13,9 @@ from skillyard.ipc import packets
 from skillyard.sandbox.native.groups.groups import Group
 from skillyard.sandbox.native.keeper.ground import Household, Source, Warmth
 from skillyard.sandbox.native.keeper.loop import Loop
+from skillyard.sandbox.native.keeper.messages import Said, Word
 from skillyard.sandbox.native.keeper.request import Key
 from skillyard.sandbox.native.keeper.sandbox import Sandbox
-from skillyard.sandbox.native.keeper.words import Said, Word
 from skillyard.sandbox.native.keeper.zygotes.process import Hooks, Plan, Upkeep, ZygoteProcess
 
 _ASKED_AT_ONCE = 16

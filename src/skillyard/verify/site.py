@@ -51,7 +51,7 @@ def report_of(run: Run) -> Report:
 
 
 @dataclass(slots=True)
-class Yard(Place):
+class Site(Place):
     """A runtime or a server.
 
     ``runtime`` is there when the server is a runtime of this process. ``moved``: its sandboxes have their own places
@@ -74,7 +74,7 @@ class Yard(Place):
             held = (places.home, places.database, places.blobs, places.skills, places.run, places.tokens)
             self.hidden = tuple(map(str, held))
 
-    def fresh(self) -> Yard:
+    def fresh(self) -> Site:
         """Returns the same place for another attack."""
         return replace(self, enforced={}, outcomes=set())
 
@@ -127,17 +127,17 @@ HEARTBEAT = "def main(args):\n    return {'echo': args['word']}\n"
 WHERE = "import os\ndef main(args):\n    return {'cwd': os.getcwd()}\n"
 
 
-async def at_home(yard: Yard) -> None:
+async def at_home(site: Site) -> None:
     """Finds out where its sandboxes have their own places, and which walls stand round them."""
-    where = await yard.run(WHERE)
-    yard.levels = weaker(yard.enforced)
-    yard.moved = where.ok and where.output["cwd"] != "/workspace"
+    where = await site.run(WHERE)
+    site.levels = weaker(site.enforced)
+    site.moved = where.ok and where.output["cwd"] != "/workspace"
 
 
-async def serves(yard: Yard) -> str:
+async def serves(site: Site) -> str:
     """Runs something benign. Returns its fault; empty when there is none."""
     try:
-        run = await yard.run(HEARTBEAT, {"word": "still here"})
+        run = await site.run(HEARTBEAT, {"word": "still here"})
     except Exception as error:  # noqa: BLE001 - any of them means that the server does not serve
         return f"{type(error).__name__}: {error}"
     return "" if run.ok and run.output == {"echo": "still here"} else run.run.summary
