@@ -16,7 +16,7 @@ from skillyard.engine.blobs.service import BlobService
 from skillyard.engine.driver import ActiveRuns, Tools
 from skillyard.engine.lending import Lender
 from skillyard.engine.method import NoService
-from skillyard.engine.network.methods import PolicyService
+from skillyard.engine.network.service import PolicyService
 from skillyard.engine.observer import Observer, ignore
 from skillyard.engine.packages.ahead import Ahead
 from skillyard.engine.packages.builder import Builder, SandboxBuilder

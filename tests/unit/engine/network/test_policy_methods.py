@@ -73,7 +73,7 @@ async def test_addresses_that_the_operator_gives_are_judged_and_others_when_aske
         asked.append(name)
         return (ipaddress.ip_address("10.0.0.7"), ipaddress.ip_address("93.184.216.34"))
 
-    monkeypatch.setattr("skillyard.engine.network.methods.resolve", known)
+    monkeypatch.setattr("skillyard.engine.network.service.resolve", known)
     rig.with_network(run_code=rules("db.x.com", "x.com"), hosts={"db.x.com": (ipaddress.ip_address("10.0.0.5"),)})
     found = await explained(rig, "db.x.com", "x.com", "y.com", code=True)
     assert [[a["address"] for a in t["addresses"]] for t in found["targets"]] == [["10.0.0.5"], [], []]
@@ -89,7 +89,7 @@ async def test_only_an_admin_asks_the_hosts_name_servers(rig: Rig, monkeypatch: 
     async def known(_name: str, _field: str) -> Any:
         raise AssertionError("it was asked")
 
-    monkeypatch.setattr("skillyard.engine.network.methods.resolve", known)
+    monkeypatch.setattr("skillyard.engine.network.service.resolve", known)
     rig.with_network()
     tenant = Principal("somebody", ALL_SCOPES - {Scope.ADMIN})
     params = {"targets": ["db.internal.example"]}
