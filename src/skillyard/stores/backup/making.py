@@ -57,7 +57,7 @@ class BackupMaker:
         self._lacks: list[str] = []
         self._left_out = list(LEFT_OUT)
         self.database = work / DATABASE
-        _copy_database(home / DATABASE, self.database)
+        copy_database(home / DATABASE, self.database)
 
     def finish(self, keys: KeySource, keys_file: Path | None, now: float) -> tuple[Facts, int, int]:
         """Writes the archive, and the keys to ``keys_file``.
@@ -240,7 +240,7 @@ def _refuse_existing(destination: Path) -> None:
         raise InvalidInput("DEST", f"must be a new file: {destination} exists")
 
 
-def _copy_database(source: Path, target: Path) -> None:
+def copy_database(source: Path, target: Path) -> None:
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with closing(_connected(source)) as live, closing(_connected(target)) as copy:

@@ -162,7 +162,7 @@ class _Reader:
             self.report(relative, "link-outside", "is a link that leaves the skill's directory")
         elif any(is_excluded(part) for part in parts):
             self.report(relative, "link-excluded", "is a link to something that is no part of a skill")
-        elif _holds(target, os.path.join(self._real, relative)):  # noqa: PTH118
+        elif is_below(target, os.path.join(self._real, relative)):  # noqa: PTH118
             self.report(relative, "link-loop", "is a link to a directory that holds it")
         else:
             self._follow(parts, relative, depth)
@@ -180,7 +180,7 @@ class _Reader:
                 self._entry(parent, parts[-1], relative, depth)
 
 
-def _holds(directory: str, path: str) -> bool:
+def is_below(directory: str, path: str) -> bool:
     return path.startswith(directory.rstrip("/") + "/")
 
 

@@ -156,7 +156,7 @@ async def test_other_keys_are_refused(filled: Yard) -> None:
 
 async def test_a_blob_that_is_removed_meanwhile(filled: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the copy of the database and that of the files."""
-    real = making_module._copy_database
+    real = making_module.copy_database
 
     def copied(source: Path, target: Path) -> None:
         real(source, target)
@@ -166,7 +166,7 @@ async def test_a_blob_that_is_removed_meanwhile(filled: Yard, monkeypatch: pytes
             live.commit()
         (filled.places.blobs / "sha256" / key[:2] / key).unlink()
 
-    monkeypatch.setattr(making_module, "_copy_database", copied)
+    monkeypatch.setattr(making_module, "copy_database", copied)
     told = await filled.back_up()
     assert told["lacks"] == []
     await filled.restore(to="again")

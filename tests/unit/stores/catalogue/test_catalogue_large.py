@@ -150,7 +150,7 @@ async def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 async def test_what_is_asked_for_is_never_stale(large: Catalogue, tmp_path: Path, monkeypatch: Any) -> None:
     """Although nobody goes round."""
     await large.close()
-    monkeypatch.setattr(Catalogue, "_rescan", lambda self: None)
+    monkeypatch.setattr(Catalogue, "rescan", lambda self: None)
     skills, root = catalogue(tmp_path, check_every_s=0.0), tmp_path / "skills"
     await skills.start()
     name = name_of(1)

@@ -199,7 +199,7 @@ class Catalogue:
             if self._monotonic() < self._check_at or self._lock.locked():
                 return upkeep
             if upkeep.is_large:
-                self._rescan()
+                self.rescan()
                 self._check_at = self._monotonic() + self._check_every_s
                 return upkeep
         return await self._checked()
@@ -245,7 +245,7 @@ class Catalogue:
         await asyncio.to_thread(upkeep.begin)
         await self._publications.begin(upkeep)
         if upkeep.is_large:
-            self._rescan()
+            self.rescan()
         else:
             await asyncio.to_thread(upkeep.check)
 
@@ -270,7 +270,7 @@ class Catalogue:
             return as_fault(error, str(self._path))
         return StoreFault(f"the catalogue's index {self._path} cannot be used: {error}")
 
-    def _rescan(self) -> None:
+    def rescan(self) -> None:
         """Has somebody go round in the background. Cheap: called with each use of a large catalogue."""
         self._is_used = True
         if (self._rescans is None or self._rescans.done()) and not self._end.is_set():
