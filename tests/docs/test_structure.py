@@ -1,9 +1,12 @@
-"""The shape of the source: every package is under a rule of imports, and folders and files have a largest size."""
+"""The shape of the source: rules of imports for every package, sizes of folders and files, names, commit subjects."""
 
 from __future__ import annotations
 
+import ast
+import subprocess
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,29 @@ CROWDED: dict[str, int] = {}
 """Folders that have more than MOST_MODULES, and how many: this list only shrinks."""
 KINDS = {"attacks", "conformance", "crash", "docs", "faces", "hosts", "unit"}
 """The folders of tests; CONTRIBUTING.md says what belongs into each."""
+RIDDLES = {
+    *("box", "crowd", "door", "farewell", "feed", "forest", "guarded", "hearsay", "heavy", "held", "large", "meant"),
+    *(
+        "mend",
+        "noticed",
+        "parked",
+        "patrol",
+        "room",
+        "shelf",
+        "standing",
+        "surroundings",
+        "tenants",
+        "trouble",
+        "visit",
+    ),
+    *("warm_house", "words", "yard"),
+}
+"""Names that modules had and that said nothing about them."""
+PROGRAMS = {"bundled"}
+"""Skills that are shipped: programs of their own."""
+SUBJECTS_SINCE = "98aec7ca8749fc41a06ec12fb0be24c924161e81"
+"""The last commit whose subject is longer than LONGEST_SUBJECT."""
+LONGEST_SUBJECT = 72
 WITHOUT_RULE = {"_version"}
 """Holds one string."""
 
@@ -77,3 +103,45 @@ def test_tests_are_ordered_by_kind_and_units_as_the_source() -> None:
         f"{name}/{part}" for name in ("engine", "stores", "domain") for part in folders(ROOT / "tests/unit" / name)
     }
     assert {part for part in parts if not any(PACKAGE.glob(f"{part.replace('/', '/**/')}"))} == set()
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    paths = [path.relative_to(PACKAGE) for path in sources("src")]
+    named = {str(path) for path in paths if {*path.with_suffix("").parts} & RIDDLES and path.parts[0] not in PROGRAMS}
+    assert named == set()
+
+
+def test_commit_subjects_are_short() -> None:
+    git = ["git", "-C", str(ROOT)]
+    if subprocess.run([*git, "merge-base", "--is-ancestor", SUBJECTS_SINCE, "HEAD"], capture_output=True).returncode:
+        pytest.skip(f"this checkout's history does not reach back to {SUBJECTS_SINCE[:7]}")
+    told = subprocess.run([*git, "log", "--format=%s", f"{SUBJECTS_SINCE}..HEAD"], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert [subject for subject in told.stdout.splitlines() if len(subject) > LONGEST_SUBJECT] == []
+
+
+def private_patches(tree: ast.AST) -> Iterator[str]:
+    """Yields the private names of ours that ``monkeypatch`` replaces: a test replaces what has a public name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr":
+            texts = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant)]
+            names = [str(text).rpartition(".")[2] for text in texts]
+            yield from (name for name in names if name.startswith("_") and not name.endswith("__"))
+
+
+def test_units_replace_no_private_name() -> None:
+    found = {path: [*private_patches(ast.parse(path.read_text(encoding="utf-8")))] for path in sources("tests/unit")}
+    assert {str(path): names for path, names in found.items() if names} == {}
+
+
+def test_a_replaced_private_name_would_be_found() -> None:
+    for call in ('monkeypatch.setattr(module, "_name", 1)', 'monkeypatch.setattr("skillyard.engine.x._name", 1)'):
+        assert [*private_patches(ast.parse(call))] == ["_name"]
+
+
+def test_check_installs_no_system_package() -> None:
+    """That is for .ci/setup, which fails where one cannot be installed."""
+    words = (ROOT / "check").read_text(encoding="utf-8").split()
+    assert {"apt", "apt-get", "dnf", "apk", "sudo"}.isdisjoint(words)
+    assert "apt-get" in (ROOT / ".ci" / "setup").read_text(encoding="utf-8")
+    assert ".ci/setup" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
