@@ -139,7 +139,6 @@ INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
-ARRAY: Schema = {"type": "array"}
 BLOB_ID: Schema = {"type": "string", "pattern": r"^blob:[A-Za-z0-9._-]{1,128}$"}
 RUN_ID: Schema = {"type": "string", "pattern": r"^run_[A-Za-z0-9]{1,64}$"}
 SKILL_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 256, "pattern": r"^[^\x00-\x1f\ud800-\udfff]*$"}

@@ -1,9 +1,9 @@
-"""The one place where the engine starts tasks and threads of its own."""
+"""The one place where the engine starts tasks of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,22 +43,3 @@ class Tasks:
         """Cancel what is left and wait for it."""
         self.cancel()
         await self.drain()
-
-
-async def to_its_end(work: Callable[..., T], *args: object) -> T:
-    """Returns the result of ``work`` on a thread.
-
-    A caller that is cancelled meanwhile, however often, goes on until the thread is done, so that locks around this
-    call are held until then.
-    """
-    working = asyncio.get_running_loop().run_in_executor(None, work, *args)
-    cancelled = False
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        working.exception()
-        raise asyncio.CancelledError
-    return working.result()

@@ -1,11 +1,9 @@
-"""Helpers of every store for the disk: owners, syncing, removing trees, work on a thread."""
+"""Helpers of every store for the disk: owners, syncing and removing trees."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,20 +36,3 @@ def remove_tree(path: Path) -> None:
     for directory, _, _ in os.walk(path):
         Path(directory).chmod(0o700)
     shutil.rmtree(path)
-
-
-async def to_the_end(work: Callable[..., T], *args: object) -> T:
-    """Returns the result of ``work`` on a thread.
-
-    A caller that is cancelled, however often, goes on until the thread has let go of its files."""
-    working = asyncio.get_running_loop().run_in_executor(None, work, *args)
-    cancelled = False
-    while not working.done():
-        try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        working.exception()
-        raise asyncio.CancelledError
-    return working.result()

@@ -30,8 +30,8 @@ from skillyard.engine.method import (
 from skillyard.engine.schema import Schema
 from skillyard.engine.shapes import FINDING, STRINGS, shape, table_of
 from skillyard.engine.skills.service import SkillService
-from skillyard.engine.tasks import to_its_end
 from skillyard.ports.jailed import PythonReader
+from skillyard.threads import to_its_end
 
 KEPT = 64
 """Reviews that are remembered: a version never changes."""

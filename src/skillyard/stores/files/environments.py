@@ -23,8 +23,9 @@ from skillyard.domain.package.environment import BuiltEnvironment, Lock, Wanted
 from skillyard.ports.clock import Clock
 from skillyard.ports.environments import Arrival, BadEnvironment, Origin, StoredLock, TooLarge
 from skillyard.stores.archives import ArchiveRefused, ReceiverLimits, receive_tar
-from skillyard.stores.disk import remove_tree, to_the_end
+from skillyard.stores.disk import remove_tree
 from skillyard.stores.files.installed import Installed, check_installed, wheel_tags
+from skillyard.threads import to_its_end
 
 T = TypeVar("T")
 
@@ -72,16 +73,16 @@ class LocalEnvironments:
             raise _fault(error) from error
         try:
             await receive_tar(chunks, staging, ReceiverLimits(arrival.most_bytes, MOST_ENTRIES), sealed=True)
-            installed = await to_the_end(check_installed, staging, arrival.lock)
+            installed = await to_its_end(check_installed, staging, arrival.lock)
             built = self._built(arrival, installed)
-            await to_the_end(self._place, staging, built)
+            await to_its_end(self._place, staging, built)
         except ArchiveRefused as refused:
             kind = TooLarge if refused.rule == "archive-bytes" else BadEnvironment
             raise kind(f"the build's result is refused: {refused}") from refused
         except OSError as error:
             raise _fault(error) from error
         finally:
-            await to_the_end(remove_tree, staging)
+            await to_its_end(remove_tree, staging)
         self._known[digest] = built
         return built
 

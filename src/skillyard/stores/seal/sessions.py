@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from skillyard.domain.errors import StoreFault
-from skillyard.stores.disk import to_the_end
 from skillyard.stores.files.state_file import StateFile
 from skillyard.stores.seal.keys import Key, KeySource
 from skillyard.stores.seal.sealing import Cipher
+from skillyard.threads import to_its_end
 
 _SUFFIX = ".sealed"
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -33,16 +33,16 @@ class SealedSessions:
         self._cipher: Cipher | None = None
 
     async def put(self, key: str, state: bytes) -> None:
-        await to_the_end(self._put, self._path(key), state)
+        await to_its_end(self._put, self._path(key), state)
 
     async def get(self, key: str) -> bytes | None:
-        return await to_the_end(self._get, self._path(key))
+        return await to_its_end(self._get, self._path(key))
 
     async def erase(self, key: str) -> None:
-        await to_the_end(self._erase, self._path(key))
+        await to_its_end(self._erase, self._path(key))
 
     async def keys(self) -> Collection[str]:
-        return await to_the_end(self._names)
+        return await to_its_end(self._names)
 
     def reseal(self) -> None:
         """Seals every state with the current key, before earlier keys go. Raises StoreFault."""

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar, cast
 from skillyard.domain.errors import BundleRefused, QuotaExceeded, StoreFault
 from skillyard.domain.skill.skill import Finding, Skill, SkillSource
 from skillyard.ports.bundles import ArchiveForm, Exported
-from skillyard.stores.disk import remove_tree, to_the_end
+from skillyard.stores.disk import remove_tree
 from skillyard.stores.skills.archives import ArchiveLimits, packed_files, read_archive, tar_gz, write_zip
 from skillyard.stores.skills.snapshots import Snapshots
 from skillyard.stores.skills.tree import Tree
@@ -23,6 +23,7 @@ from skillyard.stores.skills.validation.companions import MANIFEST
 from skillyard.stores.skills.validation.findings import Findings
 from skillyard.stores.skills.validation.skill_md import NAME, read_skill_md
 from skillyard.stores.skills.validation.toml import TomlRefused, read_toml
+from skillyard.threads import to_its_end
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class ArrivedBundle:
 
     async def keep(self) -> None:
         try:
-            await to_the_end(lambda: self.snapshots.store(self.tree))
+            await to_its_end(lambda: self.snapshots.store(self.tree))
         except OSError as error:
             raise StoreFault(f"the snapshot of '{self.skill.name}' cannot be stored: {error.strerror}") from error
 
@@ -76,14 +77,14 @@ class LocalBundles:
         async with self._spooled() as archive:
             await self._fill(archive, chunks)
             async with self._reading:
-                tree, skill = await to_the_end(lambda: self._checked(archive))
+                tree, skill = await to_its_end(lambda: self._checked(archive))
         return ArrivedBundle(skill, tree, self._snapshots)
 
     @asynccontextmanager
     async def export(self, skill: Skill, form: ArchiveForm) -> AsyncIterator[Exported]:
         async with self._spooled() as archive:
             async with self._packing:
-                size = await to_the_end(lambda: _pack(skill, form, archive))
+                size = await to_its_end(lambda: _pack(skill, form, archive))
             yield Exported(size, _pieces(archive))
 
     @asynccontextmanager
@@ -166,12 +167,12 @@ def _pack(skill: Skill, form: ArchiveForm, archive: BinaryIO) -> int:
 
 
 async def _pieces(archive: BinaryIO) -> AsyncIterator[bytes]:
-    while piece := await to_the_end(lambda: archive.read(PIECE)):
+    while piece := await to_its_end(lambda: archive.read(PIECE)):
         yield piece
 
 
 async def _write(archive: BinaryIO, piece: bytearray) -> None:
     try:
-        await to_the_end(lambda: archive.write(piece))
+        await to_its_end(lambda: archive.write(piece))
     except OSError as error:
         raise StoreFault(f"an archive cannot be spooled: {error.strerror}") from error
