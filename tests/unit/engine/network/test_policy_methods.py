@@ -12,7 +12,7 @@ from skillyard.domain.errors import Forbidden, InvalidInput, SkillNotFound
 from skillyard.domain.network.rule import parse_rule
 from skillyard.domain.principal import ALL_SCOPES, Principal, Scope
 from skillyard.domain.skill.skill import Needs
-from skillyard.engine.network import methods as resolve
+from skillyard.engine.network import service as resolve
 from tests.unit.engine.conftest import Rig
 from tests.unit.engine.fakes import a_skill
 
