@@ -63,7 +63,7 @@ class PolicyService:
     has_gate: bool
 
     async def explain(self, principal: Principal, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns which rules decide about each target, layer by layer, for a run as ``params`` describe it."""
+        """Returns which rules decide about each target, layer by layer."""
         if params["resolve"]:
             principal.require(Scope.ADMIN)  # the answers are those of the host's own name servers, for any name
         targets = [Target.parse(text, f"targets[{index}]") for index, text in enumerate(params["targets"])]
