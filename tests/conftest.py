@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """Ends detached runs that a test left, perhaps since it failed: they outlive their server."""
+    yield
+    if (server := sys.modules.get("tests.crash.server")) is not None:
+        server.end_kept()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,6 +111,7 @@ class DataDir:
         is_new = not self.home.exists()
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
             self._check_empty(set())
             self.home.chmod(0o700)
             place.mkdir(mode=0o700)
@@ -150,12 +151,7 @@ class DataDir:
     def _make(self) -> None:
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            owner = self.home.stat().st_uid
-            if owner != os.geteuid():
-                raise DataDirUnusable(
-                    f"the data directory {self.home} belongs to the user id {owner}, and this process is "
-                    f"{os.geteuid()}: name another with --data-dir or SKILLYARD_DATA_DIR"
-                )
+            self._check_owner()
             self._check_restored()
             self._check_ours()
             self.home.chmod(0o700)
@@ -163,6 +159,14 @@ class DataDir:
                 directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise self._unusable(error) from error
+
+    def _check_owner(self) -> None:
+        owner = self.home.stat().st_uid
+        if owner != os.geteuid():
+            raise DataDirUnusable(
+                f"the data directory {self.home} belongs to the user id {owner}, and this process is "
+                f"{os.geteuid()}: work as that user, or name another with --data-dir or SKILLYARD_DATA_DIR"
+            )
 
     def _unusable(self, error: OSError) -> DataDirUnusable:
         return DataDirUnusable(

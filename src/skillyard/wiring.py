@@ -157,6 +157,17 @@ def make_backend(name: str, settings: Settings, run_dir: Path, plug: Plug | None
     return registry.kind(name).make(registry.Place(run_dir, settings, plug))
 
 
+def keepers_of_other_versions(settings: Settings, run_dir: Path) -> dict[str, str]:
+    """Returns living keepers of another version: their directories, each with a sentence."""
+    from skillyard.sandbox.native.backend import NativeBackend
+
+    found: dict[str, str] = {}
+    for backend in make_backends(settings, run_dir).values():
+        if isinstance(backend, NativeBackend):
+            found |= backend.keepers_of_other_versions()
+    return found
+
+
 def isolations() -> tuple[str, ...]:
     """Returns the names by which a run may ask for an isolation."""
     from skillyard.sandbox.registry import choices

@@ -40,7 +40,7 @@ class NetworkOwner:
         store = SealedSessions(home / "run" / "sessions", keys)
         self.faults: list[str] = []
         self.gate = ProcessGate(home / "run" / "gate", uid=GATE_UID, ca_file=Path(config["ca_file"]), sessions=store)
-        self.gate.attend(lambda _: self._tasks.spawn(self.gate.restart(), "restart"), self.faults.append)  # type: ignore[arg-type]
+        self.gate.attend(lambda _: self._tasks.spawn(self.gate.restart(), "restart"), self.faults.append, print)  # type: ignore[arg-type]
         self.backend = NativeBackend(home / "run", plug=self.gate)
         self._tasks = Tasks()
         self.network: RunNetwork

@@ -6,8 +6,11 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -16,6 +19,10 @@ import httpx2
 
 from skillyard.client.run import Run
 from skillyard.client.sync import SyncClient
+from skillyard.ipc.peers import peer
+from skillyard.sandbox.native.groups.groups import sweep_noted
+from skillyard.sandbox.native.keepers import homes
+from skillyard.sandbox.native.launch import keeper_lives
 
 START_S = 60.0
 STOP_S = 30.0
@@ -30,10 +37,10 @@ PLACES = {"SKILLYARD_ADMISSION__RUNNING": "128", "SKILLYARD_NATIVE__TENANT_PIDS"
 class Server:
     """``skillyard serve --port 0`` on a data directory; ``ready`` sandboxes are made ahead for each shape."""
 
-    def __init__(self, data_dir: Path, *, ready: int = 0, **env: str) -> None:
+    def __init__(self, data_dir: Path, *, ready: int = 0, python: str = sys.executable, **env: str) -> None:
         self.data_dir = data_dir
         self._log = log_of(data_dir)
-        self._process = launch(data_dir, ready=ready, **env)
+        self._process = launch(data_dir, ready=ready, python=python, **env)
         self.url = self._ready_at()
         self.token = (data_dir / "token").read_text().strip()
 
@@ -88,15 +95,46 @@ class Server:
         return str(line.split()[-1])
 
 
-def launch(data_dir: Path, *, ready: int = 0, **env: str) -> subprocess.Popen[bytes]:
+def launch(data_dir: Path, *, ready: int = 0, python: str = sys.executable, **env: str) -> subprocess.Popen[bytes]:
     """The process, which is not ready yet."""
     with log_of(data_dir).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)],
+        process = subprocess.Popen(
+            [python, "-m", "skillyard", "serve", "--port", "0", "--data-dir", str(data_dir)],
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **PLACES, "SKILLYARD_NATIVE__READY": str(ready), **env},
         )
+    _launched[data_dir] = process
+    return process
+
+
+_launched: dict[Path, subprocess.Popen[bytes]] = {}
+
+
+def end_kept() -> None:
+    """Ends the keepers and gates that dead servers left with detached runs, and removes their control groups."""
+    for data_dir in [data_dir for data_dir, server in _launched.items() if server.poll() is not None]:
+        del _launched[data_dir]
+        run_dir = data_dir / "run"
+        _kill_behind(run_dir / "gate" / "gate.sock")
+        for home in [home for below in ("", "landlock", "gvisor") for home in homes(run_dir / below)]:
+            _kill_behind(home / "keeper.sock")
+            deadline = time.monotonic() + STOP_S
+            while (home / "keeper.lock").exists() and keeper_lives(home):
+                assert time.monotonic() < deadline, f"the keeper of {home} does not end"
+                time.sleep(0.02)
+            sweep_noted(str(home))
+
+
+def _kill_behind(path: Path) -> None:
+    """Kills the process that listens on a socket, if one does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, suppress(OSError):
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+        os.kill(peer(sock)[0], signal.SIGKILL)
 
 
 def log_of(data_dir: Path) -> Path:

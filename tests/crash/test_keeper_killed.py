@@ -70,6 +70,31 @@ async def test_no_name_of_the_old_one_is_a_name_of_the_next(tmp_path: Path) -> N
     gone(footprint)
 
 
+async def test_its_groups_go_wherever_they_are(tmp_path: Path) -> None:
+    """The next one may run elsewhere in the hierarchy, and looks beside its own groups only."""
+    footprint, backend = Footprint(tmp_path), NativeBackend(tmp_path / "run", NativeSettings(ready=0))
+    try:
+        await backend.create(SandboxSpec(), "the-key")
+        note = tmp_path / "run" / "groups"
+        parents = [Path(line) for line in note.read_text().splitlines()]
+        if not parents:
+            pytest.skip("this host lets us make no control groups")
+        footprint.kill_keeper()
+        until(lambda: not footprint.keepers(), 10, "the keeper is gone")
+        place = parents[0].with_name(f"elsewhere-{os.urandom(4).hex()}")
+        (place / parents[0].name).mkdir(parents=True)
+        try:
+            note.write_text(f"{place / parents[0].name}\n")
+            await backend.create(SandboxSpec(), "the-key")
+            assert list(place.glob("skillyard-*")) == []
+        finally:
+            for left in (*place.glob("skillyard-*"), place):
+                left.rmdir()
+    finally:
+        await backend.close()
+    gone(footprint)
+
+
 async def test_its_death_while_the_server_is_idle_is_not_noticed(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     footprint = Footprint(data_dir)

@@ -209,6 +209,14 @@ class PartLost:
 
 
 @dataclass(frozen=True, slots=True)
+class PartVersion:
+    """A process of an earlier version was found or has ended, as ``text`` says."""
+
+    part: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartRestarted:
     """The process runs again, after so many attempts and seconds."""
 
@@ -238,6 +246,7 @@ Event = (
     | Fault
     | PartLost
     | PartRestarted
+    | PartVersion
 )
 
 

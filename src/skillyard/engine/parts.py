@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from skillyard.domain.errors import SkillyardError
-from skillyard.engine.observer import Fault, Observer, PartLost, PartRestarted
+from skillyard.engine.observer import Fault, Observer, PartLost, PartRestarted, PartVersion
 from skillyard.engine.tasks import Tasks
 from skillyard.ports.clock import Clock
 
@@ -23,8 +23,15 @@ class Part(Protocol):
         """Returns the operators' name of the process: a word from a small, fixed set."""
         ...
 
-    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
-        """Reports each unexpected end to ``ended``, with the reason; smaller faults to ``failed``."""
+    @property
+    def older(self) -> str:
+        """Returns which processes of earlier versions it serves beside that one; empty for none."""
+        ...
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None], told: Callable[[str], None]) -> None:
+        """Reports each unexpected end to ``ended``, with the reason; smaller faults to ``failed``.
+
+        ``told`` hears that a process of an earlier version is served, or has ended."""
         ...
 
     async def restart(self) -> None:
@@ -50,9 +57,16 @@ class Parts:
         self._tasks = tasks
         self._restarts: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
+        self._parts: list[Part] = []
         for part in parts:
             if isinstance(part, Part):
-                part.attend(partial(self._ended, part), partial(self._failed, part))
+                part.attend(partial(self._ended, part), partial(self._failed, part), partial(self._told, part))
+                self._parts.append(part)
+
+    @property
+    def older(self) -> dict[str, str]:
+        """Returns the processes of earlier versions that are served, by the name of their part."""
+        return {part.part: text for part in self._parts if (text := part.older)}
 
     def _ended(self, part: Part, why: str) -> None:
         self._emit(PartLost(part.part, why))
@@ -71,6 +85,9 @@ class Parts:
 
     def _failed(self, part: Part, text: str) -> None:
         self._emit(Fault(part.part, PartFault(text), part=part.part))
+
+    def _told(self, part: Part, text: str) -> None:
+        self._emit(PartVersion(part.part, text))
 
     async def _restart(self, part: Part) -> None:
         began, pause, attempts = self._clock.monotonic(), _FIRST_S, 1

@@ -138,6 +138,7 @@ class _Process:
                 await ensure_owner_token(self._runtime.tokens, data_dir / "token")
             self._watch(app)
             self._lifecycle.dead = lambda: app.parts.dead
+            self._lifecycle.older = lambda: app.parts.older
             self._lifecycle.on_drain = app.waiting.close
             self._lifecycle.draining = lambda: app.drain.on
             app.drain.changed = _tell_of_draining

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from skillyard.domain.errors import GateFault, StoreFault
 from skillyard.domain.network.session import EgressPlan, Endpoint, EndpointKind
-from skillyard.gate.client_session import Home, KeptSession, ProcessSession
+from skillyard.gate.client_session import Home, KeptSession, ProcessSession, state_out
 from skillyard.gate.endpoints import Endpoints
-from skillyard.gate.link import Link, find, find_or_start
+from skillyard.gate.link import Link, linked
 from skillyard.gate.trust import TrustFiles, operators
-from skillyard.gate.wire import plan_out
+from skillyard.gate.wire import PROTOCOL, plan_out, state_in
 from skillyard.ports.gate import SessionStore
 
 T = TypeVar("T")
@@ -58,13 +58,21 @@ class ProcessGate:
         self._closed = False
         self._on_end: Callable[[str], None] = lambda _: None
         self._on_fault: Callable[[str], None] = _told_in_the_log
+        self._on_version: Callable[[str], None] = _told_in_the_log
+        self._why_gone = _UNSEEN
+        """How the gate was lost that an earlier server had."""
 
     @property
     def part(self) -> str:
         return "gate"
 
-    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
-        self._on_end, self._on_fault = ended, failed
+    @property
+    def older(self) -> str:
+        """Returns nothing: a gate of an earlier version is ended when it is found."""
+        return ""
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None], told: Callable[[str], None]) -> None:
+        self._on_end, self._on_fault, self._on_version = ended, failed, told
 
     async def restart(self) -> None:
         await self._linked()
@@ -150,8 +158,12 @@ class ProcessGate:
             if sealed is None:
                 return None
             state = json.loads(sealed)
-            session = KeptSession(key, state["session"], link, self._home, store, state)
-        await session.go_on(link, _UNSEEN)
+            if (version := state.get("version", 1)) > PROTOCOL:
+                raise GateFault(
+                    f"a newer release sealed the session of '{key}' (version {version}): start that release"
+                )
+            session = KeptSession(key, state["session"], link, self._home, store, state_in(state, version))
+        await session.go_on(link, self._why_gone)
         return self._holds(session)
 
     def _holds(self, session: KeptSession) -> KeptSession:
@@ -242,7 +254,7 @@ class ProcessGate:
             if self._closed:
                 raise GateFault("the gate is closed")
             if self._link is None or not self._link.alive:
-                found = await (find_or_start if start else find)(self._directory, self._uid, self._failed)
+                found = await linked(self._directory, self._uid, self._failed, self._end_older, start=start)
                 if found is None:
                     return None
                 await self._take(found)
@@ -260,7 +272,7 @@ class ProcessGate:
             task.exception()  # nobody may be waiting
 
     async def _take(self, link: Link) -> None:
-        why = _UNSEEN if self._link is None else self._link.why
+        why = self._why_gone if self._link is None else self._link.why
         self._link = link
         link.on_end = self._ended
         for missing in link.facts["missing"]:
@@ -275,6 +287,23 @@ class ProcessGate:
             except TimeoutError:
                 link.drop()
                 raise GateFault("the gate does not answer") from None
+
+    async def _end_older(self, older: Link) -> None:
+        """Ends a gate of an earlier version. Its kept sessions are sealed before, and go on in the next gate.
+
+        Raises GateFault, and then that gate serves them still."""
+        held = dict(older.held)
+        for key, id in held.items():
+            try:
+                state = await older.ask({"op": "attach", "session": id})
+                await self._store.put(key, state_out(id, state, older.version))
+            except StoreFault as error:
+                raise GateFault(f"the gate of version {older.version} cannot be ended: {error.message}") from error
+            await older.ask({"op": "discard", "key": key})
+        self._why_gone = f"it was of version {older.version}, its server is of version {PROTOCOL}"
+        await older.close(keeps=False)
+        go = "a session of a detached run goes" if len(held) == 1 else f"{len(held)} sessions of detached runs go"
+        self._on_version(f"a gate of version {older.version} was ended; {go} on in one of version {PROTOCOL}")
 
     def _plug_again(self, session: KeptSession) -> None:
         """Has a sandbox plugged in again, in a task: that needs the link which is being made."""

@@ -28,7 +28,7 @@ from skillyard.domain.sandbox.spec import Mount
 from skillyard.gate.endpoints import Endpoints
 from skillyard.gate.link import Link
 from skillyard.gate.trust import TRUST_ENV, TrustFiles
-from skillyard.gate.wire import AHEAD, log_in, plan_in, plan_out, policy_out
+from skillyard.gate.wire import AHEAD, PROTOCOL, log_in, plan_in, plan_out, policy_out
 from skillyard.ipc.channel import Header
 from skillyard.ports.gate import SessionStore
 
@@ -283,7 +283,7 @@ class KeptSession(ProcessSession):
                 return
             upto = self._state["next"]
             try:
-                await self._store.put(self.key, json.dumps({"session": self._id, **self._state}).encode())
+                await self._store.put(self.key, state_out(self._id, self._state, PROTOCOL))
             except StoreFault as error:
                 raise GateFault(f"the network of a detached run cannot be kept: {error.message}") from error
         self._link.tell({"op": "sealed", "session": self._id, "next": upto})
@@ -364,6 +364,11 @@ class KeptSession(ProcessSession):
 
     def _told_last(self) -> NetworkLog:
         return log_in(self._state["log"]) if self._state else self._known
+
+
+def state_out(id: str, state: Header, version: int) -> bytes:
+    """Returns the state of a kept session as it is sealed. ``version`` is that of the gate that told it."""
+    return json.dumps({**state, "session": id, "version": version}).encode()
 
 
 def _told(endpoint: Endpoint) -> Header:

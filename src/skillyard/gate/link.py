@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,18 @@ class _Gone(GateFault):
     """The gate ended, or serves another server, before it said that it is ready."""
 
 
-async def find(directory: Path, uid: int, on_fault: Callable[[str], None] = _ignore) -> Link | None:
-    """Returns a link to the gate that an earlier server left in ``directory``, if any.
+async def linked(
+    directory: Path,
+    uid: int,
+    on_fault: Callable[[str], None],
+    end_older: Callable[[Link], Awaitable[None]],
+    *,
+    start: bool,
+) -> Link | None:
+    """Returns a link to the gate of ``directory``. Where there is none, ``start`` has one started. Raises GateFault.
 
-    ``uid`` is the user of a gate of root's. Raises GateFault."""
-    return await _linked(directory, uid, on_fault, start=False)
-
-
-async def find_or_start(directory: Path, uid: int, on_fault: Callable[[str], None] = _ignore) -> Link:
-    """Returns a link to the gate of ``directory``, which is started when there is none. Raises GateFault."""
-    found = await _linked(directory, uid, on_fault, start=True)
-    assert found is not None
-    return found
-
-
-async def _linked(directory: Path, uid: int, on_fault: Callable[[str], None], *, start: bool) -> Link | None:
-    """Waits for a gate that starts or ends: it holds the lock and takes no connection."""
+    ``uid`` is the user of a gate of root's. A gate of an earlier version is given to ``end_older``, which ends it. A
+    gate that starts or ends holds the lock and takes no connection: it is waited for."""
     why = "it does not start in time"
     try:
         async with asyncio.timeout(_START_BOUND_S):
@@ -76,7 +72,9 @@ async def _linked(directory: Path, uid: int, on_fault: Callable[[str], None], *,
                     link = Link(sock, directory, on_fault)
                     try:
                         await link.ready()
-                        return link
+                        if link.version == PROTOCOL:
+                            return link
+                        await end_older(link)
                     except _Gone as gone:
                         why = link.why
                         if started:
@@ -214,6 +212,11 @@ class Link:
         return self._facts.result() if self._facts.done() and self._facts.exception() is None else {}
 
     @property
+    def version(self) -> int:
+        """Returns the version that it speaks, once it is ready."""
+        return int(self.facts["protocol"])
+
+    @property
     def held(self) -> dict[str, str]:
         """Returns the kept sessions that the gate had when it was found: their ids by their keys."""
         held: dict[str, str] = self.facts.get("held", {})
@@ -221,11 +224,11 @@ class Link:
 
     async def ready(self) -> None:
         """Waits for its facts. Raises _Gone when it ends first, GateFault for a newer version."""
-        facts = await asyncio.shield(self._facts)
-        if (version := facts.get("protocol")) != PROTOCOL:
+        await asyncio.shield(self._facts)
+        if self.version > PROTOCOL:
             raise GateFault(
-                f"the gate of {self._directory} speaks version {version} of its protocol, and this server {PROTOCOL}: "
-                "go on with the release that started it until the runs that it serves have ended"
+                f"the gate of {self._directory} speaks version {self.version} of its protocol, and this server "
+                f"{PROTOCOL}: go on with the release that started it until the runs that it serves have ended"
             )
 
     async def ask(self, message: Header, sockets: Sequence[socket.socket] = ()) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -16,8 +16,12 @@ MAX_MESSAGE = 64 * 1024 * 1024
 """Bytes of one message: a plan holds rules, secrets and the operator's certificates."""
 
 PROTOCOL = 1
-"""The version of the messages between server and gate, and of what they say. A gate outlives its server, so both may
-be of different releases."""
+"""The version of the messages between server and gate, and of a kept session's state. A gate outlives its server, so
+both may be of different releases. A server ends an older gate, and its sessions go on in a gate of this version, so
+that three messages keep their form for ever: ``attach``, ``discard`` and ``held``."""
+
+STEPS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""By version: what makes the next version's state of a session from a state of that version, where they differ."""
 
 AHEAD = 1024
 """Names of a kept session that may be given before its server sealed them. A gate that opens the session again skips
@@ -50,6 +54,14 @@ def plan_in(told: dict[str, Any]) -> EgressPlan:
     """Returns the plan of a message. Raises InvalidInput."""
     secrets = tuple(GateSecret(name, holder, value, _rules(hosts)) for name, holder, value, hosts in told["secrets"])
     return EgressPlan(policy_in(told["policy"]), EgressLimits(**told["limits"]), secrets)
+
+
+def state_in(told: dict[str, Any], version: int) -> dict[str, Any]:
+    """Returns the state of a kept session in this version's form."""
+    for number in range(version, PROTOCOL):
+        if (step := STEPS.get(number)) is not None:
+            told = step(told)
+    return told
 
 
 def log_in(told: dict[str, Any]) -> NetworkLog:

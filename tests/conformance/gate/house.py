@@ -17,6 +17,7 @@ class House:
     def __init__(self, home: Path, ca_file: Path | None) -> None:
         self.home = home
         self.faults: list[str] = []
+        self.told: list[str] = []
         self._ca_file = ca_file
         self._gates: list[ProcessGate] = []
 
@@ -27,7 +28,7 @@ class House:
                 gate._link.drop()
         store = SealedSessions(self.home / "sessions", keys or OwnKeyFile(self.home / "key", self.home / "sealed"))
         gate = ProcessGate(self.home / "gate", uid=GATE_UID, ca_file=self._ca_file, sessions=store)
-        gate.attend(lambda _: None, self.faults.append)
+        gate.attend(lambda _: None, self.faults.append, self.told.append)
         self._gates.append(gate)
         return gate
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from skillyard.domain.errors import GateFault
-from skillyard.engine.observer import Event, PartRestarted
+from skillyard.engine.observer import Event, PartRestarted, PartVersion
 from skillyard.engine.parts import Parts
 from skillyard.engine.tasks import Tasks
 from tests.unit.engine.conftest import ManualClock
@@ -24,9 +24,12 @@ class Broken:
     def __init__(self, *faults: Exception) -> None:
         self._faults = list(faults)
         self.lost: Callable[[str], None] = print
+        self.told: Callable[[str], None] = print
 
-    def attend(self, ended: Callable[[str], None], _failed: Callable[[str], None]) -> None:
-        self.lost = ended
+    older = "one of version 1"
+
+    def attend(self, ended: Callable[[str], None], _failed: Callable[[str], None], told: Callable[[str], None]) -> None:
+        self.lost, self.told = ended, told
 
     async def restart(self) -> None:
         if self._faults:
@@ -52,3 +55,6 @@ async def test_a_fault_of_its_start_tells_no_path(fault: Exception, told: str) -
         await tasks.drain()
     assert parts.dead == {}
     assert isinstance(events[-1], PartRestarted)
+    part.told("it has ended")
+    assert events[-1:] == [PartVersion("gate", "it has ended")]
+    assert parts.older == {"gate": "one of version 1"}

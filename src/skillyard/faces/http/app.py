@@ -49,6 +49,8 @@ class Probes:
         ready = phase is Phase.READY and not dead
         status = "not ready" if dead and phase is Phase.READY else str(phase)
         content = {"status": status, **self._lifecycle.facts, **({"dead": dead} if dead else {})}
+        if older := self._lifecycle.older():
+            content["older"] = dict(older)
         await reply(send, 200 if ready else 503, dumps(content))
 
     async def metrics(self, scope: Scope, _receive: Receive, send: Send) -> None:

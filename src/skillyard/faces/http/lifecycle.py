@@ -25,6 +25,8 @@ class Lifecycle:
         self.facts: Mapping[str, Any] = {}
         self.dead: Callable[[], Mapping[str, str]] = dict
         """Processes that runs depend on and that do not run, each with the reason."""
+        self.older: Callable[[], Mapping[str, str]] = dict
+        """Processes of earlier versions that are served until the detached runs in them have ended."""
         self.on_drain: Callable[[], None] = _nothing
         """Ends calls that only wait for work to end."""
         self.draining: Callable[[], bool] = bool

@@ -31,6 +31,7 @@ from skillyard.engine.observer import (
     Observer,
     PartLost,
     PartRestarted,
+    PartVersion,
     RunEnded,
     RunQueued,
     RunRefused,
@@ -173,6 +174,7 @@ _LEVELS: dict[type, int] = {
     Fault: logging.ERROR,
     PartLost: logging.ERROR,
     PartRestarted: logging.WARNING,
+    PartVersion: logging.WARNING,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +14,19 @@ from skillyard.config.backends import NativeSettings
 from skillyard.domain.errors import ProtectionMissing, SandboxFault, SandboxGone
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import Demand, Nature, Probe
-from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Owner, Prepared, SandboxSpec
+from skillyard.domain.sandbox.spec import EnvironmentRef, Held, Mount, Prepared, SandboxSpec
 from skillyard.domain.work.record import Usage
 from skillyard.ipc.channel import close_all
 from skillyard.ports.gate import Plug
 from skillyard.sandbox.content import bound
 from skillyard.sandbox.native import launch
-from skillyard.sandbox.native.launch import connect_or_start, keeper_lives
+from skillyard.sandbox.native.groups.groups import sweep_noted
+from skillyard.sandbox.native.keepers import Keepers, held_by, other_versions, stop
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.probe import probe
 from skillyard.sandbox.native.sandbox import NativeSandbox, PluggedSandbox, listen
 from skillyard.sandbox.registry import Kind, Place
 
-_CLOSE_BOUND_S = 8.0
-_CONNECTS = 5
 _USUAL = NativeSettings()
 
 
@@ -45,7 +45,9 @@ class NativeBackend:
         self._settings = settings
         self._plug = plug
         self._link: Link | None = None
-        self._lost_link: Link | None = None
+        self._keepers = Keepers(
+            run_dir, self._start, self.clear, self._linked_by, lambda text: self._on_part_told(text)
+        )
         self._connecting = asyncio.Lock()
         self._probing = asyncio.Lock()
         self._probe: Probe | None = None
@@ -55,6 +57,7 @@ class NativeBackend:
         self._environments: set[str] = set()
         self._on_part_end: Callable[[str], None] = _nobody_hears
         self._on_part_fault: Callable[[str], None] = _nobody_hears
+        self._on_part_told: Callable[[str], None] = _nobody_hears
         self._demands_met: set[tuple[frozenset[str], frozenset[str]]] = set()
 
     def keeper_options(self) -> dict[str, Any]:
@@ -69,8 +72,16 @@ class NativeBackend:
     def part(self) -> str:
         return "keeper" if self.name == "native" else f"keeper.{self.name}"
 
-    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None]) -> None:
-        self._on_part_end, self._on_part_fault = ended, failed
+    @property
+    def older(self) -> str:
+        return self._keepers.older
+
+    def keepers_of_other_versions(self) -> dict[str, str]:
+        """Returns living keepers of another version: their directories, each with a sentence."""
+        return {str(home): text for home, text in other_versions(self._run_dir).items()}
+
+    def attend(self, ended: Callable[[str], None], failed: Callable[[str], None], told: Callable[[str], None]) -> None:
+        self._on_part_end, self._on_part_fault, self._on_part_told = ended, failed, told
 
     async def restart(self) -> None:
         await self._linked()
@@ -169,29 +180,33 @@ class NativeBackend:
             return known
         link = await self._linked()
         await self.probe()
+        link = self._keepers.of(handle) or link
         await link.answer({"op": "attach", "handle": handle})
         return self._sandboxes.setdefault(handle, self.hold(link, handle, self._enforced))
 
     async def survey(self) -> Sequence[Held]:
-        if self._link is None and not keeper_lives(self._run_dir):
+        if self._link is None and not self._keepers.live():
             return []
-        answer, _ = await (await self._linked()).answer({"op": "survey"})
-        return [Held(h["handle"], h["key"], Owner(h["owner"]), h["age"]) for h in answer["held"]]
+        held = await held_by(await self._linked())
+        return [*held, *await self._keepers.survey()]
 
     async def destroy(self, handle: str) -> Usage:
         known = self._usages.pop(handle, None)
         if known is not None:
             self._forget(handle)
             return known
-        if self._link is None and not keeper_lives(self._run_dir):
+        if self._link is None and not self._keepers.live():
             return Usage()
         link = await self._linked()
+        older = self._keepers.of(handle)
         try:
-            answer, _ = await link.answer({"op": "destroy", "handle": handle})
+            answer, _ = await (older or link).answer({"op": "destroy", "handle": handle})
         except SandboxGone:
             return Usage()  # with its keeper, and so are all its processes
         finally:
             self._forget(handle)
+        if older is not None:
+            await self._keepers.destroyed(handle)
         return Usage(**answer["usage"])
 
     def _forget(self, handle: str) -> None:
@@ -215,10 +230,11 @@ class NativeBackend:
 
     async def close(self) -> None:
         link, self._link = self._link, None
+        self._keepers.close()
         if link is None or not link.alive:
             return
         try:
-            await self._stop(link)
+            await stop(link)
         finally:
             link.close()
 
@@ -227,57 +243,21 @@ class NativeBackend:
             return self._link
         async with self._connecting:
             if self._link is None or not self._link.alive:
-                self._link = await self._connected()
+                self._link = await self._keepers.connect()
                 self._environments.clear()
             return self._link
 
-    async def _connected(self) -> Link:
-        """A keeper that was killed may take a connection before it is gone: then another one."""
-        for _ in range(_CONNECTS):
-            sock, _ = await connect_or_start(self._run_dir, self.program, self.keeper_options())
-            link = Link(sock, self._ended, self._lost, self._on_part_fault)
-            try:
-                if await self._speaks_ours(link):
-                    return link
-            except SandboxGone:
-                continue
-            except BaseException:
-                link.close()
-                raise
-        raise SandboxFault("each keeper ends as soon as it is there; its log is keeper.log in the run directory")
+    async def _start(self, home: Path) -> socket.socket:
+        return await launch.start(home, self.program, self.keeper_options())
 
-    async def _speaks_ours(self, link: Link) -> bool:
-        """Returns whether the keeper is of this version. An older one that holds nothing for later is ended.
+    def clear(self, home: Path) -> None:
+        """Removes the home of a keeper that has ended, and its traces elsewhere."""
+        sweep_noted(str(home))
+        shutil.rmtree(home, ignore_errors=True)
 
-        Raises SandboxFault for a newer one, and for an older one whose sandboxes outlive their server.
-        """
-        version = (await link.facts())["protocol"]
-        if version == launch.PROTOCOL:
-            return True
-        told = f"the keeper of {self._run_dir} speaks version {version} of its protocol, this server {launch.PROTOCOL}"
-        if version > launch.PROTOCOL:
-            raise SandboxFault(f"{told}: start the newer skillyard that began it, or end that keeper")
-        answer, _ = await link.answer({"op": "survey"})
-        if kept := [held for held in answer["held"] if held["owner"] == Owner.TASK]:
-            rule = "start the earlier skillyard until they have ended, or end that keeper, and they are lost"
-            raise SandboxFault(f"{told}, and it holds {len(kept)} sandboxes of detached runs: {rule}")
-        self._on_part_fault(f"{told}: it is ended, and another is started")
-        await self._stop(link)
-        link.close()
-        return False
-
-    async def _stop(self, link: Link) -> None:
-        """Ends a keeper, unless it holds sandboxes that outlive this server. Raises SandboxFault."""
-        try:
-            async with asyncio.timeout(_CLOSE_BOUND_S) as bound:
-                answer, _ = await link.answer({"op": "stop"})
-                if not answer["kept"]:
-                    bound.reschedule(asyncio.get_running_loop().time() + _CLOSE_BOUND_S + answer["bound_s"])
-                    await link.ended.wait()
-        except SandboxGone:
-            pass  # killed while we asked: all it held ended with it
-        except TimeoutError:
-            raise SandboxFault("the keeper did not end in time") from None
+    def _linked_by(self, sock: socket.socket) -> Link:
+        link = Link(sock, self._ended, lambda: self._lost(link), self._on_part_fault)
+        return link
 
     def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
         environment = spec.environment
@@ -320,15 +300,16 @@ class NativeBackend:
         if header["gone"]:
             self._usages[handle] = Usage(**header["ending"]["usage"]) if ending is None else ending.usage
 
-    def _lost(self) -> None:
-        sandboxes, self._sandboxes = self._sandboxes, {}
-        self._usages.clear()
-        for sandbox in sandboxes.values():
+    def _lost(self, link: Link) -> None:
+        sandboxes = [sandbox for sandbox in self._sandboxes.values() if sandbox.is_of(link)]
+        for sandbox in sandboxes:
+            del self._sandboxes[sandbox.handle]
             sandbox.lost()
-        # Else it was told to end, or one that was dying took a connection before the next began.
-        if self._link is not None and not self._link.alive and self._link is not self._lost_link:
-            self._lost_link = self._link
+        if link is self._link:
+            self._usages.clear()
             self._on_part_end("its process ended, or its connection")
+        else:
+            self._keepers.lost(link)
 
     def _unwanted(self, link: Link, answer: dict[str, Any]) -> None:
         """Its create was cancelled while the keeper was at it."""

@@ -12,28 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.errors import SandboxFault
+from skillyard.domain.errors import SandboxFault, SandboxGone
 from skillyard.ipc.peers import peer
 
-PROTOCOL = 2
-"""The version of the messages that the server speaks with a keeper."""
 _START_BOUND_S = 20.0
 _LOOK_AGAIN_S = 0.02
 _CODE = "import sys, json; sys.path.insert(0, sys.argv[1]); from {} import main; main(json.loads(sys.argv[2]))"
 
 
-async def connect_or_start(run_dir: Path, program: str, options: Mapping[str, Any]) -> tuple[socket.socket, bool]:
-    """Returns a connected, non-blocking socket, and whether the keeper was started for it. Raises SandboxFault.
+async def start(run_dir: Path, program: str, options: Mapping[str, Any]) -> socket.socket:
+    """Returns a connected, non-blocking socket of a new keeper. Raises SandboxFault, SandboxGone where another came.
 
     ``program`` is the module whose ``main`` becomes the keeper; it gets ``run_dir`` and ``options``.
     """
-    try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SandboxFault(f"the keeper cannot start: {run_dir}: {error.strerror}") from error
-    found = await _find(run_dir)
-    if found is not None:
-        return found, False
+    make(run_dir)
+    if (found := await find(run_dir)) is not None:
+        found.close()
+        raise SandboxGone("another keeper was there first")
     pid = await _start(run_dir, program, options)
     started = _connect(run_dir)
     if started is None:
@@ -41,11 +36,22 @@ async def connect_or_start(run_dir: Path, program: str, options: Mapping[str, An
     if (found_pid := peer(started)[0]) != pid:
         started.close()
         raise SandboxFault(f"{run_dir}: process {found_pid} answers in place of the keeper, which is {pid}")
-    return started, True
+    return started
 
 
-async def _find(run_dir: Path) -> socket.socket | None:
-    """The keeper that is there. One that starts or ends holds the lock and takes no connection: it is waited for."""
+def make(run_dir: Path) -> None:
+    """Makes the directory of a keeper. Raises SandboxFault."""
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SandboxFault(f"the keeper cannot start: {run_dir}: {error.strerror}") from error
+
+
+async def find(run_dir: Path) -> socket.socket | None:
+    """Returns a connected, non-blocking socket of the keeper that is there, if any. Raises SandboxFault.
+
+    One that starts or ends holds the lock and takes no connection: it is waited for.
+    """
     try:
         async with asyncio.timeout(_START_BOUND_S):
             while (found := _connect(run_dir)) is None and keeper_lives(run_dir):  # noqa: ASYNC110 - a lock cannot be awaited
@@ -114,14 +120,23 @@ def _parse(out: bytes) -> dict[str, Any]:
 
 def keeper_lives(run_dir: Path) -> bool:
     """Whether a keeper holds this directory's lock."""
+    return version_of(run_dir) is not None
+
+
+def version_of(run_dir: Path) -> int | None:
+    """Returns the version that the living keeper of this directory speaks, None without one.
+
+    It is 0 for a keeper that just starts, or did not write its version down.
+    """
     try:
         fd = os.open(run_dir / "keeper.lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        written = os.pread(fd, 16, 0)
+        return int(written) if written.isdigit() else 0
     finally:
         os.close(fd)
-    return False
+    return None

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from skillyard.domain.errors import SandboxFault, SandboxGone
@@ -83,6 +83,8 @@ class Link:
         self.ended = asyncio.Event()
         """Set when the connection is over: a keeper that was told to stop has ended then."""
         self.alive = True
+        self.refused: Mapping[str, str] = {}
+        """Operations that an older keeper does not speak, each with the reason."""
         self._channel = Channel(self._loop, sock, self._heard, self._lost)
 
     async def facts(self) -> dict[str, Any]:
@@ -116,7 +118,13 @@ class Link:
         return got, content
 
     def tell(self, header: Header, body: bytes = b"") -> None:
-        """Send without waiting for an answer. Raises SandboxGone when the keeper is gone."""
+        """Send without waiting for an answer.
+
+        Raises SandboxGone when the keeper is gone, SandboxFault for an operation that it does not speak.
+        """
+        if header["op"] in self.refused:
+            self._asked.pop(header.get("q", 0), None)
+            raise SandboxFault(self.refused[header["op"]])
         self._channel.send(header, body)
         if not self.alive:
             raise SandboxGone("the keeper is gone")
@@ -125,6 +133,9 @@ class Link:
         """Asks for a stream to be pushed from ``header["offset"]`` on."""
         number = next(self._numbers)
         following = Following(self, number, header["offset"])
+        if "follow" in self.refused:
+            following.push(b"", {"error": self.refused["follow"]})
+            return following
         self._channel.send({**header, "op": "follow", "follow": number})
         if self.alive:
             self._followings[number] = following

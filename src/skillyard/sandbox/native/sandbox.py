@@ -213,6 +213,10 @@ class NativeSandbox(FilesOfSandbox):
         program = Argv(self.files_program(), stdin=True)
         return await self._start(program, id, LIFETIME_MS, FILE_STREAMS, tied=True)
 
+    def is_of(self, link: Link) -> bool:
+        """Returns whether it is reached through ``link``."""
+        return self._link is link
+
     def message(self, program: Program) -> tuple[dict[str, Any], bytes]:
         """Returns a program's message to the keeper: a header and a guest's request."""
         return _message(program)

@@ -47,15 +47,19 @@ def doctor(isolation: str | None, as_json: bool, data_dir: Path | None) -> None:
 
     settings = load_settings(data_dir=data_dir, policy={"isolation": isolation} if isolation else None)
     offer, passed_over = _probe(settings)
+    keepers = _keepers(settings)
     found, nature, short = offer.probe, offer.backend.nature, offer.demand.shortfall(offer.probe.protections)
     refused, demanded = network_refused(found, nature, settings)
     if as_json:
         told = {"passed_over": passed_over, "network_refused": refused, "network_demanded": demanded}
+        told["keepers_of_other_versions"] = keepers
         emit_json(report(found, nature, offer.demand) | told)
     else:
         _print(found, nature, short, refused, demanded=demanded)
         for stronger, why in passed_over.items():
             click.secho(f"\nThe stronger isolation '{stronger}' was passed over: {why}", fg="yellow", err=True)
+        for home, text in keepers.items():
+            click.secho(f"\nThe keeper of {home}: {text}.", fg="yellow", err=True)
     if offer.refusal is not None or (refused and demanded):
         click.get_current_context().exit(Exit.FAILED)
 
@@ -90,6 +94,17 @@ def report(found: Probe, nature: Nature, demand: Demand) -> dict[str, Any]:
         "abilities": {name: asdict(ability) for name, ability in abilities(found).items()},
         "facts": dict(found.facts),
     }
+
+
+def _keepers(settings: Settings) -> dict[str, str]:
+    """Returns the data directory's keepers of another version, each with a sentence about it."""
+    from skillyard.data_dir import DataDir
+    from skillyard.wiring import keepers_of_other_versions
+
+    try:
+        return keepers_of_other_versions(settings, DataDir(settings.data_dir).run)
+    except OSError:  # it is another user's
+        return {}
 
 
 def _probe(settings: Settings) -> tuple[Offer, dict[str, str]]:

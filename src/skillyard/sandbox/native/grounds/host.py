@@ -159,6 +159,8 @@ class Host:
         self.python = root.find_interpreter()
         self.ids, self._id_lock = choose_ids(config["uid_base"], config["uid_count"])
         self.cgroups = hierarchies.find("skillyard-" + hashlib.sha256(self.run_dir.encode()).hexdigest()[:12])
+        left = groups.sweep_noted(self.run_dir)
+        groups.note(self.run_dir, dict.fromkeys((*left, *self.cgroups.parents.values())))
         self._sweep_again(self.cgroups.sweep())
         self.cgroups.stand_back()
         self.landlock = landlock.abi()
@@ -223,6 +225,7 @@ class Host:
         """Removes all groups that are left, which the kernel does not do."""
         self.cgroups.sweep()
         self.cgroups.close()
+        groups.sweep_noted(self.run_dir)
 
     def _bury(self) -> None:
         doomed, self._doomed = self._doomed, []

@@ -2,8 +2,8 @@
 
 A process joins a group of version 1 by a write of ``0`` to ``tasks``, which needs no global lock, and is cloned into
 one of version 2. A lock on the directory of a keeper's groups (flock(2)) ends with the keeper. The groups of a killed
-keeper are empty, since its processes ended with it: the next keeper beside it removes them. Directories are 0700, so
-that nobody else can hold a lock.
+keeper are empty, since its processes ended with it: the next keeper beside it removes them, and the next keeper of its
+run directory, which may be elsewhere in the hierarchy. Directories are 0700, so that nobody else can hold a lock.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _NAME = re.compile(r"skillyard-[0-9a-f]{12}")
+_NOTE = "groups"
 _LOOK_AGAIN_S = 0.01
 _LOCK_BOUND_S = 2.0
 """A sweep holds a lock for microseconds; a keeper that never gets it goes on without."""
@@ -48,6 +49,24 @@ def sweep_dead(bases: Iterable[str]) -> None:
             for entry in entries:
                 if _NAME.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     _remove_if_dead(entry.path)
+
+
+def note(run_dir: str, parents: Iterable[str]) -> None:
+    """Notes the parents of a keeper's groups for those who clear away after it."""
+    with open(f"{run_dir}/{_NOTE}", "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(f"{path}\n" for path in parents)
+
+
+def sweep_noted(run_dir: str) -> list[str]:
+    """Removes the groups that the dead keeper of ``run_dir`` noted, wherever they are. Returns those that are left."""
+    try:
+        with open(f"{run_dir}/{_NOTE}", encoding="utf-8", errors="surrogateescape") as file:
+            noted = [path for path in file.read().splitlines() if _NAME.fullmatch(os.path.basename(path))]
+    except OSError:
+        return []
+    for path in noted:
+        _remove_if_dead(path)
+    return [path for path in noted if os.path.isdir(path)]
 
 
 def children(path: str) -> list[str]:

@@ -25,12 +25,11 @@ from skillyard.sandbox.native.keeper.service import Service, end_bound_s
 from skillyard.sandbox.native.keeper.shares import Crowd, default_crowd
 from skillyard.sandbox.native.keeper.watch.kernel_objects import Objects
 from skillyard.sandbox.native.keeper.watch.processes import tree_of
+from skillyard.sandbox.native.protocol import PROTOCOL
 
 SOCKET = "keeper.sock"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
-PROTOCOL = 2
-"""The version of the messages between keeper and server; `launch.py` has the one that the server speaks."""
 _BACKLOG = 8
 _EVERY_S = 0.05
 """Between two looks at the sandboxes."""
@@ -57,6 +56,8 @@ def _launch(config: dict[str, Any], start: Start, make_loop: Callable[[], Loop])
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OSError(0, "another keeper holds this data directory") from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(PROTOCOL).encode(), 0)  # for those who cannot ask, since it has a server
     listener = _listen(run_dir)
     start.enter()
     reading, writing = os.pipe2(os.O_CLOEXEC)

@@ -51,7 +51,7 @@ class Area:
 
 def make(run_dir: str, *, own_uids: bool) -> Area:
     """Makes a fresh area and removes that of a killed keeper. Raises OSError with the reason."""
-    _sweep(run_dir)
+    sweep(run_dir)
     parent = _parent(run_dir) if own_uids else run_dir
     path = f"{parent}/skillyard-{secrets.token_hex(8)}"
     os.mkdir(path, 0o711)
@@ -68,10 +68,11 @@ def make(run_dir: str, *, own_uids: bool) -> Area:
 def discard(run_dir: str, area: Area) -> None:
     """Removes the area, even if the run directory is gone. Nothing runs in it any more."""
     _remove(area.path)
-    _sweep(run_dir)
+    sweep(run_dir)
 
 
-def _sweep(run_dir: str) -> None:
+def sweep(run_dir: str) -> None:
+    """Removes the area of a keeper that has ended."""
     note = f"{run_dir}/{_NOTE}"
     try:
         with open(note, encoding="utf-8") as file:

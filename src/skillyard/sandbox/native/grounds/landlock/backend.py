@@ -13,7 +13,7 @@ from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
 from skillyard.sandbox.native.backend import NativeBackend
-from skillyard.sandbox.native.grounds.landlock import support
+from skillyard.sandbox.native.grounds.landlock import area, support
 from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
 from skillyard.sandbox.native.link import Link
 from skillyard.sandbox.native.linux import kernel
@@ -191,6 +191,10 @@ class LandlockBackend(NativeBackend):
     @property
     def nature(self) -> Nature:
         return KIND.nature
+
+    def clear(self, home: Path) -> None:
+        area.sweep(str(home))
+        super().clear(home)
 
     async def look(self) -> Probe:
         return await probe(self)

@@ -1,0 +1,46 @@
+"""The version of the messages between a server and its keeper.
+
+A keeper that holds detached runs outlives its server, so that the two may be of different releases. A newer server
+serves what an older keeper holds, as far as both speak it (``keepers.py``).
+
+To change a message, or what the files program inside a sandbox says: add one to ``PROTOCOL``, and write that number
+beside its operation in ``SINCE``. A server of that version refuses this operation on older keepers, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PROTOCOL = 2
+
+SINCE: Mapping[str, int] = {
+    "attach": 1,
+    "close_stdin": 1,
+    "create": 1,
+    "destroy": 1,
+    "environment": 1,
+    "follow": 2,
+    "forward": 2,
+    "kill": 1,
+    "outside": 1,
+    "plug": 1,
+    "prepare": 1,
+    "send": 1,
+    "start": 2,
+    "stats": 1,
+    "stop": 1,
+    "survey": 1,
+    "took": 2,
+    "wait": 1,
+}
+"""The operations of a keeper, each with the version since which it has its form. ``survey``, ``destroy`` and ``stop``
+keep theirs: by these a keeper of any version is drained."""
+
+
+def refused_by(version: int) -> dict[str, str]:
+    """Returns the operations that a keeper of ``version`` does not speak, each with the reason."""
+    return {
+        name: f"the keeper of this sandbox speaks version {version} of its protocol, and '{name}' came with {since}"
+        for name, since in SINCE.items()
+        if since > version
+    }
