@@ -43,7 +43,8 @@ SCENARIO = """
 rpc.discover list_skills describe_skill read_skill_file load_skills_protocol_guide create_blob
 read_blob blobs.list blobs.stat secrets.set secrets.list secrets.bind secrets.rollback run_code
 catalogue.needs catalogue.approve catalogue.approvals execute_skill catalogue.revoke secrets.audit
-runs.set_network runs.cancel runs.list runs.show runs.logs runs.wait runs.events policy.explain policy.show
+skills.run_cmd runs.set_network runs.cancel runs.list
+runs.show runs.logs runs.wait runs.events policy.explain policy.show
 catalogue.versions catalogue.pin catalogue.unpin catalogue.diff catalogue.review catalogue.problems
 catalogue.withdraw catalogue.restore environments.build environments.show environments.list
 environments.wheels environments.remove server.drain secrets.delete blobs.delete

@@ -40,6 +40,7 @@ RUNS = frozenset(
     {
         "execute_skill",
         "run_code",
+        "skills.run_cmd",
     }
 )
 """Methods that start a run."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skillyard.client.calling import Json, blocking, given, listed
+from skillyard.client.command_methods import CommandMethods, SyncCommandMethods
 from skillyard.client.operator_methods import (
     CatalogueMethods,
     EnvironmentMethods,
@@ -29,7 +30,7 @@ Detail = Literal["full", "brief"]
 """``brief`` leaves of a run what a model needs."""
 
 
-class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
+class ProtocolMethods(CatalogueMethods, EnvironmentMethods, CommandMethods):
     """Parameters left out are not sent, so the server's defaults hold. Every method raises the errors of
     ``call``; results are the JSON objects of the protocol unless the method says otherwise."""
 
@@ -347,7 +348,7 @@ class ProtocolMethods(CatalogueMethods, EnvironmentMethods):
         return await self.call("secrets.audit", given(name=name, limit=limit, cursor=cursor))
 
 
-class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods):
+class SyncProtocolMethods(SyncCatalogueMethods, SyncEnvironmentMethods, SyncCommandMethods):
     """:class:`ProtocolMethods` without ``await``. A subclass gives ``_inner`` and ``_wait``."""
 
     list_skills = blocking(ProtocolMethods.list_skills)

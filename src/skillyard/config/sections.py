@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from skillyard.config.backends import GvisorSettings, NativeSettings
+from skillyard.config.commands import CommandSettings
 from skillyard.config.limits import AdmissionSettings, LimitSettings
 from skillyard.config.network import NetworkSettings
 from skillyard.config.packages import EnvironmentSettings, PackagesSettings, with_bundled
@@ -70,6 +71,7 @@ class Sections(Section):
     )
     limits: LimitSettings = LimitSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    commands: CommandSettings = CommandSettings()
     policy: PolicySettings = PolicySettings()
     network: NetworkSettings = NetworkSettings()
     trust: TrustSettings = TrustSettings()

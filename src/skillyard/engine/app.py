@@ -13,6 +13,7 @@ from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
 from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
+from skillyard.engine.commands.service import CommandService
 from skillyard.engine.driver import ActiveRuns, Tools
 from skillyard.engine.lending import Lender
 from skillyard.engine.method import NoService
@@ -140,6 +141,7 @@ class App:
             BlobService: self.blobs,
             RunHistory: self.history,
             RunService: self.runs,
+            CommandService: CommandService(self.runs, ports.blobs, config.commands),
             SkillService: self.skills,
             Publisher: self.publisher,
             Approvals: Approvals(
@@ -221,8 +223,9 @@ class App:
 
     def _runs(self, emit: Observer) -> RunService:
         ports, config = self.ports, self.config
-        family = config.limits.family
-        self.planner = Planner(self.skills, self.backends, ports.blobs, ports.clock, ports.ids, family)
+        family, frames = config.limits.family, config.blobs.frames
+        command_family, command_frames = config.commands.family(family), config.commands.frames(frames)
+        self.planner = Planner(self.skills, self.backends, ports.blobs, ports.clock, ports.ids, family, command_family)
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
         granter = Granter(
@@ -235,7 +238,8 @@ class App:
             ports.gate,
             ports.ids,
             emit,
-            config.blobs.frames,
+            frames,
+            command_frames,
         )
         tools = Tools(
             records=ports.records,
@@ -267,7 +271,8 @@ class App:
             requests,
             secrets,
             ports.gate,
-            config.blobs.frames,
+            frames,
+            command_frames,
             tools,
             f"{os.getpid()}-{os.urandom(8).hex()}",
         )

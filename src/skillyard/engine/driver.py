@@ -17,8 +17,11 @@ from skillyard.config.packages import EnvironmentSettings, PackagesSettings
 from skillyard.domain.errors import Busy, IdempotencyConflict, ProtectionMissing, SandboxGone, SkillyardError
 from skillyard.domain.sandbox.frames import FrameLimits, Result
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits
+from skillyard.domain.work.command import Command
 from skillyard.domain.work.limits import Limits
 from skillyard.domain.work.record import Ending, Outcome, RunRecord, RunStatus
+from skillyard.engine.commands.ending import concluded, cut_short, judged
+from skillyard.engine.commands.output import Marked
 from skillyard.engine.lending import Loan
 from skillyard.engine.network.refusals import used, with_network, without_network
 from skillyard.engine.network.run_network import RunNetwork
@@ -165,6 +168,7 @@ class Job:
     why_offline: Callable[[], str]
     wish: Wish | None = None
     withheld: str = ""
+    command: Command | None = None
 
 
 class Driver:
@@ -179,7 +183,8 @@ class Driver:
         self._run_id = job.record.run_id
         self._final: RunRecord | None = None
         self._active = active
-        active.redactor, active.network = job.redaction.stream, loan.network
+        self._logs = job.redaction if job.command is None else Marked(job.redaction)
+        active.redactor, active.network = self._logs.stream, loan.network
         self._target = _target(tools, job, stable=active.ledger is not None)
         self._channel = Channel(BlobSink(self._target), job.frames)
         self._left: Left | None = None
@@ -319,7 +324,7 @@ class Driver:
         self._found.log = await self._log(process)
         if broken is None and self._channel.final is None and ending.outcome in _LEAVES:
             prefix = self._target.named("left") or self._tools.ids.blob()
-            self._left = Left(self._job.frames, self._target, prefix)
+            self._left = Left(self._job.frames, self._target, prefix, self._job.command)
             await self._left.collect(sandbox, process.id)
         return broken or self._judge(ending)
 
@@ -379,17 +384,19 @@ class Driver:
             return cancelled(self._active.cancel_reason or ending.reason)
         if ending.outcome is Outcome.EXIT and self._channel.final is not None:
             if isinstance(self._channel.final, Result):
-                return None
+                return None if self._job.command is None else judged(self._channel.final, ending, self._job.limits)
             failure = raised(of_guest(self._channel.final, self._job.redaction), ending.hits, self._job.limits)
             tools, skill = self._tools, self._record.skill is not None
             return lacking(failure, tools.environments, tools.packages, skill=skill)
+        if self._job.command is not None:
+            return cut_short(ending, self._job.limits)
         stack = self._job.redaction.text(self._left.notes.stack) if self._left else ""
         return with_stack(ended_by(ending, self._job.limits), stack)
 
     async def _log(self, process: Process) -> Log:
         if self._job.withheld:
             return Log(problem=self._job.withheld)
-        return await keep_log(process.output(Stream.STDOUT), self._job.redaction, self._target)
+        return await keep_log(process.output(Stream.STDOUT), self._logs, self._target)
 
     async def _conclude(self, failure: Failure | None) -> RunRecord:
         sink, found = self._channel.sink, self._found
@@ -409,6 +416,8 @@ class Driver:
         tools, job = self._tools, self._job
         made = FinalRecord(self._record, job.redaction, self._target, job.outputs, tools.schemas, spill=tools.spill)
         final = made.withheld(found, failure, job.withheld) if job.withheld else await made.of(found, failure)
+        if job.command is not None:
+            final = concluded(final, job.command, found, job.redaction, withheld=bool(job.withheld))
         if self._ledger is not None:
             if self._active.network is not None:
                 final = replace(final, network=await self._active.network.so_far())

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from skillyard.domain.errors import MethodNotFound
 from skillyard.domain.principal import Principal, Scope
 from skillyard.engine.blobs import methods as blobs
+from skillyard.engine.commands import methods as command_methods
 from skillyard.engine.method import OBJECT, STRING, Method, NoService, answer, list_of, obj
 from skillyard.engine.network import methods as policy_methods
 from skillyard.engine.packages import methods as environment_methods
@@ -24,6 +25,7 @@ METHODS: dict[str, Method[Any]] = {
         approval_methods,
         discovery,
         execution,
+        command_methods,
         blobs,
         policy_methods,
         secret_methods,

@@ -24,6 +24,13 @@ Request: one JSON object in UTF-8, up to end of file::
      "workspace": "/workspace",            the working directory
      "blob_root": "/blobs"}                where the readable blobs are
 
+With ``"op": "command"`` a program runs instead (:mod:`.shell`), and the files that it names are sent::
+
+     "command": {"skill": "a.b.c",         whose files are copied to "skill" below the workspace
+                 "language": "bash",       or python
+                 "text": "…", "workdir": "skill", "env": {"NAME": "value"},
+                 "inputs": [["blob:…", "skill/data.csv"], …], "outputs": ["skill/out/*.png", …]}
+
 With ``"op": "collect"`` nothing is called: what an earlier program left is sent, and its last stack.
 
 Frames: one byte of type, four bytes of big-endian payload length, payload.

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 
-from . import failure, process, randomness
+from . import failure, process, randomness, shell
 from .blobs import Blobs
 from .call import Call, find, finished, forget_code, load_code, load_skill
 from .errors import SandboxError
@@ -169,6 +169,8 @@ class _Guest:
             if last := failure.read_last(self.stack_fd):
                 self._notes["stack"] = last
             return b"{}"
+        if request.get("op") == "command":
+            return _encode(shell.run(request, workspace, self._blobs)).encode()
         max_bytes = request.get("max_result_bytes", MAX_RESULT_BYTES)
         source = request["code"]
         entrypoint, args = request["entrypoint"], request.pop("args")
@@ -195,7 +197,8 @@ class _Guest:
     def _send_left(self) -> None:
         """Sends the files. The result is sent whatever foreign code made of the modules that this needs."""
         try:
-            self._notes.update(send_left(self._workspace, self._request, self._blobs))
+            send = send_left if self._request.get("command") is None else shell.send_outputs
+            self._notes.update(send(self._workspace, self._request, self._blobs))
         except BaseException:  # noqa: BLE001
             return
 
@@ -208,7 +211,7 @@ class _Guest:
         for name, value in request["env"].items():
             os.environ[name] = value
         self._blobs._mount(request)
-        if request.get("files"):
+        if request.get("files") and request.get("command") is None:
             make_place(workspace)
         self._request, self._workspace = request, workspace
         return request, workspace

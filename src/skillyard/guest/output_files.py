@@ -44,7 +44,7 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
     """Sends the files; returns notes on the others. ``skipped`` are [path, reason], ``others`` lie elsewhere in the
     working directory, ``more`` is the number of further ones."""
     limits = request.get("files") or {}
-    left = _Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0))
+    left = Left(blobs, limits.get("count", 0), limits.get("each_bytes", 0), limits.get("bytes", 0))
     place = f"{workspace}/{OUT}"
     try:
         os.rmdir(place)  # the cheapest way to learn that it is empty, as it is after most runs
@@ -55,7 +55,7 @@ def send_left(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[
     return {name: value for name, value in notes.items() if value}
 
 
-def _others(workspace: str, left: _Left) -> list[str]:
+def _others(workspace: str, left: Left) -> list[str]:
     """Returns files and directories beside ``out``, which end with the run."""
     found: list[str] = []
     with os.scandir(workspace) as entries:
@@ -69,7 +69,9 @@ def _others(workspace: str, left: _Left) -> list[str]:
     return sorted(found)
 
 
-class _Left:
+class Left:
+    """Sends files, within limits of their number and bytes, and notes the others."""
+
     def __init__(self, blobs: Blobs, count: int, each: int, together: int) -> None:
         self.skipped: list[list[str]] = []
         self.more = 0
@@ -91,7 +93,7 @@ class _Left:
         with os.scandir(fd) as entries:
             names = sorted(entry.name for entry in islice(entries, self._entries + 1))
         if len(names) > self._entries:
-            self._skip("…", "entries")
+            self.skip("…", "entries")
         names = names[: self._entries]
         self._entries -= len(names)
         return iter(names)
@@ -99,31 +101,32 @@ class _Left:
     def _entry(self, fd: int, name: str, path: str, depth: int) -> None:
         try:
             mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
-            if not _is_plain(name) or len(path.encode("utf-8", "replace")) > MAX_PATH:
-                self._skip(path, "name")
+            if not is_plain(name) or len(path.encode("utf-8", "replace")) > MAX_PATH:
+                self.skip(path, "name")
             elif stat.S_ISDIR(mode):
                 if depth < MAX_DEPTH:
                     self.directory(os.open(name, _DIRECTORY, dir_fd=fd), f"{path}/", depth + 1)
                 else:
-                    self._skip(path, "depth")
+                    self.skip(path, "depth")
             elif stat.S_ISREG(mode):
-                self._file(os.open(name, _FILE, dir_fd=fd), path)
+                self.file(os.open(name, _FILE, dir_fd=fd), path)
             else:
-                self._skip(path, "kind")
+                self.skip(path, "kind")
         except OSError:
-            self._skip(path, "unread")
+            self.skip(path, "unread")
 
-    def _file(self, fd: int, path: str) -> None:
+    def file(self, fd: int, path: str) -> None:
+        """Sends a file if it is regular and small enough. Takes its descriptor."""
         try:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode):
-                self._skip(path, "kind")
+                self.skip(path, "kind")
             elif self._count <= 0:
-                self._skip(path, "count")
+                self.skip(path, "count")
             elif about.st_size > self._each:
-                self._skip(path, "size")
+                self.skip(path, "size")
             elif about.st_size > self._together:
-                self._skip(path, "together")
+                self.skip(path, "together")
             else:
                 self._send(fd, path, about.st_size)
         finally:
@@ -134,7 +137,7 @@ class _Left:
         try:
             number = self._blobs._begin_file(path)
         except RuntimeError:  # no more blobs
-            self._skip(path, "count")
+            self.skip(path, "count")
             return
         sent = 0
         try:
@@ -143,13 +146,13 @@ class _Left:
                 self._blobs._piece(number, memoryview(data))
         except (OSError, RuntimeError) as error:
             self._blobs._abandon(number)
-            self._skip(path, "together" if isinstance(error, RuntimeError) else "unread")
+            self.skip(path, "together" if isinstance(error, RuntimeError) else "unread")
             return
         self._blobs._end(number, sent)
         self._count -= 1
         self._together -= sent
 
-    def _skip(self, path: str, why: str) -> None:
+    def skip(self, path: str, why: str) -> None:
         if len(self.skipped) < TOLD:
             self.skipped.append([_told(path), why])
         else:
@@ -161,6 +164,6 @@ def _told(path: str) -> str:
     return path if len(path) <= _LONGEST else f"one of {len(path)} characters"
 
 
-def _is_plain(name: str) -> bool:
+def is_plain(name: str) -> bool:
     """Returns whether every system takes the text as one name."""
     return name.isprintable() and "\\" not in name and "\ufffd" not in name

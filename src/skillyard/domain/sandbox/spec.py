@@ -18,6 +18,7 @@ from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.content import Content, HostDirectory
 from skillyard.domain.sandbox.frames import DEFAULT_LIMITS, FrameLimits
 from skillyard.domain.sandbox.guarantees import Demand
+from skillyard.domain.work.command import Command
 from skillyard.domain.work.limits import Limits
 
 
@@ -284,9 +285,28 @@ class GuestCall:
                 raise InvalidInput("blobs", "every key must be a blob id", shape(blob_id))
 
 
-def collect_request(blob_prefix: str, limits: FrameLimits) -> dict[str, Any]:
+def collect_request(blob_prefix: str, limits: FrameLimits, command: Command | None = None) -> dict[str, Any]:
     """Returns the request for a second program in a sandbox. It sends the files that the first left."""
-    return GuestCall(blob_prefix, code="", limits=limits).request() | {"op": "collect", "code": None}
+    request = GuestCall(blob_prefix, code="", limits=limits).request() | {"op": "collect", "code": None}
+    return request if command is None else request | {"command": {"outputs": [one.path for one in command.outputs]}}
+
+
+def command_request(call: GuestCall, skill: str, command: Command) -> dict[str, Any]:
+    """Returns the request for a command in ``skill``, which ``call`` mounts. Raises InvalidInput."""
+    return call.request() | {
+        "op": "command",
+        "code": None,
+        "skill": skill,
+        "command": {
+            "skill": skill,
+            "language": command.language,
+            "text": command.text,
+            "workdir": command.workdir,
+            "env": dict(command.env),
+            "inputs": [[one.blob_id, one.path] for one in command.inputs],
+            "outputs": [one.path for one in command.outputs],
+        },
+    }
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:

@@ -69,6 +69,7 @@ class Ending:
 class RunKind(StrEnum):
     SKILL = "execute_skill"
     CODE = "run_code"
+    COMMAND = "run_cmd"
 
 
 class RunStatus(StrEnum):

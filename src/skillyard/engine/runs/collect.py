@@ -23,6 +23,7 @@ from skillyard.domain.sandbox.frames import (
 )
 from skillyard.domain.sandbox.frames import Failure as Raised
 from skillyard.domain.sandbox.spec import Guest, Stream, StreamLimits, collect_request
+from skillyard.domain.work.command import Command
 from skillyard.domain.work.record import Outcome
 from skillyard.engine.runs.failure import Failure
 from skillyard.engine.tasks import Tasks
@@ -281,10 +282,10 @@ class Left:
 
     Its files and notes as far as they came; ``prefix`` begins the ids of the files."""
 
-    def __init__(self, limits: FrameLimits, target: BlobTarget, prefix: str) -> None:
+    def __init__(self, limits: FrameLimits, target: BlobTarget, prefix: str, command: Command | None = None) -> None:
         own = replace(target, prefix=f"{prefix}-")
         self._channel = Channel(BlobSink(own), limits)
-        self._request = Guest(collect_request(own.prefix, limits))
+        self._request = Guest(collect_request(own.prefix, limits, command))
         self._streams = StreamLimits(_LEFT_LOG, limits.files_bytes + _LEFT_BESIDE)
 
     @property

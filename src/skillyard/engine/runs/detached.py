@@ -58,6 +58,7 @@ class DetachedRuns:
         secrets: RunSecrets,
         gate: Gate | None,
         frames: FrameLimits,
+        command_frames: FrameLimits,
         tools: Tools,
         holder: str,
     ) -> None:
@@ -70,6 +71,7 @@ class DetachedRuns:
         self._secrets = secrets
         self._gate = gate
         self._frames = frames
+        self._command_frames = command_frames
         self._tools = tools
         self._holder = holder
         self._driving: dict[str, asyncio.Task[None]] = {}
@@ -317,11 +319,12 @@ class DetachedRuns:
             limits=Limits(**record.limits),
             redaction=redaction,
             blob_prefix=record.blob_prefix,
-            frames=self._frames,
+            frames=self._frames if brief.request.command is None else self._command_frames,
             taken_at=clock.monotonic() - max(0.0, clock.now() - record.created_at),
             outputs=brief.outputs,
             why_offline=lambda: brief.offline,
             withheld=withheld,
+            command=brief.request.command,
         )
 
     def _network(self, record: RunRecord, redaction: Redaction) -> RunNetwork | None:
@@ -360,5 +363,5 @@ def _ledger(active: ActiveRun) -> TaskLedger:
 
 def _brief(plan: Plan, tools: Tools) -> Brief:
     """Returns the brief. It names the version of the skill that was found now."""
-    request = plan.request if plan.skill is None else replace(plan.request, version=plan.skill.version)
+    request = plan.request if plan.of is None else replace(plan.request, version=plan.of.version)
     return Brief(plan.principal, request, outputs_of(plan), offline(plan, tools.network))

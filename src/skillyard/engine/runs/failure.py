@@ -94,12 +94,12 @@ _NO_MEMORY = ("MemoryError", "_ArrayMemoryError")
 """The built-in one, and numpy's, which is a subclass."""
 
 
-def ended_by(ending: Ending, limits: Limits) -> Failure:
-    """The failure of a process that ended without a result of its own."""
+def ended_by(ending: Ending, limits: Limits, mends: Mapping[Outcome, str] | None = None) -> Failure:
+    """The failure of a process that ended without a result of its own. ``mends`` are remedies in other words."""
     message = _MESSAGES[ending.outcome](ending, limits)
     if ending.reason and ending.outcome is not Outcome.EXIT and not ending.reason.startswith(_SAID):
         message = f"{message}: {ending.reason}"
-    message += _mend(ending.outcome)
+    message += _mend(ending.outcome, mends or _MENDS)
     return Failure(ERROR_TYPES[ending.outcome], clean(message), ending.outcome)
 
 
@@ -108,7 +108,7 @@ def raised(error: Raised, hits: frozenset[str], limits: Limits) -> Failure:
     limit = _limit_behind(error, hits)
     if limit is not None:
         own = _MESSAGES[limit](Ending(limit), limits)
-        message = (f"{own}: {error.message}" if error.message else own) + _mend(limit)
+        message = (f"{own}: {error.message}" if error.message else own) + _mend(limit, _MENDS)
         return Failure(ERROR_TYPES[limit], message, limit, error.traceback)
     return Failure(error.type, error.message, Outcome.EXIT, error.traceback)
 
@@ -159,8 +159,8 @@ def _limit_behind(error: Raised, hits: frozenset[str]) -> Outcome | None:
     return None
 
 
-def _mend(outcome: Outcome) -> str:
-    return f"; {mend}" if (mend := _MENDS.get(outcome)) else ""
+def _mend(outcome: Outcome, mends: Mapping[Outcome, str]) -> str:
+    return f"; {mend}" if (mend := mends.get(outcome) or _MENDS.get(outcome)) else ""
 
 
 def _signal_name(number: int | None) -> str:

@@ -26,6 +26,7 @@ from skillyard.domain.sandbox.spec import (
     Mount,
     SandboxSpec,
     SkillMount,
+    command_request,
     make_spec,
 )
 from skillyard.domain.secret import Delivery
@@ -86,6 +87,7 @@ class Granter:
         ids: Ids,
         emit: Observer,
         frames: FrameLimits,
+        command_frames: FrameLimits,
     ) -> None:
         self._packages = packages
         self._secrets = secrets
@@ -97,6 +99,7 @@ class Granter:
         self._ids = ids
         self._emit = emit
         self._frames = frames
+        self._command_frames = command_frames
 
     async def grant(self, plan: Plan) -> Grant:
         """Raises Refused; InvalidInput for an environment that does not exist."""
@@ -112,7 +115,8 @@ class Granter:
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         prefix = plan.blob_prefix or self._ids.blob() + "-"
-        guest = _call(plan, prefix, env, self._frames).request()
+        frames = self._frames if plan.request.command is None else self._command_frames
+        guest = _guest(plan, prefix, env, frames)
         spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name)
         return Grant(
             spec=spec,
@@ -121,7 +125,7 @@ class Granter:
             digests=_digests(plan, environment.ref, policy, given),
             redaction=Redaction(secret.value for secret in given) if given else NOTHING,
             blob_prefix=prefix,
-            limits=self._frames,
+            limits=frames,
             network=self._network(policy, given, gated),
             needs=self._needs(plan, policy, given, environment),
             wish=wish,
@@ -189,13 +193,24 @@ def _skill_mount(skill: Skill) -> Mount:
     return Mount(Content(skill.digest, skill.root), f"/skills/{skill.name}")
 
 
+def _guest(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> dict[str, Any]:
+    """Returns the request to the guest. Raises Refused for variables of a command that would hide a secret."""
+    call, command = _call(plan, prefix, secrets, limits), plan.request.command
+    if command is None or plan.of is None:
+        return call.request()
+    hidden = sorted(secrets.keys() & command.env.keys())
+    if hidden:
+        raise Refused("PolicyRefused", f"env: {', '.join(hidden)} would hide secrets of the skill; leave them out")
+    return command_request(call, plan.of.import_name, command)
+
+
 def _call(plan: Plan, prefix: str, secrets: Mapping[str, str], limits: FrameLimits) -> GuestCall:
     request, skill = plan.request, plan.skill
     entrypoint = skill.runtime.export if skill and skill.runtime else request.entrypoint
     return GuestCall(
         blob_prefix=prefix,
         entrypoint=entrypoint,
-        code=request.code,
+        code=request.code if request.command is None else "",
         skill=skill.import_name if skill else None,
         args=request.args,
         skills={s.import_name: _importable(s) for s in plan.skills},
@@ -219,8 +234,10 @@ def _digests(
         digests["code"] = _sha256(request.code)
     if plan.skills:
         digests["skills"] = {skill.name: skill.digest for skill in plan.skills}
-    if plan.skill is not None:
-        digests["skill"] = plan.skill.digest
+    if request.command is not None:
+        digests["command"] = _sha256(json.dumps(request.command.stored(), sort_keys=True))
+    if plan.of is not None:
+        digests["skill"] = plan.of.digest
     if plan.blobs:
         digests["blobs"] = {blob.blob_id: blob.sha256 for blob in plan.blobs}
     if policy is not None:
@@ -247,6 +264,7 @@ def job_of(plan: Plan, grant: Grant, network: NetworkSettings) -> Job:
         outputs=outputs_of(plan),
         why_offline=lambda: offline(plan, network),
         wish=grant.wish,
+        command=plan.request.command,
     )
 
 

@@ -103,10 +103,10 @@ async def _tapped(source: AsyncIterator[bytes], redaction: Redaction, preview: P
     redactor = redaction.stream()
     async for data in source:
         piece = redactor.feed(data)
-        preview.feed(piece)
+        preview.feed(redactor.shown(piece))
         yield piece
     rest = redactor.flush()
-    preview.feed(rest)
+    preview.feed(redactor.shown(rest))
     yield rest
 
 

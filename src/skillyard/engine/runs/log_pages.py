@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.sandbox.spec import Stream
-from skillyard.domain.work.record import RunRecord
+from skillyard.domain.work.record import RunKind, RunRecord
+from skillyard.engine.commands.output import Unmarker
 from skillyard.engine.driver import ActiveRun
 from skillyard.engine.secrets.redact import Redactor
 from skillyard.engine.text import cut_head
@@ -79,10 +80,13 @@ class LogPages:
         else:
             data, last = await self._stored(record, offset, max_bytes)
             data = data if last else cut_head(data)
+        marked = record.kind is RunKind.COMMAND
+        if marked and not last and data.endswith(b"\0"):
+            data = data[:-1]  # the mark that begins with it comes in the next page
         running = active is not None or record.status.live
         return {
             "run_id": record.run_id,
-            "content": data.decode("utf-8", "replace"),
+            "content": (Unmarker().plain(data) if marked else data).decode("utf-8", "replace"),
             "encoding": "utf-8",
             "offset": offset,
             "next_offset": offset + len(data),

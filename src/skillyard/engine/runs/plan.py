@@ -35,7 +35,10 @@ from skillyard.ports.clock import Clock, Ids
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A request with everything it names. ``skills`` are all that will be mounted, ``skill`` the one that is
-    executed; ``offer`` is the backend it will run on; ``taken_at`` is on the monotonic clock."""
+    executed; ``offer`` is the backend it will run on; ``taken_at`` is on the monotonic clock.
+
+    A command is code that mounts a skill: it gets what policy leaves to code, and ``of`` is that skill.
+    """
 
     run_id: str
     principal: Principal
@@ -46,6 +49,8 @@ class Plan:
     environment: str
     offer: Offer
     skill: Skill | None = None
+    of: Skill | None = None
+    """The skill that the run is of: the executed one, or that of a command."""
     skills: tuple[Skill, ...] = ()
     trust: RunTrust = UNMOUNTED
     blobs: tuple[BlobInfo, ...] = ()
@@ -58,7 +63,14 @@ class Planner:
     """Finds and checks everything that requests name. ``limits`` are the defaults and maxima of runs."""
 
     def __init__(
-        self, skills: SkillService, backends: Backends, blobs: BlobStore, clock: Clock, ids: Ids, limits: LimitFamily
+        self,
+        skills: SkillService,
+        backends: Backends,
+        blobs: BlobStore,
+        clock: Clock,
+        ids: Ids,
+        limits: LimitFamily,
+        command_limits: LimitFamily,
     ) -> None:
         self._skills = skills
         self._backends = backends
@@ -66,6 +78,7 @@ class Planner:
         self._clock = clock
         self._ids = ids
         self._limits = limits
+        self._command_limits = command_limits
 
     async def plan(self, principal: Principal, request: RunRequest, before: RunRecord | None = None) -> Plan:
         """Finds and checks everything that a request names. ``before`` is the record of a run that is planned again.
@@ -76,7 +89,9 @@ class Planner:
         run_id = self._ids.run() if before is None else before.run_id
         now, taken_at = self._clock.now(), self._clock.monotonic()
         named = request.skill is not None or request.mount_skills
-        skill, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
+        of, skills, trust = await self._find_skills(principal, request) if named else (None, (), UNMOUNTED)
+        family = self._limits if request.command is None else self._command_limits
+        skill = of if request.command is None else None
         ids = enumerate(request.input_blobs)
         blobs = tuple([await owned_blob(self._blobs, principal, id, f"input_blobs[{i}]") for i, id in ids])
         return Plan(
@@ -85,10 +100,11 @@ class Planner:
             request=request,
             created_at=now if before is None else before.created_at,
             taken_at=taken_at if before is None else taken_at - max(0.0, now - before.created_at),
-            limits=_limits(self._limits, request, skill, trust),
+            limits=_limits(family, request, of, trust),
             environment=_environment(request, skill, skills),
             offer=offer,
             skill=skill,
+            of=of,
             skills=skills,
             trust=trust,
             blobs=blobs,
@@ -100,13 +116,16 @@ class Planner:
         self, principal: Principal, request: RunRequest
     ) -> tuple[Skill | None, tuple[Skill, ...], RunTrust]:
         skill = None
-        if request.kind is RunKind.SKILL and request.skill is not None:
-            skill = _executable(await self._skills.find(principal, request.skill, request.version))
+        if request.skill is not None:
+            name = "name" if request.command is None else "skill_name"
+            skill = await self._skills.find(principal, request.skill, request.version, name)
+            if request.kind is RunKind.SKILL:
+                _executable(skill)
         skills = await self._skills.mounted(principal, skill, request.mount_skills)
         return skill, skills, await self._skills.standings.of(skills)
 
 
-def _executable(skill: Skill) -> Skill:
+def _executable(skill: Skill) -> None:
     """Raises NotExecutable, UnsupportedLanguage."""
     if skill.kind is not SkillKind.ACTION or skill.runtime is None:
         rule = f"'{skill.name}' is an instruction skill: read it with describe_skill, it cannot be executed"
@@ -114,7 +133,6 @@ def _executable(skill: Skill) -> Skill:
     if skill.runtime.language != "python":
         rule = f"'{skill.name}' is written in {skill.runtime.language}; only python runs here"
         raise UnsupportedLanguage("name", rule, supported=["python"])
-    return skill
 
 
 async def _blob_mount(blobs: BlobStore, blob: BlobInfo) -> Mount:

@@ -188,7 +188,7 @@ class Findings:
 
 def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: dict[str, Any] | None) -> RunRecord:
     """Returns the record of a run that begins. These fields do not change while it goes on."""
-    request, skill = plan.request, plan.skill
+    request, skill = plan.request, plan.of
     return RunRecord(
         run_id=plan.run_id,
         kind=request.kind,

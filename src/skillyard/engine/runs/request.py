@@ -11,6 +11,8 @@ from typing import Any
 from skillyard.domain.errors import InvalidInput, UnsupportedLanguage, shape, shown
 from skillyard.domain.network.policy import parse_rules
 from skillyard.domain.network.rule import Rule
+from skillyard.domain.work.command import Command
+from skillyard.domain.work.command import from_stored as stored_command
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import RunKind
 from skillyard.engine.packages.asked import asked_packages
@@ -28,7 +30,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One execute_skill or run_code. ``limits`` holds what was asked for, ``timeout_ms`` merged in.
+    """One execute_skill, run_code or run_cmd. ``limits`` holds what was asked for, ``timeout_ms`` merged in.
 
     ``args_json`` is ``args`` in compact JSON: proof that they can be sent, and what the digest is over. ``network``
     are the rules that it narrows to, None when it says nothing. ``packages`` are requirements that its code asks for.
@@ -51,12 +53,15 @@ class RunRequest:
     idempotency_key: str | None = None
     detach: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    command: Command | None = None
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
     def __post_init__(self) -> None:
         text = len(self.args_json)
         values = sum(map(self.args_json.count, _MARKS)) if text > _PLAIN else text
+        if self.command is not None:
+            text += len(self.command.text) + sum(map(len, self.command.env.values()))
         object.__setattr__(self, "weight", _HELD + _COPIES * (text + len(self.code or "")) + _VALUE * values)
 
     def digest(self) -> str:
@@ -75,6 +80,7 @@ class RunRequest:
             self.isolation,
             *([] if self.network is None else [[rule.text for rule in self.network]]),
             *([{"packages": self.packages}] if self.packages else []),
+            *([] if self.command is None else [{"command": self.command.stored()}]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -82,7 +88,8 @@ class RunRequest:
         """Returns the JSON form that :func:`from_stored` takes, for a later server."""
         plain = {name: getattr(self, name) for name in _STORED}
         rules = None if self.network is None else [rule.text for rule in self.network]
-        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels)}
+        command = {} if self.command is None else {"command": self.command.stored()}
+        return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command}
 
     def _entrypoint(self) -> str | list[str] | None:
         """Versions before had ``main`` as the default, and a call is repeated across an upgrade."""
@@ -119,6 +126,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         args=json.loads(stored["args_json"]),
         network=None if stored["network"] is None else parse_rules(stored["network"]),
         labels=stored["labels"],
+        command=stored_command(stored["command"]) if "command" in stored else None,
         **plain,
     )
 

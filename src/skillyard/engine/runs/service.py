@@ -120,7 +120,11 @@ class RunService:
         self._keys = Keys(tools.records)
 
     async def run(self, principal: Principal, request: RunRequest) -> dict[str, Any]:
-        """Returns the Run object of a run that has ended, or of a detached one that was taken on.
+        """Returns the Run object of :meth:`record`, and raises what that raises."""
+        return run_object(await self.record(principal, request))
+
+    async def record(self, principal: Principal, request: RunRequest) -> RunRecord:
+        """Returns the record of a run that has ended, or of a detached one that was taken on.
 
         Cancelling the caller ends the run, unless it is detached. Raises what :meth:`Planner.plan` raises, Busy,
         ProtectionMissing, IdempotencyConflict.
@@ -130,14 +134,14 @@ class RunService:
         with self._requests.holding(principal.name, request.weight):
             return await self._keyed(principal, request, self._run)
 
-    async def _keyed(self, principal: Principal, request: RunRequest, start: Start) -> dict[str, Any]:
+    async def _keyed(self, principal: Principal, request: RunRequest, start: Start) -> RunRecord:
         """Starts the run, or finds the one that was started before with the request's key."""
         if request.idempotency_key is None:
-            return run_object(await start(principal, request))
+            return await start(principal, request)
         key = (principal.name, request.idempotency_key)
         async with self._keys.claim(key, request.digest(), live=request.detach) as before:
             record = before or await start(principal, request)
-        return run_object(record if request.detach else await self._ended(record))
+        return record if request.detach else await self._ended(record)
 
     async def _ended(self, record: RunRecord) -> RunRecord:
         """Returns the record when the run has ended, or this server leaves it to the next."""

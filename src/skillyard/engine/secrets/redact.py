@@ -46,6 +46,10 @@ class Redactor:
         """Returns the rest, at the end of the stream."""
         return self._emit(self._search, len(self._pending)) if self._search else b""
 
+    def shown(self, data: bytes) -> bytes:
+        """Returns the text of ``data``, the next bytes that were handed on, without what marks it."""
+        return data
+
     def _emit(self, search: re.Pattern[bytes], end: int) -> bytes:
         """Returns everything before ``end``; a secret that starts there is in the buffer as a whole.
 

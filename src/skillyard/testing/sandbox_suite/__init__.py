@@ -24,7 +24,7 @@ from skillyard.testing.sandbox_suite.egress import egress
 from skillyard.testing.sandbox_suite.files import files
 from skillyard.testing.sandbox_suite.forwarding import forwarding
 from skillyard.testing.sandbox_suite.ground import Ground
-from skillyard.testing.sandbox_suite.guest import guest
+from skillyard.testing.sandbox_suite.guest import commands, guest
 from skillyard.testing.sandbox_suite.lifecycle import endurance, lifecycle
 from skillyard.testing.sandbox_suite.limits_and_walls import limits, walls
 from skillyard.testing.sandbox_suite.mounts import mounts
@@ -34,8 +34,8 @@ from skillyard.testing.sandbox_suite.survival import snapshots, survival
 from skillyard.testing.sandbox_suite.trees import trees
 
 _SECTIONS = (
-    lifecycle, programs, endings, output, limits, files, trees, mounts, guest, walls, egress, forwarding, endurance,
-    survival, snapshots,
+    lifecycle, programs, endings, output, limits, files, trees, mounts, guest, commands, walls, egress, forwarding,
+    endurance, survival, snapshots,
 )  # fmt: skip
 
 CHECKS: list[Check] = [*(check for section in _SECTIONS for check in section.checks), *library.CHECKS]

@@ -1,4 +1,4 @@
-"""Python run by our guest: a request goes in, frames come back.
+"""Python and commands run by our guest: a request goes in, frames come back.
 
 Foreign code may do anything to the channel. The frames (see :mod:`skillyard.guest`) are read in the plainest way here.
 The server's reader is another one: a check that used it would not notice a mistake that both share.
@@ -9,11 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.spec import BlobMount, Mount, SkillMount, Stream, StreamLimits
+from skillyard.domain.sandbox.spec import (
+    BlobMount,
+    Guest,
+    GuestCall,
+    Mount,
+    SkillMount,
+    Stream,
+    StreamLimits,
+    command_request,
+)
+from skillyard.domain.work.command import Command, Input, Output
 from skillyard.domain.work.record import Outcome
 from skillyard.testing.sandbox_suite.check import Failed, Section, expect
 from skillyard.testing.sandbox_suite.ground import ROOT, Done, Ground, code, collect, fresh, run, start
@@ -297,3 +310,119 @@ def blobs(channel: bytes) -> dict[int, bytes]:
         elif frame.kind == "E":
             whole[frame.value["n"]] = b"".join(pieces[frame.value["n"]])
     return whole
+
+
+commands = Section("commands")
+NAME = "acme.notes"
+BLOB = "blob:0123456789abcdef0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended."""
+
+    done: Done
+
+    @property
+    def code(self) -> Any:
+        return last(self.done.channel, "R").get("exit_code")
+
+    @property
+    def stdout(self) -> str:
+        return self._stream(b"1")
+
+    @property
+    def stderr(self) -> str:
+        return self._stream(b"2")
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        found = blobs(self.done.channel)
+        rows = [frame.value for frame in frames(self.done.channel) if frame.kind == "B"]
+        return {row["path"]: found[row["n"]] for row in rows if row["n"] in found}
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        rows = [row.value for row in frames(self.done.channel) if row.kind == "N"]
+        return {path: why for row in rows for path, why in row.get("skipped", ())}
+
+    def _stream(self, wanted: bytes) -> str:
+        pieces = [b"1" + self.done.stdout.partition(b"\0")[0], *self.done.stdout.split(b"\0")[1:]]
+        return b"".join(piece[1:] for piece in pieces if piece[:1] == wanted).decode()
+
+
+@asynccontextmanager
+async def _ran(ground: Ground, text: str, **asked: Any) -> AsyncIterator[Ran]:
+    """Runs a command in a skill, with a blob of three bytes that it may have as an input."""
+    with directory(ground.scratch / fresh("command")) as base:
+        (base / "blob").write_bytes(b"a,b")
+        mounts = (
+            Mount(Content("sha256:0", skill(base / "skill")), f"/skills/{NAME}"),
+            Mount(Content("sha256:1", base / "blob"), f"/blobs/{BLOB}"),
+        )
+        call = GuestCall(
+            f"blob:{uuid.uuid4().hex}-",
+            code="",
+            skills={NAME: SkillMount(f"/skills/{NAME}")},
+            blobs={BLOB: BlobMount("text/csv", 3)},
+        )
+        request = command_request(call, NAME, Command(text, **asked))
+        async with ground.sandbox(mounts=mounts) as sandbox:
+            yield Ran(await run(sandbox, Guest(request)))
+
+
+@commands.check()
+async def streams_are_apart_and_the_exit_code_is_a_value(ground: Ground) -> None:
+    async with _ran(ground, "echo out; echo err >&2; exit 3") as ran:
+        expect((ran.stdout, ran.stderr) == ("out\n", "err\n"), "stdout and stderr are told apart", ran.done)
+        expect(ran.code == 3, "the exit code of the command is its result", ran.done)
+
+
+@commands.check()
+async def python_is_the_interpreter_of_the_sandbox(ground: Ground) -> None:
+    async with _ran(ground, "import json; print(json.dumps([1]))", language="python") as ran:
+        expect((ran.stdout, ran.code) == ("[1]\n", 0), "a command in Python runs", ran.done)
+
+
+@commands.check()
+async def the_skill_is_a_writable_copy(ground: Ground) -> None:
+    text = 'code/tool.sh && echo more >> SKILL.md && grep -c more SKILL.md "$SKILL_DIR"/SKILL.md ; ls'
+    async with _ran(ground, text) as ran:
+        lines = ran.stdout.split()
+        expect(lines[0] == "tool" and lines[1] == "SKILL.md:1", "its files can be run and changed", ran.done)
+        expect(lines[2].endswith("SKILL.md:0"), "the skill itself stays as it is", ran.done)
+        expect(lines[3:] == ["SKILL.md", "code"], "and the copy is the working directory", ran.done)
+
+
+@commands.check()
+async def variables_arrive_as_given(ground: Ground) -> None:
+    odd = "$(touch made) `id` \\ \" ' \n é"
+    async with _ran(ground, 'printf %s "$ODD"', env={"ODD": odd}) as ran:
+        expect(ran.stdout == odd, "a variable arrives as it was given", ran.done)
+
+
+@commands.check()
+async def files_go_in_and_out(ground: Ground) -> None:
+    inputs = (Input(BLOB, "skill/in/data.csv"),)
+    outputs = tuple(Output(path, path) for path in ("skill/in/data.csv", "skill/empty", "skill/none", "skill/*.txt"))
+    text = "printf c >> in/data.csv; : > empty; echo 1 > a.txt"
+    async with _ran(ground, text, inputs=inputs, outputs=outputs) as ran:
+        wanted = {"0/skill/in/data.csv": b"a,bc", "1/skill/empty": b"", "3/skill/a.txt": b"1\n"}
+        expect(ran.files == wanted, "inputs can be changed, and outputs come back", ran.done)
+        expect(ran.skipped == {"2/skill/none": "missing"}, "a missing output is told, an empty one comes", ran.skipped)
+
+
+@commands.check()
+async def links_and_pipes_are_not_sent(ground: Ground) -> None:
+    outputs = tuple(Output(path, path) for path in ("skill/link", "skill/dir/passwd", "skill/pipe"))
+    text = "ln -s /etc/passwd link; ln -s /etc dir; mkfifo pipe || ln -s pipe pipe; echo said"
+    async with _ran(ground, text, outputs=outputs) as ran:
+        expect(ran.stdout == "said\n", "the command runs", ran.done)
+        expect(not ran.files, "no link is followed and no pipe waited for", ran.files)
+        expect(set(ran.skipped.values()) == {"kind"}, "each is told", ran.skipped)
+
+
+@commands.check()
+async def a_command_does_not_wait_for_what_it_left(ground: Ground) -> None:
+    async with _ran(ground, "(setsid sleep 1000 >/dev/null 2>&1 &) ; sleep 1000 & echo done") as ran:
+        expect((ran.stdout, ran.code) == ("done\n", 0), "it ends with its shell", ran.done)

@@ -1,0 +1,1 @@
+"""Shell commands in skills: their requests, their output apart, and their answers."""

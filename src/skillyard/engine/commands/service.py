@@ -1,0 +1,147 @@
+"""Commands in skills, from their parameters to their answers. A command is a run like the others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from skillyard.config.commands import CommandSettings
+from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError, shown
+from skillyard.domain.network.policy import parse_rules
+from skillyard.domain.principal import Principal
+from skillyard.domain.work.command import Command, from_params
+from skillyard.domain.work.labels import check_labels
+from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
+from skillyard.engine.blobs.service import owned_blob
+from skillyard.engine.commands.ending import NO_CODE
+from skillyard.engine.commands.output import STDERR, STDOUT, Tail, tails_of
+from skillyard.engine.runs.request import RunRequest
+from skillyard.engine.runs.service import RunService
+from skillyard.ports.blobs import BlobStore
+
+Params = Mapping[str, Any]
+SUCCEEDED, FAILED, CANCELED = "succeeded", "failed", "canceled"
+
+
+class CommandService:
+    """Runs commands for callers that wait for their end. ``settings`` bound what they may ask for."""
+
+    def __init__(self, runs: RunService, blobs: BlobStore, settings: CommandSettings) -> None:
+        self._runs = runs
+        self._blobs = blobs
+        self._settings = settings
+
+    async def run(self, principal: Principal, params: Params) -> dict[str, Any]:
+        """Returns the answer of a command that has ended, however it did.
+
+        Raises what :meth:`RunService.run` raises, QuotaExceeded, UnsupportedLanguage.
+        """
+        request = await self.request(principal, params)
+        record = await self._runs.record(principal, request)
+        return await self.answer(record, request.command)
+
+    async def request(self, principal: Principal, params: Params) -> RunRequest:
+        """Returns the request that checked parameters mean."""
+        command = from_params(params)
+        await self._check_inputs(principal, command)
+        limits = dict(params.get("limits") or {})
+        return RunRequest(
+            kind=RunKind.COMMAND,
+            skill=params["skill_name"],
+            version=params.get("version"),
+            input_blobs=tuple(dict.fromkeys(one.blob_id for one in command.inputs)),
+            limits={**limits, "timeout_ms": self._timeout_ms(params.get("timeout_sec"))},
+            isolation=params.get("isolation"),
+            network=None if params.get("network") is None else parse_rules(params["network"]),
+            idempotency_key=params.get("idempotency_key"),
+            labels=check_labels(params["labels"]) if params.get("labels") else {},
+            command=command,
+        )
+
+    def _timeout_ms(self, asked: float | None) -> int:
+        settings = self._settings
+        seconds = settings.timeout_s if asked is None else asked
+        if seconds > settings.max_timeout_s:
+            rule = f"must be at most {settings.max_timeout_s:g}, which commands.max_timeout_s says"
+            raise InvalidInput(
+                "timeout_sec", rule, shown(asked), limit="commands.max_timeout_s", maximum=settings.max_timeout_s
+            )
+        return max(1, round(seconds * 1000))
+
+    async def _check_inputs(self, principal: Principal, command: Command) -> None:
+        """Raises BlobNotFound, QuotaExceeded."""
+        most, together = self._settings.input_bytes, self._settings.inputs_bytes
+        total = 0
+        for at, one in enumerate(command.inputs):
+            where = f"inputs[{at}].artifact_id"
+            size = (await owned_blob(self._blobs, principal, one.blob_id, where)).size
+            total += size
+            if size > most:
+                rule = f"is a file of {size} bytes, and commands.input_bytes allows {most}"
+                raise QuotaExceeded(where, rule, limit="commands.input_bytes", maximum=most)
+        if total > together:
+            rule = f"are {total} bytes together, and commands.inputs_bytes allows {together}"
+            raise QuotaExceeded("inputs", rule, limit="commands.inputs_bytes", maximum=together)
+
+    async def answer(self, record: RunRecord, command: Command | None) -> dict[str, Any]:
+        """Returns what ``skills.run_cmd`` answers for a run that has ended."""
+        most = {STDOUT: self._settings.stdout_bytes, STDERR: self._settings.stderr_bytes}
+        tails, lost = await self._tails(record, most)
+        told = record.output if isinstance(record.output, dict) else {}
+        return {
+            "status": status_of(record),
+            "reason": "" if record.outcome is None else record.outcome.value,
+            "run_id": record.run_id,
+            "stdout": tails[STDOUT].text(),
+            "stderr": tails[STDERR].text(),
+            "stdout_truncated": lost or tails[STDOUT].truncated,
+            "stderr_truncated": lost or tails[STDERR].truncated,
+            "exit_code": told.get("exit_code", NO_CODE),
+            "error_message": "" if record.status is RunStatus.COMPLETED else record.reason,
+            "created_artifacts": [artifact(file) for file in record.files],
+            "output_errors": told.get("output_errors", []),
+            "timing": {"duration_ms": record.usage.get("wall_ms", 0.0)},
+            "skill_name": record.skill,
+            "version": record.version,
+            "version_hash": record.digests.get("skill", ""),
+            "workdir": "." if command is None or not command.workdir else command.workdir,
+            "skill_root": f"/skills/{record.skill}",
+            "isolation": record.isolation,
+            "usage": record.usage,
+            "limits": record.limits,
+            **({"logs_blob": record.logs_blob} if record.logs_blob else {}),
+        }
+
+    async def _tails(self, record: RunRecord, most: dict[str, int]) -> tuple[dict[str, Tail], bool]:
+        """Returns the ends of both streams, and whether there was output that is not kept any more."""
+        if record.logs_blob is not None:
+            try:
+                return await tails_of(self._blobs.read(record.logs_blob), most), False
+            except SkillyardError:  # it expired, or was deleted
+                pass
+        return await tails_of(_none(), most), bool(record.logs_preview)
+
+
+async def _none() -> AsyncIterator[bytes]:
+    for piece in (b"",):
+        yield piece
+
+
+def status_of(record: RunRecord) -> str:
+    """Returns the state of a command: that of its run, and of its exit code when it has ended."""
+    if record.status.live:
+        return record.status.value
+    if record.outcome is Outcome.CANCELLED:
+        return CANCELED
+    return SUCCEEDED if record.status is RunStatus.COMPLETED else FAILED
+
+
+def artifact(file: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a file of a command as ``created_artifacts`` tells it."""
+    return {
+        "artifact_id": file["blob_id"],
+        "path": file["path"],
+        "filename": file.get("filename", file["path"].rpartition("/")[2]),
+        "mime": file["mime"],
+        "size": file["size"],
+    }
