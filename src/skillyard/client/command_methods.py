@@ -30,6 +30,7 @@ class CommandMethods(Calls):
         isolation: str | None = None,
         idempotency_key: str | None = None,
         labels: Mapping[str, str] | None = None,
+        agent: str | None = None,
     ) -> Json:
         """Runs a command in a skill and returns how it ended: ``status``, ``exit_code``, ``stdout``, ``stderr``.
 
@@ -52,6 +53,7 @@ class CommandMethods(Calls):
             isolation=isolation,
             idempotency_key=idempotency_key,
             labels=labels,
+            agent=agent,
         )
         return await self.call("skills.run_cmd", params)
 

@@ -10,6 +10,7 @@ from typing import Any
 from skillyard.config.sections import Sections
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.package.environment import DEFAULT_ENVIRONMENT
+from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import make_spec
 from skillyard.engine.backends import Backends
 from skillyard.engine.blobs.service import BlobService
@@ -223,8 +224,8 @@ class App:
 
     def _runs(self, emit: Observer) -> RunService:
         ports, config = self.ports, self.config
-        family, frames = config.limits.family, config.blobs.frames
-        command_family, command_frames = config.commands.family(family), config.commands.frames(frames)
+        family, command_family = config.limits.family, config.commands.family(config.limits.family)
+        frames = FrameFamilies(config.blobs.frames, config.commands.frames(config.blobs.frames))
         self.planner = Planner(self.skills, self.backends, ports.blobs, ports.clock, ports.ids, family, command_family)
         secrets = RunSecrets(self.secrets, code_may=config.policy.run_code_secrets == "mounted")
         packages = RunPackages(self.environments, self.skills.standings, secrets, config.packages)
@@ -239,7 +240,6 @@ class App:
             ports.ids,
             emit,
             frames,
-            command_frames,
         )
         tools = Tools(
             records=ports.records,
@@ -272,7 +272,6 @@ class App:
             secrets,
             ports.gate,
             frames,
-            command_frames,
             tools,
             f"{os.getpid()}-{os.urandom(8).hex()}",
         )

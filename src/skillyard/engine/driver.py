@@ -263,7 +263,7 @@ class Driver:
             async with asyncio.timeout(self._remaining_s() + PATIENCE_S):
                 return await work()
         except _CancelledEarly as early:
-            return cancelled(early.reason)
+            return cancelled(str(early))
         except (ProtectionMissing, Busy):
             raise
         except TimeoutError as error:
@@ -489,11 +489,7 @@ class Driver:
 
 
 class _CancelledEarly(Exception):
-    """Somebody cancelled the run before its program was started."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Somebody cancelled the run before its program was started; the argument is the reason."""
 
 
 def _target(tools: Tools, job: Job, *, stable: bool) -> BlobTarget:

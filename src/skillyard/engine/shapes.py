@@ -47,7 +47,14 @@ LABELS = table_of(STRING, "the labels that its caller gave it")
 FILE = shape(
     "File",
     "a file that a run left in /workspace/out",
-    {"path": STRING, "blob_id": STRING, "size": INTEGER, "mime": STRING},
+    {
+        "path": STRING,
+        "blob_id": STRING,
+        "size": INTEGER,
+        "mime": STRING,
+        "filename": described(STRING, "the name that a command's caller wanted"),
+    },
+    optional="filename",
 )
 RUN_ERROR = shape(
     "RunError", "why a run failed", {"type": STRING, "message": STRING, "traceback": STRING}, optional="traceback"
@@ -187,6 +194,7 @@ _LINE: dict[str, Schema] = {
     "kind": {"type": "string", "enum": [kind.value for kind in RunKind]},
     "principal": STRING,
     "project": STRING,
+    "agent": described(STRING, "the agent that a command belongs to; empty for other runs"),
     "status": _STATUS,
     "detached": described(BOOLEAN, "it outlives its caller and the server"),
     "labels": LABELS,

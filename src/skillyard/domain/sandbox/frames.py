@@ -59,6 +59,18 @@ DEFAULT_LIMITS = FrameLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class FrameFamilies:
+    """The bounds of skills and code, and those of commands."""
+
+    runs: FrameLimits = DEFAULT_LIMITS
+    commands: FrameLimits = DEFAULT_LIMITS
+
+    def of(self, command: object) -> FrameLimits:
+        """Returns the bounds of a run; ``command`` is None where it is not one."""
+        return self.runs if command is None else self.commands
+
+
+@dataclass(frozen=True, slots=True)
 class BlobBegin:
     """The start of a blob. ``path`` is that of a file that the run left, relative and plain; empty for other blobs."""
 

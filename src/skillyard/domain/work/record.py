@@ -195,6 +195,8 @@ class RunRecord:
     """Begins the ids of the blobs that it makes."""
     secrets: tuple[SecretRef, ...] = ()
     """The secrets that are taken out of its output."""
+    agent: str = ""
+    """The agent of the project that a command belongs to; empty for other runs."""
     network_session: str | None = None
     """The key of its session of the gate."""
 

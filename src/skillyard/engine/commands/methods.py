@@ -84,6 +84,7 @@ COMMAND_PARAMS: dict[str, Schema] = {
     "isolation": COMMON["isolation"],
     "idempotency_key": COMMON["idempotency_key"],
     "labels": COMMON["labels"],
+    "agent": described(STRING, "the agent that it belongs to; the token's own when left out", maxLength=64),
 }  # fmt: skip
 
 COMMAND_ANSWER = answer(

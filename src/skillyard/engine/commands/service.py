@@ -8,7 +8,7 @@ from typing import Any
 from skillyard.config.commands import CommandSettings
 from skillyard.domain.errors import InvalidInput, QuotaExceeded, SkillyardError, shown
 from skillyard.domain.network.policy import parse_rules
-from skillyard.domain.principal import Principal
+from skillyard.domain.principal import Principal, agent_scope
 from skillyard.domain.work.command import Command, from_params
 from skillyard.domain.work.labels import check_labels
 from skillyard.domain.work.record import Outcome, RunKind, RunRecord, RunStatus
@@ -42,7 +42,7 @@ class CommandService:
 
     async def request(self, principal: Principal, params: Params) -> RunRequest:
         """Returns the request that checked parameters mean."""
-        command = from_params(params)
+        command, agent = from_params(params), agent_scope(principal, params.get("agent")).agent
         await self._check_inputs(principal, command)
         limits = dict(params.get("limits") or {})
         return RunRequest(
@@ -56,6 +56,7 @@ class CommandService:
             idempotency_key=params.get("idempotency_key"),
             labels=check_labels(params["labels"]) if params.get("labels") else {},
             command=command,
+            agent=agent,
         )
 
     def _timeout_ms(self, asked: float | None) -> int:

@@ -16,7 +16,7 @@ from functools import partial
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.principal import Principal
-from skillyard.domain.sandbox.frames import FrameLimits
+from skillyard.domain.sandbox.frames import FrameFamilies
 from skillyard.domain.sandbox.spec import Owner, SandboxSpec
 from skillyard.domain.work.lease import Lease
 from skillyard.domain.work.limits import Limits
@@ -57,8 +57,7 @@ class DetachedRuns:
         requests: Budget,
         secrets: RunSecrets,
         gate: Gate | None,
-        frames: FrameLimits,
-        command_frames: FrameLimits,
+        frames: FrameFamilies,
         tools: Tools,
         holder: str,
     ) -> None:
@@ -71,7 +70,6 @@ class DetachedRuns:
         self._secrets = secrets
         self._gate = gate
         self._frames = frames
-        self._command_frames = command_frames
         self._tools = tools
         self._holder = holder
         self._driving: dict[str, asyncio.Task[None]] = {}
@@ -319,7 +317,7 @@ class DetachedRuns:
             limits=Limits(**record.limits),
             redaction=redaction,
             blob_prefix=record.blob_prefix,
-            frames=self._frames if brief.request.command is None else self._command_frames,
+            frames=self._frames.of(brief.request.command),
             taken_at=clock.monotonic() - max(0.0, clock.now() - record.created_at),
             outputs=brief.outputs,
             why_offline=lambda: brief.offline,

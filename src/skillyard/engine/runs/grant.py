@@ -18,7 +18,7 @@ from skillyard.domain.network.policy import Policy
 from skillyard.domain.network.session import EgressPlan, GateSecret
 from skillyard.domain.package.environment import SHOWN
 from skillyard.domain.sandbox.content import Content
-from skillyard.domain.sandbox.frames import FrameLimits
+from skillyard.domain.sandbox.frames import FrameFamilies, FrameLimits
 from skillyard.domain.sandbox.spec import (
     BlobMount,
     EnvironmentRef,
@@ -86,8 +86,7 @@ class Granter:
         gate: Gate | None,
         ids: Ids,
         emit: Observer,
-        frames: FrameLimits,
-        command_frames: FrameLimits,
+        frames: FrameFamilies,
     ) -> None:
         self._packages = packages
         self._secrets = secrets
@@ -99,7 +98,6 @@ class Granter:
         self._ids = ids
         self._emit = emit
         self._frames = frames
-        self._command_frames = command_frames
 
     async def grant(self, plan: Plan) -> Grant:
         """Raises Refused; InvalidInput for an environment that does not exist."""
@@ -115,7 +113,7 @@ class Granter:
         env, gated = _delivered(given)
         mounts = (*map(_skill_mount, plan.skills), *plan.blob_mounts) if plan.skills or plan.blobs else ()
         prefix = plan.blob_prefix or self._ids.blob() + "-"
-        frames = self._frames if plan.request.command is None else self._command_frames
+        frames = self._frames.of(plan.request.command)
         guest = _guest(plan, prefix, env, frames)
         spec = make_spec(plan.offer.demand, plan.limits, ref, mounts, group, plan.principal.name)
         return Grant(

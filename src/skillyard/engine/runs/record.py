@@ -206,6 +206,7 @@ def first_record(plan: Plan, environment: str, digests: dict[str, Any], needs: d
         idempotency_key=request.idempotency_key,
         request_digest=request.digest() if request.idempotency_key else "",
         labels=dict(request.labels),
+        agent=request.agent,
     )
 
 

@@ -54,6 +54,8 @@ class RunRequest:
     detach: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     command: Command | None = None
+    agent: str = ""
+    """The agent that a command belongs to; empty for other runs."""
     weight: int = field(init=False, compare=False)
     """Bytes that it may take while it is held: its text, and the values that were made of it."""
 
@@ -80,7 +82,7 @@ class RunRequest:
             self.isolation,
             *([] if self.network is None else [[rule.text for rule in self.network]]),
             *([{"packages": self.packages}] if self.packages else []),
-            *([] if self.command is None else [{"command": self.command.stored()}]),
+            *([] if self.command is None else [{"command": self.command.stored(), "agent": self.agent}]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -88,7 +90,7 @@ class RunRequest:
         """Returns the JSON form that :func:`from_stored` takes, for a later server."""
         plain = {name: getattr(self, name) for name in _STORED}
         rules = None if self.network is None else [rule.text for rule in self.network]
-        command = {} if self.command is None else {"command": self.command.stored()}
+        command = {} if self.command is None else {"command": self.command.stored(), "agent": self.agent}
         return {**plain, "kind": self.kind.value, "network": rules, "labels": dict(self.labels), **command}
 
     def _entrypoint(self) -> str | list[str] | None:
@@ -127,6 +129,7 @@ def from_stored(stored: Mapping[str, Any]) -> RunRequest:
         network=None if stored["network"] is None else parse_rules(stored["network"]),
         labels=stored["labels"],
         command=stored_command(stored["command"]) if "command" in stored else None,
+        agent=stored.get("agent", ""),
         **plain,
     )
 

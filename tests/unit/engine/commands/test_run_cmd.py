@@ -214,6 +214,17 @@ async def test_who_may_not_run_code_runs_no_command(rig: Rig) -> None:
         await rig.call("skills.run_cmd", Principal("eve", skills=("other.*",)), skill_name="acme.notes", command="ls")
 
 
+async def test_a_command_belongs_to_an_agent_of_its_token(rig: Rig) -> None:
+    crawler = Principal("alice", agent="crawler", agents=("crawler-*",))
+    for named, agent in ((None, "crawler"), ("crawler-2", "crawler-2")):
+        params = {"skill_name": "acme.notes", "command": "ls"} | ({"agent": named} if named else {})
+        ran = await rig.call("skills.run_cmd", crawler, **params)
+        assert (await rig.record(ran)).agent == agent
+    plain = Principal("bob", frozenset({Scope.RUN_CODE}))
+    with pytest.raises(Forbidden, match="agent"):
+        await rig.call("skills.run_cmd", plain, skill_name="acme.notes", command="ls", agent="crawler")
+
+
 async def test_a_repeated_call_with_its_key_gets_the_first_answer(rig: Rig) -> None:
     first = await run_cmd(rig, playing(DONE, log=b"once"), idempotency_key="k1")
     again = await run_cmd(rig, playing(DONE, log=b"twice"), idempotency_key="k1")
