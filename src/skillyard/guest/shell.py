@@ -1,4 +1,4 @@
-"""One command: the files that it needs, its output told apart, and the files that it is to leave.
+"""One command: the files that it needs, its output told apart, the files that it leaves.
 
 The command's stdout and stderr go into one log, in the order in which they came. ``\\0`` and a digit mark where the
 other stream begins: 1 for stdout, 2 for stderr; ``\\0`` and 0 stand for a NUL of the output. The log begins in stdout,
@@ -56,7 +56,7 @@ def run(request: Mapping[str, Any], workspace: str, blobs: Blobs) -> dict[str, i
 
 
 def send_outputs(workspace: str, request: Mapping[str, Any], blobs: Blobs) -> dict[str, object]:
-    """Sends the files that the request names; returns notes on the others, as ``send_left`` does.
+    """Sends the files that the request names; returns notes on the others.
 
     Each goes under the number of its output, a slash and its path.
     """
@@ -80,7 +80,7 @@ def _path() -> str:
 
 
 def _copy_tree(source: str, parent: int, name: str) -> None:
-    """Makes a writable copy of a skill. What is there already, as in a workspace that was kept, stays."""
+    """Makes a writable copy of a skill. One that is there already stays."""
     try:
         os.mkdir(name, 0o755, dir_fd=parent)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""How a command ended, as its record says it. What the sandbox tells is hostile."""
+"""How a command ended, as its record says it. All that a sandbox tells is hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The log of a command, in which marks tell stdout from stderr (:mod:`skillyard.guest.shell`). All of it is hostile.
+"""The log of a command, in which marks tell stdout from stderr. All of it is hostile.
+
+:mod:`skillyard.guest.shell` writes it.
 
 A NUL and a digit are a mark: 1 and 2 begin a stream, 0 stands for a NUL of the output. Another byte behind a NUL is
 taken for output.
@@ -77,7 +79,10 @@ class Marker:
 
 
 class MarkedRedactor(Redactor):
-    """Replaces secrets in each stream by itself: output of the other one may lie between two parts of a secret."""
+    """Replaces secrets in each stream by itself.
+
+    Output of the other one may lie between two parts of a secret.
+    """
 
     __slots__ = ("_marker", "_reader", "_shown", "_streams")
 
