@@ -27,8 +27,9 @@ PLACES = ("/etc", "file:///etc", "../../../../etc", "~")
 
 def test_only_settings_and_the_command_line_make_one() -> None:
     found = []
-    for path in PACKAGE.rglob("*.py"):
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    texts = ((path, path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
+    for path, text in ((path, text) for path, text in texts if "HostDirectory" in text):
+        calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
         if any(_name(call.func) == "HostDirectory" for call in calls):
             found.append(path.relative_to(PACKAGE))
     assert found

@@ -26,7 +26,7 @@ async def test_only_so_many_build_at_once(rig: Rig) -> None:
     environments = rig.app.environments
     rig.builder.gate = asyncio.Event()
     tasks = [asyncio.create_task(of(environments, name)) for name in ("x", "y")]
-    await until(lambda: rig.builder.installed)
+    await until(lambda: rig.builder.installed and len([*environments.building.at_work()]) == 2)
     states = sorted(build.state.value for build in environments.building.at_work())
     assert states == ["installing", "waiting"]
     rig.builder.gate.set()
