@@ -46,6 +46,7 @@ from skillyard.ipc.channel import BadMessage, read_object
 from skillyard.ipc.channel import FrameReader as Frames
 from skillyard.ports.sandbox import Process, Sandbox
 from skillyard.sandbox.file_programs import Files, checked
+from skillyard.sandbox.native.grounds.landlock.ports import port_of
 from skillyard.sandbox.native.keeper import messages
 from skillyard.sandbox.native.probe import look_inside
 from skillyard.stores.archives import ArchiveRefused
@@ -263,6 +264,12 @@ READERS = {
     "the store of an archive": Reader(
         lambda data: read_archive(io.BytesIO(data)), (), "stores/skills/archives/reading.py", tuple(ARCHIVES.values())
     ),
+    "the keeper of addresses to bind": Reader(
+        lambda data: port_of(data, socket.AF_INET6),
+        (OSError,),
+        "sandbox/native/grounds/landlock/ports.py",
+        (b"\x0a\0\x1f\x90" + bytes(24),),
+    ),
     "the gate of SOCKS": Reader(
         _served(socks.serve), GATE, "gate/socks.py", (b"\x05\x01\x00\x05\x01\x00\x03\x01a\0\x50",)
     ),
@@ -294,6 +301,7 @@ OWN_WORDS = {
     "ipc/peers.py": "the kernel's",
     "sandbox/native/grounds/landlock/inside/walls.py": "the keeper's",
     "sandbox/native/grounds/landlock/zygote.py": "the keeper's",
+    "sandbox/native/linux/supervision.py": "the kernel's",
     "sandbox/native/grounds/gvisor/jail.py": "our own file",
     "gate/link.py": "the server's",
     "gate/addresses.py": "the kernel's",

@@ -72,6 +72,8 @@ class ExecBackend:
         spec.refuse_names(self.name)
         if spec.egress is not None:
             probe.demand("egress")
+        if spec.forwarding:
+            probe.demand("forwarding")
         async with self._creating:
             for handle, state in self._states().items():
                 if state["key"] == key:

@@ -348,6 +348,8 @@ class ToyBackend:
         Demand(spec.kernel_only, spec.allow_degraded).check(probe.protections)
         if spec.egress is not None:
             probe.demand("egress")
+        if spec.forwarding:
+            probe.demand("forwarding")
         if spec.owner is Owner.TASK:
             raise ProtectionMissing("a toy keeps no sandbox alive without its server")
         for sandbox in self._held.values():

@@ -73,7 +73,9 @@ class SandboxSpec:
     policy says so). ``tenant`` names whose share of the host it takes.
     ``single`` says that one program will be started: the sandbox may end with it, which is faster; it must still be
     destroyed. Where it stays after one that a limit ended or that crashed, a second program can collect the files that
-    the first left. ``egress`` plugs it into a session of the gate; without it there is no network.
+    the first left. ``egress`` plugs it into a session of the gate; without it there is no network. ``forwarding`` says
+    that its programs will listen on ports for :class:`~skillyard.ports.sandbox.Forwarding`; a backend without that
+    ability refuses it, and one where nothing can listen otherwise needs it.
     ``image`` and ``resource_class`` are names that the backend knows, and ``snapshot`` is an id of
     :class:`~skillyard.ports.sandbox.Snapshotting`. A backend that has none refuses them (:meth:`refuse_names`).
     """
@@ -86,6 +88,7 @@ class SandboxSpec:
     tenant: str = ""
     single: bool = False
     egress: Egress | None = None
+    forwarding: bool = False
     kernel_only: frozenset[str] = frozenset()
     allow_degraded: frozenset[str] = frozenset()
     image: str = ""

@@ -117,7 +117,7 @@ class NativeBackend:
     async def create_unchecked(self, spec: SandboxSpec, key: str) -> NativeSandbox:
         """:meth:`create` without comparing demand and offer: what the probe itself uses."""
         link = self._link if self._link is not None and self._link.alive else await self._linked()
-        shape = self._shape(link, spec)
+        shape = self.shape(link, spec)
         asked = link.ask(
             {
                 "op": "create",
@@ -217,7 +217,7 @@ class NativeBackend:
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         try:
             link = await self._linked()
-            told, _ = await link.answer({"op": "prepare", "shape": self._shape(link, spec), "listen": _listen(spec)})
+            told, _ = await link.answer({"op": "prepare", "shape": self.shape(link, spec), "listen": _listen(spec)})
         except SandboxFault:
             return Prepared()  # a hint: the next create tells the fault
         return Prepared(tuple(told["modules"]), told["faults"], told["memory_mb"] << 20)
@@ -259,7 +259,8 @@ class NativeBackend:
         link = Link(sock, self._ended, lambda: self._lost(link), self._on_part_fault)
         return link
 
-    def _shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
+    def shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
+        """Returns the keeper's ``Shape`` of a sandbox, whose environment the keeper knows from here on."""
         environment = spec.environment
         name = _name(environment)
         if name not in self._environments:
@@ -282,6 +283,8 @@ class NativeBackend:
         self._demand_protections(self._probe, spec)
         if spec.egress is not None:
             self._probe.demand("egress")
+        if spec.forwarding:
+            self._probe.demand("forwarding")
 
     def _demand_protections(self, probe: Probe, spec: SandboxSpec) -> None:
         if (spec.kernel_only, spec.allow_degraded) in self._demands_met:

@@ -164,9 +164,9 @@ async def probe(backend: Prober) -> Probe:
 
 
 @asynccontextmanager
-async def sandbox_to_look_at(backend: Prober, mounts: tuple[Mount, ...] = ()) -> AsyncIterator[NativeSandbox]:
-    """Makes a small sandbox to look at, and destroys it. Raises SkillyardError."""
-    spec = SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), mounts=mounts)
+async def sandbox_to_look_at(backend: Prober, **options: Any) -> AsyncIterator[NativeSandbox]:
+    """Makes a small sandbox to look at, and destroys it. ``options`` are SandboxSpec's. Raises SkillyardError."""
+    spec = SandboxSpec(limits=Limits(pids=backend.usual_pids, disk_mb=16), **options)
     sandbox = await backend.create_unchecked(spec, f"probe-{os.getpid()}-{os.urandom(4).hex()}")
     try:
         yield sandbox
@@ -179,7 +179,7 @@ _OWN = Content("probe", Path(__file__).resolve().parent)
 
 
 async def _look(backend: Prober) -> tuple[dict[str, Any], dict[str, Protection]]:
-    async with sandbox_to_look_at(backend, (Mount(_OWN, "/skills/probe"),)) as sandbox:
+    async with sandbox_to_look_at(backend, mounts=(Mount(_OWN, "/skills/probe"),)) as sandbox:
         with closing(await attempt(backend, sandbox.handle)) as tried:
             seen = await look_inside(sandbox, _LOOK, *([] if tried.why else ["find"]), bound_ms=_BOUND_MS)
             return seen, {"egress": tried.found(), "forwarding": await _forwarding(sandbox)}

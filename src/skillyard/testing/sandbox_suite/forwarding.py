@@ -47,7 +47,7 @@ PORT = 8080
 
 @forwarding.check("forwarding")
 async def a_port_inside_is_a_stream_outside(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         await _listening(sandbox, ECHO, str(PORT))
         stream = await _forward(sandbox, PORT)
         for data in (b"hello", bytes(range(256)) * 4096):
@@ -60,7 +60,7 @@ async def a_port_inside_is_a_stream_outside(ground: Ground) -> None:
 
 @forwarding.check("forwarding")
 async def ipv6_is_reached_too(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         process = await start(sandbox, python(ECHO, str(PORT), "six"))
         try:
             await until(process, b"listens")
@@ -74,7 +74,7 @@ async def ipv6_is_reached_too(ground: Ground) -> None:
 
 @forwarding.check("forwarding")
 async def many_connections_are_apart(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         await _listening(sandbox, ECHO, str(PORT))
         streams = [await _forward(sandbox, PORT) for _ in range(20)]
         for number, stream in enumerate(streams):
@@ -87,7 +87,7 @@ async def many_connections_are_apart(ground: Ground) -> None:
 
 @forwarding.check("forwarding")
 async def nobody_listening_is_refused(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         for port in (PORT, 1, 65535):
             await _refused(sandbox, port)
         for wrong in (0, -1, 65536):
@@ -96,7 +96,7 @@ async def nobody_listening_is_refused(ground: Ground) -> None:
 
 @forwarding.check("forwarding")
 async def the_end_inside_is_the_end_outside(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         process = await _listening(sandbox, ECHO, str(PORT))
         stream = await _forward(sandbox, PORT)
         await process.kill()
@@ -105,7 +105,7 @@ async def the_end_inside_is_the_end_outside(ground: Ground) -> None:
         await stream.close()
         await _refused(sandbox, PORT)
     other = None
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         await _listening(sandbox, ECHO, str(PORT))
         stream = await _forward(sandbox, PORT)
         await stream.write(b"x")
@@ -125,7 +125,7 @@ async def ports_of_others_are_not_reached(ground: Ground) -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     host_port = server.sockets[0].getsockname()[1]
     try:
-        async with ground.sandbox() as one, ground.sandbox() as other:
+        async with ground.sandbox(forwarding=True) as one, ground.sandbox(forwarding=True) as other:
             await _listening(one, ECHO, str(PORT))
             stream = await _forward(one, PORT)
             await _refused(other, PORT)
@@ -142,7 +142,7 @@ async def ports_of_others_are_not_reached(ground: Ground) -> None:
 
 @forwarding.check("forwarding")
 async def a_flood_waits_for_its_reader(ground: Ground) -> None:
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         process = await _listening(sandbox, FLOOD, str(PORT))
         stream = await _forward(sandbox, PORT)
         told = (await until(process, b"sent ")).split(b"sent ")[1]
@@ -156,7 +156,7 @@ async def what_is_offered_is_there(ground: Ground) -> None:
     if ability is None or ability.level is Level.MISSING:
         expect(ability is None or ability.why, "a backend that cannot forward says why", ability)
         return
-    async with ground.sandbox() as sandbox:
+    async with ground.sandbox(forwarding=True) as sandbox:
         expect(isinstance(sandbox, Forwarding), "a backend that offers forwarding has the method")
 
 

@@ -14,8 +14,8 @@ MIB = 1 << 20
 MOST_STREAMS = 260
 MOST_DATAGRAMS = 4
 
-Key = tuple[str, str]
-"""Environment and group, which all sandboxes of one zygote have in common."""
+Key = tuple[str, str, bool]
+"""Environment, group and whether ports are forwarded, which all sandboxes of one zygote have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,12 @@ class Shape:
     disk_mb: int
     listen: Listen | None = None
     """Ports with listeners ahead of time."""
+    forwarding: bool = False
+    """Whether programs need another zygote to listen."""
 
     @property
     def key(self) -> Key:
-        return self.environment, self.group
+        return self.environment, self.group, self.forwarding
 
 
 @dataclass(slots=True)

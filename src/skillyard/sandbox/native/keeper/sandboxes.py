@@ -150,7 +150,8 @@ class Sandboxes:
 
     def _stays(self, key: Key) -> bool:
         """One without packages is small, and anybody may need it next."""
-        return not (self._environments[key[0]]["packages"] or key[1])
+        environment, *special = key
+        return not (self._environments[environment]["packages"] or any(special))
 
     def _zygote_closed(self, key: Key) -> None:
         """Its sandboxes go on; those that wait to be used go with it."""

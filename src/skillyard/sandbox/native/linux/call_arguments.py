@@ -42,6 +42,8 @@ IOCTLS = _table("""
 """)
 """Requests for terminals, descriptors and sockets (ioctl_tty(2), netdevice(7)). ``SIOCSIFFLAGS`` brings the loopback up
 when the walls are built; without CAP_NET_ADMIN the kernel refuses it."""
+INTERFACES = [IOCTLS[name] for name in IOCTLS if name.startswith("SIOC") and name not in ("SIOCATMARK", "SIOCOUTQNSD")]
+"""Requests that any socket answers about its network namespace."""
 
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 INTERNET_TYPES: Mapping[str, int] = {"SOCK_STREAM": 1, "SOCK_DGRAM": 2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import socket
 import tempfile
@@ -11,7 +13,7 @@ from typing import Any
 
 from skillyard.domain.errors import SkillyardError
 from skillyard.domain.sandbox.guarantees import LIMITS, WALLS, Level, Nature, Probe, Protection
-from skillyard.domain.sandbox.spec import Guest, Prepared, Program, SandboxSpec
+from skillyard.domain.sandbox.spec import Argv, Guest, Prepared, Program, SandboxSpec, Stream
 from skillyard.sandbox.native.backend import NativeBackend
 from skillyard.sandbox.native.grounds.landlock import area, support
 from skillyard.sandbox.native.grounds.landlock.inside.places import real, root_of
@@ -58,14 +60,15 @@ _NONE = {
     "private_proc": "of /proc a program may read what tells of itself",
 }
 _MEND = "use the isolation 'native' where this host allows namespaces"
-_ABILITIES = {
-    "egress": Protection(
-        Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
-    ),
-    "forwarding": Protection(
-        Level.MISSING, why="every socket is refused inside, so no program can listen on a port", mend=_MEND
-    ),
-}
+_NO_EGRESS = Protection(
+    Level.MISSING, why="without a network namespace a sandbox has no network that a gate could hold", mend=_MEND
+)
+_LISTEN = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+server.accept()[0].sendall(b"here")
+"""
 
 
 async def probe(backend: Prober) -> Probe:
@@ -81,7 +84,8 @@ async def probe(backend: Prober) -> Probe:
     reached = [name for name, got in seen["tried"].items() if got]
     if reached:
         return _nothing(f"a test sandbox got through: {', '.join(reached)}", facts)
-    return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), _ABILITIES)
+    abilities = {"egress": _NO_EGRESS, "forwarding": await _forwarding(backend)}
+    return Probe("landlock", True, {**_walls(seen, facts), **_limits(facts)}, _texts(facts), abilities)
 
 
 async def _look(backend: Prober) -> dict[str, Any]:
@@ -90,6 +94,34 @@ async def _look(backend: Prober) -> dict[str, Any]:
         words = (str(listener.getsockname()[1]), canary.name, str(os.getpid()))
         async with sandbox_to_look_at(backend) as sandbox:
             return await look_inside(sandbox, _LOOK, *words, bound_ms=_BOUND_MS)
+
+
+async def _forwarding(backend: Prober) -> Protection:
+    """Connects to a port of a second sandbox, past its keeper and through it."""
+    try:
+        async with sandbox_to_look_at(backend, forwarding=True) as sandbox, asyncio.timeout(_BOUND_MS / 1000):
+            program = Argv(("python3", "-I", "-S", "-c", _LISTEN))
+            process = await sandbox.start(program, id="listen", timeout_ms=_BOUND_MS)
+            told = b""
+            async for piece in process.output(Stream.STDOUT):
+                told += piece
+                if told.endswith(b"\n"):
+                    break
+            port = int(told)
+            with closing(socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as stranger:
+                stranger.connect_ex(("127.0.0.1", port))
+                stream = await sandbox.forward(port)
+                said = await stream.read()
+                await stream.close()
+                # It was tried before the connection that stands: had it been let in, it would be connected.
+                let_in = stranger.connect_ex(("127.0.0.1", port)) in (0, errno.EISCONN)
+    except SkillyardError as error:
+        return Protection(Level.MISSING, why=error.message, mend=_MEND)
+    except (TimeoutError, ValueError, OverflowError):
+        return Protection(Level.MISSING, why="a test sandbox could not listen", mend=_MEND)
+    if said != b"here" or let_in:
+        return Protection(Level.MISSING, why="a test sandbox was reached past its keeper", mend=_MEND)
+    return Protection(Level.KERNEL, by="sockets that the keeper makes, and that take connections from it alone")
 
 
 def _walls(seen: dict[str, Any], facts: dict[str, Any]) -> dict[str, Protection]:
@@ -143,7 +175,8 @@ def _texts(facts: dict[str, Any]) -> dict[str, str]:
 def _nothing(why: str, facts: dict[str, Any]) -> Probe:
     missing = Protection(Level.MISSING, why=why, mend=support.mend(why))
     texts = {**_texts(facts), "why": why}
-    return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, _ABILITIES)
+    abilities = {"egress": _NO_EGRESS, "forwarding": missing}
+    return Probe("landlock", False, dict.fromkeys((*WALLS, *LIMITS), missing), texts, abilities)
 
 
 class LandlockSandbox(NativeSandbox):
@@ -202,6 +235,9 @@ class LandlockBackend(NativeBackend):
     async def prepare(self, spec: SandboxSpec) -> Prepared | None:
         """Imports ahead only the packages that the operator names: programs then see no /proc."""
         return None if spec.environment.preload else await super().prepare(spec)
+
+    def shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
+        return super().shape(link, spec) | ({"forwarding": True} if spec.forwarding else {})
 
     def hold(self, link: Link, handle: str, enforced: dict[str, str]) -> LandlockSandbox:
         return LandlockSandbox(link, handle, enforced)

@@ -14,9 +14,11 @@ from skillyard.sandbox.native.grounds import host, root
 from skillyard.sandbox.native.grounds.host import Processors
 from skillyard.sandbox.native.grounds.landlock import area, support
 from skillyard.sandbox.native.grounds.landlock import area as areas
+from skillyard.sandbox.native.grounds.landlock.calls import Calls
 from skillyard.sandbox.native.grounds.landlock.inside.places import root_of
 from skillyard.sandbox.native.grounds.landlock.inside.walls import Build
 from skillyard.sandbox.native.grounds.landlock.place import LandlockPlace
+from skillyard.sandbox.native.grounds.landlock.ports import KeeperPorts, SandboxPorts
 from skillyard.sandbox.native.grounds.landlock.processes import Leftovers, ProcessCount
 from skillyard.sandbox.native.grounds.landlock.tree import removal, work
 from skillyard.sandbox.native.grounds.landlock.watch import Watch
@@ -40,6 +42,9 @@ _SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
 _LOOKED_AT = 4
 _BLOCK = 512
 """Ids of one zygote: one is its own, and each sandbox takes two."""
+_KNOWS_TCP = 4
+"""The Landlock version that closes TCP."""
+_NO_TCP = "no port can be forwarded: Landlock here (version {}) does not know TCP, as Linux 6.7 does"
 _NO_IDS = "all user ids for sandboxes are in use"
 
 
@@ -97,6 +102,8 @@ class LandlockGround:
         self._processes = ProcessCount()
         self._processors = Processors(counted=False)
         self._watch = Watch(loop, processes=not self._own_ids)
+        self._ports = KeeperPorts()
+        self._calls = Calls(loop, self._ports)
         self._household: Household
         self._leftovers: Leftovers
 
@@ -121,6 +128,9 @@ class LandlockGround:
         self._leftovers = Leftovers(self._loop, household.inits)
 
     def source(self, key: Key, packages: str, preload: Sequence[str]) -> Source:
+        forwarding = key[2]
+        if forwarding and self._landlock < _KNOWS_TCP:
+            raise OSError(0, _NO_TCP.format(self._landlock))
         block = self._pairs_of(key).block if self._own_ids else Block()
         plan = ZygotePlan(
             self._python,
@@ -131,6 +141,7 @@ class LandlockGround:
             self._landlock,
             self._own_ids,
             self._leftovers.meet_zygote,
+            self._calls.supervise if forwarding else None,
         )
         return Zygote(self._loop, plan, self._upkeep, self._household, _lacks, _no_group)
 
@@ -151,13 +162,15 @@ class LandlockGround:
             data_bytes=shape.memory_mb * MIB,
             cpus=list(self._processors.take(shape.cpus)),
         )
-        return LandlockPlace(self._loop, self, shape, root, pair, build.encode())
+        ports = SandboxPorts(self._ports, pair[0]) if shape.forwarding else None
+        return LandlockPlace(self._loop, self, shape, root, pair, build.encode(), ports)
 
     def listen(self, sandbox: Sandbox, wanted: Listen) -> Opened:
         raise OSError(errno.EOPNOTSUPP, "the sandbox has the host's network, and nothing of it is open to it")
 
     def dial(self, sandbox: Sandbox, port: int, *, six: bool) -> socket.socket:
-        raise OSError(errno.EOPNOTSUPP, "no program in the sandbox can listen: every socket is refused")
+        assert isinstance(sandbox.place, LandlockPlace)
+        return sandbox.place.dial(port, six=six)
 
     def check(self, sandbox: Sandbox, objects: Objects) -> None:
         assert isinstance(sandbox.place, LandlockPlace)

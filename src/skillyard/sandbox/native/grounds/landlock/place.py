@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from skillyard.sandbox.native.grounds.landlock import area as areas
 from skillyard.sandbox.native.grounds.landlock.inside.zygote import DONE_STATUS
+from skillyard.sandbox.native.grounds.landlock.ports import SandboxPorts
 from skillyard.sandbox.native.grounds.landlock.tree import work
 from skillyard.sandbox.native.inside.walls import PLAIN
 from skillyard.sandbox.native.keeper.account import Account, ProcessMeter, forced
@@ -42,13 +44,25 @@ class Owner(Protocol):
 
 
 class LandlockPlace:
-    """``root`` is its directory; ``uid`` of programs and ``warden`` of init are 0 for none."""
+    """``root`` is its directory; ``uid`` of programs and ``warden`` of init are 0 for none.
+
+    ``ports`` are those of a sandbox whose programs may listen.
+    """
 
     stays = True
     lingers = False
     group = None
 
-    def __init__(self, loop: Loop, owner: Owner, shape: Shape, root: str, ids: tuple[int, int], build: bytes) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        owner: Owner,
+        shape: Shape,
+        root: str,
+        ids: tuple[int, int],
+        build: bytes,
+        ports: SandboxPorts | None = None,
+    ) -> None:
         self._loop = loop
         self._owner = owner
         self.shape = shape
@@ -58,9 +72,17 @@ class LandlockPlace:
         self.account = Account(None, shape.memory_mb, ProcessMeter())
         self.removed = False
         self._ending_asked = False
+        self._ports = ports
 
     def ready(self, sandbox: Sandbox) -> None:
-        """There is nothing to do."""
+        if self._ports is not None:
+            self._ports.begin(sandbox.pid)
+
+    def dial(self, port: int, *, six: bool) -> socket.socket:
+        """Begins a connection to a port. Raises ConnectionRefusedError when nobody listens, OSError."""
+        if self._ports is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "made without forwarding, so nobody can listen")
+        return self._ports.dial(port, six=six)
 
     def show(self, sandbox: Sandbox, shows: Sequence[Show], then: Callable[[OSError | None], None]) -> None:
         def shown(error: OSError | None) -> None:
@@ -92,6 +114,8 @@ class LandlockPlace:
 
     def gone(self, sandbox: Sandbox, then: Callable[[], None]) -> None:
         """Removes the directory, after the processes that init left, unless it left none."""
+        if self._ports is not None:
+            self._ports.end()  # before its init's pid can be another's
         gone = os.waitid(os.P_PIDFD, sandbox.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if gone is not None and gone.si_code == os.CLD_EXITED and gone.si_status == DONE_STATUS:
             self._owner.remove(self, then)
@@ -99,6 +123,8 @@ class LandlockPlace:
             self._owner.end_left(self, lambda: self._owner.remove(self, then))
 
     def release(self) -> None:
+        if self._ports is not None:
+            self._ports.end()
         self._owner.release(self)
 
     def _showing(self, shows: Sequence[Show]) -> Iterator[None]:

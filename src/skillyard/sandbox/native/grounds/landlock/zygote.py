@@ -15,14 +15,16 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from skillyard.ipc import packets
 from skillyard.sandbox.native.grounds.landlock.area import Area, Python
 from skillyard.sandbox.native.grounds.landlock.inside import walls
 from skillyard.sandbox.native.grounds.landlock.inside.walls import Rule
 from skillyard.sandbox.native.grounds.namespaces.zygote import KEEPER_FD, environment, keep_only, lessen_descriptors
 from skillyard.sandbox.native.grounds.root import DEVICES, ETC, LINKS_OR_DIRECTORIES, SYSTEM_DIRECTORIES, Interpreter
 from skillyard.sandbox.native.keeper.zygotes.process import Started
-from skillyard.sandbox.native.linux import bpf, kernel, namespaces, seccomp
-from skillyard.sandbox.native.linux.bpf import ALLOW, AND, ARG0, ARG1, ARG2, JEQ, JGE, LOAD, Instruction, refuse
+from skillyard.sandbox.native.linux import bpf, kernel, namespaces, seccomp, supervision
+from skillyard.sandbox.native.linux.bpf import ALLOW, AND, ARG0, ARG1, ARG2, ARG3, JEQ, JGE, LOAD, Instruction, refuse
+from skillyard.sandbox.native.linux.call_arguments import AF_INET, AF_INET6, INTERFACES
 from skillyard.sandbox.native.linux.seccomp import BUILDING
 from skillyard.sandbox.native.linux.syscall_numbers import numbers
 
@@ -55,22 +57,32 @@ class ZygotePlan:
     own_ids: bool
     on_start: Callable[[int], None]
     """Called with the pid of each zygote."""
+    supervise: Callable[[socket.socket], None] | None = None
+    """Gets the socket on which the supervisor's descriptor of its sandboxes' calls will come; None for no sockets."""
 
     def start(self, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> Started:
         """Starts a zygote that speaks on ``sock`` and writes errors to ``errors``. Raises OSError."""
+        ours, theirs = packets.pair()
         pid = os.fork()
         if pid == 0:
             try:
-                _become(self, sock, errors, modules)
+                _become(self, sock, errors, modules, theirs)
             except BaseException as error:  # noqa: BLE001 - this process must end here, and say why
                 os.write(errors, f"zygote: {type(error).__name__}: {error}\n".encode())
             finally:
                 os._exit(1)
+        theirs.close()
+        if self.supervise is None:
+            ours.close()
+        else:
+            self.supervise(ours)
         self.on_start(pid)
         return Started(pid)
 
 
-def _become(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...]) -> None:
+def _become(
+    plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[str, ...], supervisor: socket.socket
+) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)  # what it clones is in its group, and can be told from what others cloned
@@ -96,6 +108,7 @@ def _become(plan: ZygotePlan, sock: socket.socket, errors: int, modules: tuple[s
         "own_proc": own_proc,
         "closing": closing_filter().hex(),
     }
+    _install(plan, supervisor)
     _exec(plan, packages.executable, settings, sock, errors)
 
 
@@ -126,12 +139,20 @@ def _be_somebody(uid: int) -> None:
         kernel.hold_only(*kept)
 
 
+def _install(plan: ZygotePlan, supervisor: socket.socket) -> None:
+    """Installs the filter of this level. No process but the keeper keeps the descriptor that decides calls."""
+    block = (plan.block.first, plan.block.count) if plan.own_ids else None
+    made = zygote_filter(block, plan.landlock, supervised=plan.supervise is not None)
+    if plan.supervise is None:
+        kernel.install_filter(made)
+    else:
+        packets.send(supervisor, {}, [supervision.install(made)])
+
+
 def _exec(plan: ZygotePlan, executable: str, settings: dict[str, object], sock: socket.socket, errors: int) -> None:
     keep_only(sock, errors)
     if settings["preload"]:
         lessen_descriptors()
-    block = (plan.block.first, plan.block.count) if plan.own_ids else None
-    kernel.install_filter(zygote_filter(block, plan.landlock))
     kernel.install_filter(seccomp.assemble(seccomp.large_filter()))
     variables = environment(plan.python.shown) | {"PATH": plan.python.path(executable)} | dict(plan.python.variables)
     os.execve(executable, ["python3", "-I", "-S", "-B", "-c", START, json.dumps(settings)], variables)
@@ -190,11 +211,28 @@ def _without(top: str, masked: Iterable[str]) -> Iterator[str]:
 
 
 _SOCKETS = ("connect", "bind", "listen", "accept", "accept4")
-"""Closed, as are pairs of datagram sockets, since one could be connected to any socket of the host."""
+"""Closed; where ports are forwarded, the first alone.
+
+So are pairs of datagram sockets, since one could be connected to any socket of the host.
+"""
 
 _PAIR_TYPES = (1, 5)
 """SOCK_STREAM and SOCK_SEQPACKET, which stay connected as they are (unix(7))."""
 _TYPE_MASK = 0xF
+
+_STREAM, _TCP = 1, (0, 6)
+_FAST_OPEN = {"sendto": ARG3, "sendmsg": ARG2, "sendmmsg": ARG3}
+"""Calls that connect with this flag, and the argument that has it (tcp(7), MSG_FASTOPEN)."""
+_MSG_FASTOPEN = 0x20000000
+
+_OPTIONS = {
+    1: (2, 7, 8, 9, 10, 13, 15, 16, 18, 20, 21, 66, 67),
+    6: (1, 3, 4, 5, 6, 8, 9, 12, 18, 25),
+    41: (26, 67),
+    0: (1,),
+}
+"""Options of sockets, by level, where ports are forwarded (socket(7), tcp(7), ipv6(7), ip(7)): reuse, sizes, keeping
+alive, lingering, times and SO_PASSCRED; delays, corks and times of TCP; IPV6_V6ONLY; classes of traffic."""
 
 _MESSAGES = ("sendmsg", "sendmmsg")
 """They pass descriptors on, and nobody counts a removed file that only a message holds."""
@@ -232,19 +270,23 @@ _TRUNCATES = 3
 """The Landlock version that knows truncation."""
 
 
-def zygote_filter(ids: tuple[int, int] | None, version: int, arch: str = kernel.ARCH) -> bytes:
+def zygote_filter(
+    ids: tuple[int, int] | None, version: int, arch: str = kernel.ARCH, *, supervised: bool = False
+) -> bytes:
     """Returns the filter of a zygote from its first instruction on.
 
-    ``ids`` are first and count of those that it may give; None where all sandboxes are one user.
+    ``ids`` are first and count of those that it may give; None where all sandboxes are one user. ``supervised`` lets
+    TCP sockets that take connections wait for a supervisor.
     """
     nr = numbers(arch)
-    closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS, "fallocate"]
+    closed = [*(name for name in BUILDING if name not in _KEPT), *_SOCKETS[: 1 if supervised else None], "fallocate"]
     if ids is None:
         closed += _OWNERS
     if version < _TRUNCATES:
         closed.append("truncate")
     program = seccomp.head(arch)
-    program += bpf.when(nr["socket"], [refuse(errno.EAFNOSUPPORT)])
+    program += _supervised(nr) if supervised else bpf.when(nr["socket"], [refuse(errno.EAFNOSUPPORT)])
+    program += bpf.when(nr["ioctl"], [*bpf.none_of(ARG1, INTERFACES)[:-1], refuse(errno.ENOTTY)])
     program += bpf.when(nr["socketpair"], _pair())
     for name, argument in _ABOUT_OTHERS.items():
         program += bpf.when(nr[name], bpf.one_of(argument, [0], refuse()))
@@ -277,6 +319,22 @@ def _times() -> list[Instruction]:
     """
     now_of_path = bpf.unless_null(ARG1, [refuse()])
     return [*bpf.unless_null(ARG2, [refuse(_DONE)]), *now_of_path, refuse(_DONE)]
+
+
+def _supervised(nr: Mapping[str, int]) -> list[Instruction]:
+    """Asks the supervisor for TCP sockets and what makes them listen; refuses what connects or changes their walls."""
+    stream = [(LOAD, 0, 0, ARG1), (AND, 0, 0, _TYPE_MASK), (JEQ, 1, 0, _STREAM), refuse(errno.EPROTONOSUPPORT)]
+    internet = [*stream, *bpf.one_of(ARG2, _TCP, refuse(errno.EPROTONOSUPPORT))[:-1], supervision.ASK]
+    family = [(LOAD, 0, 0, ARG0), (JEQ, 2, 0, AF_INET), (JEQ, 1, 0, AF_INET6), refuse(errno.EAFNOSUPPORT)]
+    program = bpf.when(nr["socket"], [*family, *internet])
+    for name in ("bind", "listen"):
+        program += bpf.when(nr[name], [supervision.ASK])
+    for name, flags in _FAST_OPEN.items():
+        program += bpf.when(nr[name], bpf.without(flags, _MSG_FASTOPEN, refuse(errno.EOPNOTSUPP)))
+    levels: list[Instruction] = [(LOAD, 0, 0, ARG1)]
+    for level, names in _OPTIONS.items():
+        levels += bpf.when(level, bpf.one_of(ARG2, names, refuse(errno.ENOPROTOOPT)))
+    return program + bpf.when(nr["setsockopt"], [*levels, refuse(errno.ENOPROTOOPT)])
 
 
 def _pair() -> list[Instruction]:
