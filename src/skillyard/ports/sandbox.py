@@ -152,7 +152,10 @@ class ByteStream(Protocol):
 
 @runtime_checkable
 class Forwarding(Protocol):
-    """A sandbox whose ports can be reached from outside (``SandboxSpec.forwarding``, the ability ``forwarding``)."""
+    """A sandbox whose ports can be reached from outside (the ability ``forwarding``).
+
+    ``SandboxSpec.forwarding`` asks for it.
+    """
 
     async def forward(self, port: int) -> ByteStream:
         """Connects to a TCP port on the sandbox's loopback address.

@@ -260,7 +260,7 @@ class NativeBackend:
         return link
 
     def shape(self, link: Link, spec: SandboxSpec) -> dict[str, Any]:
-        """Returns the keeper's ``Shape`` of a sandbox, whose environment the keeper knows from here on."""
+        """Returns the keeper's ``Shape`` of a sandbox. The keeper learns its environment."""
         environment = spec.environment
         name = _name(environment)
         if name not in self._environments:

@@ -110,7 +110,10 @@ class Calls:
 
 
 def _must_wait(fd: int, call: Call) -> None:
-    """Raises OSError when the thread was killed, so that another process may have been looked at."""
+    """Raises OSError when the thread was killed.
+
+    Another process with its pid may have been looked at then.
+    """
     if not supervision.waits(fd, call):
         raise OSError(errno.ESRCH, "its thread was killed")
 

@@ -183,7 +183,7 @@ class KeeperPorts:
 
 
 def _listening() -> Iterator[int]:
-    """Yields the inodes of all TCP listeners of the host, which its lists begin with (proc_pid_net(5))."""
+    """Yields the inodes of the host's TCP listeners, the first of its lists (proc(5))."""
     for name in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/self/net/{name}", encoding="ascii") as file:
             next(file, None)
@@ -195,7 +195,7 @@ def _listening() -> Iterator[int]:
 
 
 def _sign(sock: socket.socket, key: bytes) -> None:
-    """Has the kernel sign all that a socket sends by IPv4, and drop all that comes without this signature."""
+    """Has the kernel sign all that a socket sends by IPv4, and drop all that comes unsigned."""
     if sock.family == socket.AF_INET6:
         every = struct.pack("=HHI16s4x", socket.AF_INET6, 0, 0, _MAPPED + bytes(4))
     else:

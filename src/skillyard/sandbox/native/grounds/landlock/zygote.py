@@ -322,7 +322,10 @@ def _times() -> list[Instruction]:
 
 
 def _supervised(nr: Mapping[str, int]) -> list[Instruction]:
-    """Asks the supervisor for TCP sockets and what makes them listen; refuses what connects or changes their walls."""
+    """Asks the supervisor for TCP sockets that listen.
+
+    It refuses calls that connect, and options that would change the walls of a socket.
+    """
     stream = [(LOAD, 0, 0, ARG1), (AND, 0, 0, _TYPE_MASK), (JEQ, 1, 0, _STREAM), refuse(errno.EPROTONOSUPPORT)]
     internet = [*stream, *bpf.one_of(ARG2, _TCP, refuse(errno.EPROTONOSUPPORT))[:-1], supervision.ASK]
     family = [(LOAD, 0, 0, ARG0), (JEQ, 2, 0, AF_INET), (JEQ, 1, 0, AF_INET6), refuse(errno.EAFNOSUPPORT)]
