@@ -300,7 +300,7 @@ class Budget:
 
     @contextmanager
     def holding(self, principal: str, amount: int = 1, *, accepted: bool = False) -> Iterator[None]:
-        """Raises Busy when there is no room for it, unless it was ``accepted`` before."""
+        """Raises Busy when it does not fit, unless it was ``accepted`` before."""
         full = self.held + amount > self.total or self._held[principal] + amount > self.each
         if full and not accepted:
             raise Busy(self._refusal, retry_after_ms=_SOON_MS)

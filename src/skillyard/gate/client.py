@@ -140,7 +140,7 @@ class ProcessGate:
         async with self._opening:
             session = await self._found(key)
         if session is None:
-            raise GateFault(f"there is no kept session '{key}'")
+            raise GateFault(f"the gate keeps no session '{key}'")
         return session
 
     async def _found(self, key: str) -> KeptSession | None:

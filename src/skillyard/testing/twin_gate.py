@@ -163,7 +163,7 @@ class TwinGate:
 
     async def attach(self, key: str) -> TwinSession:
         if key not in self.kept:
-            raise GateFault(f"there is no kept session '{key}'")
+            raise GateFault(f"the gate keeps no session '{key}'")
         return self.sessions[key]
 
     async def held(self) -> Collection[str]:

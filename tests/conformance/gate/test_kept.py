@@ -155,7 +155,7 @@ async def test_run_sessions_end_with_their_server(house: House, rooms: Rooms) ->
         assert set(await next_one.held()) == {KEY}
         await until(lambda: refuses(room, server.port))
         assert await said(box, "api.test", server.port) == b"hello\n"
-        with pytest.raises(GateFault, match="no kept session 'run_2'"):
+        with pytest.raises(GateFault, match="keeps no session 'run_2'"):
             await next_one.attach("run_2")
 
 
@@ -366,7 +366,7 @@ async def test_what_nobody_knows_is_swept(house: House, outside: Outside) -> Non
             await gate.discard(KEY)
         assert list(await gate.held()) == []
         assert house.files() == []
-        with pytest.raises(GateFault, match="no kept session"):
+        with pytest.raises(GateFault, match="keeps no session"):
             await gate.attach(KEY)
 
 

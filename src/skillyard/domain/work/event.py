@@ -26,9 +26,9 @@ class Event:
 
 
 def next_event(last: int, at: float, kind: str, data: dict[str, Any]) -> Event | None:
-    """Returns the event to add behind number ``last``, or None when there is no room.
+    """Returns the event to add behind number ``last``; None when the list is full.
 
-    There is always room for the end. The last event before it tells that others were dropped.
+    The end always finds a place. The last event before it tells that others were dropped.
     """
     ends = kind in (RunStatus.COMPLETED, RunStatus.FAILED)
     if ends or last < MOST_EVENTS - 2:

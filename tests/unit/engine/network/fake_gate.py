@@ -85,7 +85,7 @@ class FakeGate:
     async def attach(self, key: str) -> FakeSession:
         self.check()
         if key not in self.kept:
-            raise GateFault(f"there is no kept session '{key}'")
+            raise GateFault(f"the gate keeps no session '{key}'")
         return self.sessions[key]
 
     async def held(self) -> Collection[str]:
