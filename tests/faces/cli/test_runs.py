@@ -413,6 +413,19 @@ def test_runs_logs_without_follow_stop_at_the_present_end(run: Cli, yard: YardSe
     assert json.loads(run("runs", "logs", "run_1", "--json").stdout) == {"run_id": "run_1", "content": "so far"}
 
 
+def test_runs_logs_tell_of_bytes_that_were_dropped(run: Cli, yard: YardServer) -> None:
+    pages = iter([("end of it\n", 10_009, 9_999, False), ("", 10_009, 0, True)])
+
+    def page(_: dict[str, Any]) -> dict[str, Any]:
+        content, next_offset, dropped, complete = next(pages)
+        return {"content": content, "next_offset": next_offset, "dropped": dropped, "complete": complete}
+
+    yard.methods["runs.logs"] = page
+    result = run("runs", "logs", "run_1")
+    assert (result.exit_code, result.stdout) == (0, "end of it\n")
+    assert result.stderr == "9999 bytes of the log are not kept any more\n"
+
+
 def test_runs_cancel(run: Cli, yard: YardServer) -> None:
     yard.methods["runs.cancel"] = lambda params: {"cancelled": True, "run": RECORD}
     result = run("runs", "cancel", "run_1", "--reason", "enough")

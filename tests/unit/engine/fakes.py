@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skillyard.domain.errors import SandboxGone, SkillNotFound
+from skillyard.domain.errors import OutputDropped, SandboxGone, SkillNotFound
 from skillyard.domain.network.session import Egress
 from skillyard.domain.sandbox.guarantees import PROTECTIONS, Level, Nature, Probe, Protection
 from skillyard.domain.sandbox.spec import (
@@ -73,6 +73,8 @@ class FakeProcess:
         self.killed: str | None = None
         self.ended = asyncio.get_running_loop().create_future()
         self._data: dict[Stream, bytearray] = {stream: bytearray() for stream in Stream}
+        self.log_kept_from = 0
+        """The first byte of the log that its ring still has."""
         self._changed = asyncio.Event()
 
     def write(self, data: bytes, stream: Stream = Stream.CHANNEL) -> None:
@@ -90,6 +92,8 @@ class FakeProcess:
 
     async def output(self, stream: Stream, offset: int = 0) -> AsyncIterator[bytes]:
         while True:
+            if stream is Stream.STDOUT and offset < self.log_kept_from:
+                raise OutputDropped(self.log_kept_from)
             data = bytes(self._data[stream][offset:])
             if data:
                 offset += len(data)

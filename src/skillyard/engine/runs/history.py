@@ -123,7 +123,8 @@ class RunHistory:
 
         async def more() -> dict[str, Any] | None:
             found = await page(max(0.0, end - clock()))
-            return found if found["content"] or found["complete"] or clock() >= end else None
+            news = found["content"] or found["dropped"] or found["complete"]
+            return found if news or clock() >= end else None
 
         if not wait_ms or not (await self.owned(principal, run_id)).status.live:
             return await page(FIRST_S, IDLE_S)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from skillyard.domain.errors import OutputDropped
 from skillyard.domain.sandbox.spec import Stream
 from skillyard.domain.work.record import RunKind, RunRecord
 from skillyard.engine.commands.output import Unmarker
@@ -48,6 +49,11 @@ class _Reading:
         self.offset += skipped
         self.made += piece[skipped:]
 
+    def skip(self, first: int) -> None:
+        """Goes on at ``first`` of the log: the bytes before it were dropped. They count as they are."""
+        self.offset += first - self.taken + self.redactor.break_off()
+        self.taken = first
+
 
 class LogPages:
     """Reads logs. Offsets count bytes of the redacted log.
@@ -73,10 +79,11 @@ class LogPages:
         """Returns a page of at most ``max_bytes`` from ``offset`` on.
 
         It ends between characters where more may come. Of a run at work it waits ``first_s`` for the first byte, and
-        ``idle_s`` for more.
+        ``idle_s`` for more. ``dropped`` bytes at its beginning are not kept any more.
         """
+        dropped = 0
         if active is not None:
-            data, last = await self._live(active, offset, max_bytes, first_s, idle_s), False
+            (data, dropped), last = await self._live(active, offset, max_bytes, first_s, idle_s), False
         else:
             data, last = await self._stored(record, offset, max_bytes)
             data = data if last else cut_head(data)
@@ -89,7 +96,8 @@ class LogPages:
             "content": (Unmarker().plain(data) if marked else data).decode("utf-8", "replace"),
             "encoding": "utf-8",
             "offset": offset,
-            "next_offset": offset + len(data),
+            "next_offset": offset + dropped + len(data),
+            "dropped": dropped,
             "running": running,
             "complete": last and not running,
         }
@@ -112,29 +120,42 @@ class LogPages:
         data = b"".join([chunk async for chunk in self._blobs.read(info.blob_id, offset, length)])
         return data, offset + length == info.size
 
-    async def _live(self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float) -> bytes:
-        """Returns what the process has written up to now: read until it pauses. Empty when it is silent for a while."""
+    async def _live(
+        self, active: ActiveRun, offset: int, max_bytes: int, first_s: float, idle_s: float
+    ) -> tuple[bytes, int]:
+        """Returns the bytes that the process has written up to now, and the number of dropped ones before them.
+
+        It reads until the process pauses, and stops before a gap: the next page begins behind that.
+        """
         clock = asyncio.get_running_loop().time
         end = clock() + first_s
         latest = end + PAGE_S
         if active.process is None:
             await asyncio.wait([active.starting()], timeout=first_s)
         if active.process is None:
-            return b""
+            return b"", 0
         reading = self._reading(active, offset)
         source = active.process.output(Stream.STDOUT, reading.taken)
         try:
             while len(reading.made) < max_bytes:
-                async with asyncio.timeout_at(min(end, clock() + idle_s) if reading.made else end):
-                    data = await anext(source)
+                try:
+                    async with asyncio.timeout_at(min(end, clock() + idle_s) if reading.made else end):
+                        data = await anext(source)
+                except OutputDropped as gap:
+                    if reading.made:
+                        break
+                    reading.skip(gap.first)
+                    source = active.process.output(Stream.STDOUT, reading.taken)
+                    continue
                 if not reading.made:
                     end = min(latest, clock() + PAGE_S)
                 reading.take(data, offset)
         except (TimeoutError, StopAsyncIteration):
             pass
+        dropped = max(0, reading.offset - offset)
         data = cut_head(bytes(reading.made[:max_bytes]))
-        self._keep(active, reading, offset, len(data))
-        return data
+        self._keep(active, reading, offset + dropped, len(data))
+        return data, dropped
 
     def _reading(self, active: ActiveRun, offset: int) -> _Reading:
         kept = self._readings.pop((active.run_id, offset), None)

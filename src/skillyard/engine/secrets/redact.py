@@ -50,6 +50,15 @@ class Redactor:
         """Returns the text of ``data``, the next bytes that were handed on, without what marks it."""
         return data
 
+    def break_off(self) -> int:
+        """Goes on behind a gap; returns the number of bytes that were held back and are not given any more.
+
+        The first bytes behind it are left out too, as far as they may be the end of a secret.
+        """
+        held = len(self._pending)
+        self._pending, self._covered = b"", self._hold
+        return held
+
     def _emit(self, search: re.Pattern[bytes], end: int) -> bytes:
         """Returns everything before ``end``; a secret that starts there is in the buffer as a whole.
 

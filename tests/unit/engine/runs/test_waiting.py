@@ -217,6 +217,7 @@ async def test_a_follower_gets_the_log_as_it_comes(rig: Rig) -> None:
         "encoding": "utf-8",
         "offset": offset,
         "next_offset": offset,
+        "dropped": 0,
         "running": False,
         "complete": True,
     }
@@ -238,6 +239,41 @@ async def test_a_follower_waits_for_the_program_to_start(rig: Rig) -> None:
     await asyncio.wait_for(talking.began.wait(), SOON_S)
     talking.say(b"first")
     assert (await soon(page))["content"] == "first"
+    talking.finish()
+    await soon(running)
+
+
+async def test_a_follower_goes_on_behind_what_was_dropped(rig: Rig) -> None:
+    talking, running = await begun(rig)
+    assert talking.process is not None
+    talking.say(b"0123456789")
+    page = await rig.call("runs.logs", run_id=talking.id, wait_ms=LONG_MS, max_bytes=4)
+    assert (page["content"], page["next_offset"], page["dropped"]) == ("0123", 4, 0)
+    talking.process.log_kept_from = 7
+    page = await rig.call("runs.logs", run_id=talking.id, offset=4, wait_ms=LONG_MS)
+    assert (page["content"], page["next_offset"], page["dropped"]) == ("789", 10, 3)
+    talking.finish()
+    await soon(running)
+
+
+async def test_no_part_of_a_secret_stands_beside_a_gap(rig: Rig) -> None:
+    rig.skills.add(secret_skill("a.b", "TOKEN"))
+    rig.secrets.values["TOKEN"] = SECRET
+    talking = Talking()
+    rig.backend.script = talking
+    running = asyncio.create_task(rig.call("execute_skill", name="a.b"))
+    await asyncio.wait_for(talking.began.wait(), SOON_S)
+    assert talking.process is not None
+    before, behind = f"{'a' * 300}{SECRET[:6]}".encode(), f"{SECRET[4:]}{'b' * 300}".encode()
+    talking.say(before)
+    first = await rig.call("runs.logs", run_id=talking.id, wait_ms=LONG_MS)
+    talking.process.log_kept_from = len(before) + 1000
+    talking.say(b"x" * 1000 + behind)
+    page = await rig.call("runs.logs", run_id=talking.id, offset=first["next_offset"], wait_ms=LONG_MS)
+    assert page["dropped"] == 1000 + len(before) - len(first["content"])
+    assert set(first["content"]) == {"a"}
+    assert set(page["content"]) == {"b"}
+    assert page["next_offset"] == first["next_offset"] + page["dropped"] + len(page["content"])
     talking.finish()
     await soon(running)
 

@@ -199,8 +199,11 @@ def _log_pieces(target: Target, run_id: str, *, follow: bool) -> Iterator[str]:
     while True:
         asked = {"run_id": run_id, "offset": offset} | ({"wait_ms": _WAIT_MS} if follow else {})
         page = target.call("runs.logs", asked)
-        if bool(page["content"]) != (page["next_offset"] > offset):
+        dropped = page.get("dropped", 0)
+        if bool(page["content"]) != (page["next_offset"] > offset + dropped) or dropped < 0:
             raise BadReply("the server's pages of the log do not follow each other")
+        if dropped:
+            click.echo(f"{dropped} bytes of the log are not kept any more", err=True)
         if page["content"]:
             yield page["content"]
         if page["complete"] or (page["next_offset"] == offset and not follow):
